@@ -1,5 +1,5 @@
-//! AArch64: every family compiled for Neoverse V2, linked, and run as a user would. On other machines the
-//! cross toolchain links them and an emulator runs them; where either is absent the tests are skipped.
+//! AArch64: every family is compiled for Neoverse V2, linked, and run from a user's view. On other machines
+//! this takes the cross toolchain and an emulator; without them the tests are skipped.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unnecessary_debug_formatting,
@@ -23,9 +23,9 @@ const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 /// Largest difference of any logit.
 const TOLERANCE: f32 = 2e-3;
 
-/// Command that starts AArch64 programs: nothing on such a machine, else an emulator.
+/// Command that starts AArch64 programs: empty on an AArch64 machine, otherwise the emulator.
 fn emulator() -> Option<&'static [&'static str]> {
-    AARCH64.of(match Toolchain::find(TRIPLE) {
+    AARCH64.ok_or_skip(match Toolchain::find(TRIPLE) {
         Ok(Toolchain { cross: None, .. }) => Ok(&[]),
         Ok(Toolchain { cross: Some(cross), .. }) if cross.emulated() => Ok(cross.emulator),
         Ok(Toolchain { cross: Some(cross), .. }) => Err(format!("there is no `{}`", cross.emulator[0])),
@@ -67,7 +67,7 @@ fn build(family: &str, format: &str, activations: &str, folder: &Path) -> PathBu
     bundle
 }
 
-/// Results of the command that begins like `start()`: logits of `ids`, and 24 tokens after `prompt`.
+/// Results of commands that begin with `start()`: logits of `ids`, and 24 tokens after `prompt`.
 fn answers(
     start: &dyn Fn() -> Command,
     threads: &str,
@@ -81,8 +81,8 @@ fn answers(
     assert_eq!(shape, [ids.len(), logits.len() / ids.len()]);
     let output =
         ok(start().args(["generate", "--ids", &list(prompt), "-n", "24", "--json", "--threads", threads]));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    (logits, serde_json::from_value(said["ids"].clone()).unwrap())
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    (logits, serde_json::from_value(report["ids"].clone()).unwrap())
 }
 
 /// Logits and greedy tokens of `run`, with one thread and two, against what transformers computed.
@@ -100,7 +100,7 @@ fn compare(family: &str, format: &str, emulator: &[&str]) {
     }
 }
 
-/// Logits of `ids` with these options.
+/// Logits of `ids`, computed with these options.
 fn logits(emulator: &[&str], run: &Path, ids: &[u32], options: &[&str], folder: &Path) -> Vec<u32> {
     let out = folder.join("logits.safetensors");
     let mut command = under(emulator, run);
@@ -109,7 +109,7 @@ fn logits(emulator: &[&str], run: &Path, ids: &[u32], options: &[&str], folder: 
 }
 
 #[test]
-fn neurons_come_from_disk() {
+fn neurons_are_read_from_disk_on_aarch64() {
     let Some(emulator) = emulator() else { return };
     for (family, format) in
         [("smallthinker_4b", "f32"), ("turbosparse_mixtral", "q8"), ("smallthinker_21b", "q4")]
@@ -134,7 +134,7 @@ fn neurons_come_from_disk() {
     }
 }
 
-/// Root of the mean square of the difference, relative to that of `b`.
+/// Root mean square of the difference, relative to that of `b`.
 fn relative(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let sum = |of: &dyn Fn(usize) -> f32| (0..a.len()).map(|i| f64::from(of(i)).powi(2)).sum::<f64>();
@@ -152,26 +152,26 @@ fn families_in_f32() {
 #[test]
 fn families_in_bf16() {
     let Some(emulator) = emulator() else { return };
-    // In a plain run those that f32 leaves.
+    // In a plain run, the families that the f32 test leaves out.
     let first = usize::from(!moec_testing::all());
     for family in moec_testing::every_second(FAMILIES.into_iter().skip(first)) {
         compare(family, "bf16", emulator);
     }
 }
 
-/// Formats of weights and of rows whose results depend on the machine's rounding: bf16 dot products
-/// (`bfdot`), dot products of bytes (`sdot`), and panels unpacked to f32.
+/// Formats of weights and of rows whose results depend on the machine's rounding. They use bf16 dot products
+/// (`bfdot`), byte dot products (`sdot`), or panels unpacked to f32.
 const ROUNDED: [(&str, &str); 6] =
     [("bf16", "bf16"), ("q8", "i8"), ("q4", "i8"), ("q8", "bf16"), ("q4", "f32"), ("q4o", "i8")];
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn small_numbers_mean_the_same_as_on_x86() {
+fn quantised_formats_agree_with_x86() {
     let Some(emulator) = emulator() else { return };
-    // The same arithmetic on this machine, or the exact one where it has not the instructions.
+    // The reference is the same arithmetic on this machine, or exact arithmetic without these instructions.
     let pairs = std::arch::is_x86_feature_detected!("avx512bf16");
     for (i, (format, activations)) in moec_testing::every_second(ROUNDED.into_iter().enumerate()) {
-        // Dense and latent attention, gates with biases, shared experts: three families represent all.
+        // These families have dense and latent attention, gates with biases, and shared experts.
         let family = ["olmoe", "deepseek_v3", "gpt_oss", "qwen2_moe", "mixtral", "qwen3_moe"][i];
         let want = expected(&checkpoint(family));
         let prompt = &want.greedy[..want.greedy.len() - 24];
@@ -194,8 +194,8 @@ fn small_numbers_mean_the_same_as_on_x86() {
             command
         };
         let (same, _) = answers(&start, "1", &want.ids, prompt, folder.path());
-        // A number at the edge between two codes may send a token of these untrained models to another
-        // expert, which changes its row for good: most rows must be near.
+        // A number between two codes may send a token of these untrained models to another expert, which
+        // changes the rest of its row. So only most rows must be near.
         let bound = if here == activations { 2e-3 } else { 2e-2 };
         let vocab = logits.len() / want.ids.len();
         let rows = logits.chunks(vocab).zip(same.chunks(vocab));
@@ -216,16 +216,16 @@ fn small_numbers_mean_the_same_as_on_x86() {
 fn an_older_cpu_is_refused_by_the_features_that_it_lacks() {
     let Some(emulator) = emulator() else { return };
     let [program, cpu, _] = emulator else {
-        AARCH64.of::<()>(Err("only an emulator has an older CPU"));
+        AARCH64.ok_or_skip::<()>(Err("only an emulator has an older CPU"));
         return;
     };
     let folder = tempfile::tempdir().unwrap();
     let run = build("olmoe", "bf16", "auto", folder.path()).join("run");
-    let (code, said) =
+    let (code, stderr) =
         fails(under(&[program, cpu, "cortex-a57"], &run).args(["generate", "--ids", "1,2", "-n", "1"]));
-    assert_eq!(code, 1, "{said}");
+    assert_eq!(code, 1, "{stderr}");
     for feature in ["bf16", "dotprod", "fullfp16", "i8mm", "lse"] {
-        assert!(said.contains(&format!("`{feature}`")), "`{feature}` is not in: {said}");
+        assert!(stderr.contains(&format!("`{feature}`")), "`{feature}` is not in: {stderr}");
     }
-    assert!(!said.contains("`neon`") && said.contains("hint:"), "{said}");
+    assert!(!stderr.contains("`neon`") && stderr.contains("hint:"), "{stderr}");
 }

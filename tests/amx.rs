@@ -1,4 +1,4 @@
-//! A bundle for a CPU with AMX, built and run as a user would: on tiles of its own, or emulated.
+//! A bundle for a CPU with AMX, built and run from a user's view, on real or emulated tiles.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(
     clippy::unnecessary_debug_formatting,
@@ -21,7 +21,7 @@ const ROUNDED: f32 = 5e-2;
 
 fn build(folder: &Path, format: &str, activations: &str) -> PathBuf {
     let toml = folder.join(format!("{activations}.toml"));
-    // 20 rows: a tile and a part of one; 48 of the prompt are no multiple of it.
+    // 20 rows are one tile and a part of another; the prompt of 48 is not a multiple of it.
     let text = format!(
         "[model]\nsource = {:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\n[weights]\nexperts = \"{format}\"\n\
          attention = \"{format}\"\nembeddings = \"{format}\"\nactivations = \"{activations}\"\n",
@@ -33,14 +33,14 @@ fn build(folder: &Path, format: &str, activations: &str) -> PathBuf {
     bundle
 }
 
-/// Logits of the reference's prompt.
+/// Logits of the reference's prompt with this bundle.
 fn logits(bundle: &Path, want: &Expected, threads: &str) -> Vec<f32> {
     let out = bundle.join(format!("../logits-{threads}.safetensors"));
     let mut run = moec();
     run.arg("run").arg(bundle).args(["--emulate", "logits", "--ids", &list(&want.ids)]);
-    let said = ok(run.args(["--threads", threads, "--out"]).arg(&out));
-    let said = String::from_utf8_lossy(&said.stderr).into_owned();
-    assert_eq!(said.contains("emulated"), !amx_here(), "{said}");
+    let stderr = ok(run.args(["--threads", threads, "--out"]).arg(&out));
+    let stderr = String::from_utf8_lossy(&stderr.stderr).into_owned();
+    assert_eq!(stderr.contains("emulated"), !amx_here(), "{stderr}");
     logits_file(&out).1
 }
 
@@ -60,7 +60,7 @@ fn prefill_on_tiles() {
     let want = expected(&checkpoint("olmoe"));
     let one = logits(&bundle, &want, "1");
     assert_eq!(one, logits(&bundle, &want, "2"), "results depend on the number of threads");
-    // Rounding may send a token of this untrained model to another expert, which changes its row for good.
+    // Rounding may send a token of this untrained model to another expert, which changes the rest of its row.
     let vocab = one.len() / want.ids.len();
     let rows = one.chunks(vocab).zip(want.logits.chunks(vocab));
     let near = rows.filter(|(a, b)| distance(a, b) <= ROUNDED).count();
@@ -70,9 +70,9 @@ fn prefill_on_tiles() {
     let mut verify = moec();
     ok(verify.arg("verify").arg(&bundle).arg("--quiet"));
     if !amx_here() {
-        let (code, said) = fails(moec().arg("run").arg(&bundle).arg("info").args(["--nonsense"]));
-        assert_eq!(code, 1, "{said}");
-        assert!(said.contains("`amx-tile`") && said.contains("--emulate"), "{said}");
+        let (code, stderr) = fails(moec().arg("run").arg(&bundle).arg("info").args(["--nonsense"]));
+        assert_eq!(code, 1, "{stderr}");
+        assert!(stderr.contains("`amx-tile`") && stderr.contains("--emulate"), "{stderr}");
     }
 }
 

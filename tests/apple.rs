@@ -1,5 +1,4 @@
-//! Bundles for Macs: what their object code is, how it becomes a program there, and what is said where this
-//! cannot be.
+//! Bundles for Macs: their object code, linking on a Mac, and the messages on other machines.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -21,7 +20,7 @@ const TRIPLE: &str = "arm64-apple-macosx15.0.0";
 
 static PROFILE: OnceLock<Vec<u8>> = OnceLock::new();
 
-/// ferris with a profile, and the unit that computes what can be placed.
+/// ferris with a profile, and the unit of the placeable parts.
 struct Case {
     folder: tempfile::TempDir,
     toml: PathBuf,
@@ -32,7 +31,7 @@ impl Case {
         let folder = tempfile::tempdir().unwrap();
         let setup = Setup { format: "bf16", chunk: 64, batch: &[1], context: 128 };
         let case = Self { toml: setup.write(&ferris(), folder.path()), folder };
-        // All cases read the same profile, which the first takes.
+        // All cases share one profile, which the first case records.
         let profile = PROFILE.get_or_init(|| {
             let mut calibrate = case.moec("calibrate");
             calibrate.arg(&case.toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
@@ -51,8 +50,7 @@ impl Case {
         self.folder.path().join(name)
     }
 
-    /// A command without Python, a compiler or anything else to start: only moec, and a cache that begins
-    /// empty.
+    /// A moec command without access to Python, compilers or other programs, and with an empty cache.
     fn moec(&self, subcommand: &str) -> Command {
         let mut command = moec();
         command.env("MOEC_CACHE", self.path("cache")).env("PATH", self.path("nothing"));
@@ -70,7 +68,7 @@ impl Case {
     }
 }
 
-/// Oldest system that an object says it is for, as Apple packs versions: `0xMMMMmmpp`.
+/// Oldest version of macOS that an object supports, in Apple's encoding `0xMMMMmmpp`.
 fn oldest_system(file: &MachOFile64<'_, Endianness>) -> Option<u32> {
     let endian = file.endian();
     let mut commands = file.macho_header().load_commands(endian, file.data(), 0).unwrap();
@@ -84,7 +82,7 @@ fn oldest_system(file: &MachOFile64<'_, Endianness>) -> Option<u32> {
 }
 
 #[test]
-fn kernels_of_a_mac_are_one_object_for_its_linker() {
+fn mac_kernels_are_one_mach_o_object() {
     let case = Case::new("cpu");
     for out in ["a.moec", "b.moec"] {
         ok(&mut case.build("m2-ultra", out));
@@ -100,21 +98,21 @@ fn kernels_of_a_mac_are_one_object_for_its_linker() {
 
     let plan = Plan::decode(&fs::read(bundle.join("plan.bin")).unwrap()).unwrap();
     assert_eq!((plan.target.name.as_str(), plan.target.triple.as_str()), ("m2-ultra", TRIPLE));
-    // Names of C have a leading underscore there.
+    // C names have a leading underscore on macOS.
     let name = |s: object::read::macho::MachOSymbol64<'_, '_, Endianness>| {
         s.name().unwrap().strip_prefix('_').unwrap().to_owned()
     };
-    let (defined, wanted): (Vec<_>, Vec<_>) =
+    let (defined, undefined): (Vec<_>, Vec<_>) =
         file.symbols().filter(|s| s.is_global() || s.is_undefined()).partition(|s| !s.is_undefined());
     let defined: BTreeSet<String> = defined.into_iter().map(name).collect();
     let kernels: BTreeSet<String> = plan.kernels.iter().map(|k| k.symbol.clone()).collect();
     assert_eq!(defined, kernels);
-    for symbol in wanted.into_iter().map(name) {
+    for symbol in undefined.into_iter().map(name) {
         assert!(["memcpy", "memmove", "memset", "bzero"].contains(&symbol.as_str()), "wants `{symbol}`");
     }
 }
 
-/// A `cargo` that says how it was called and leaves a program.
+/// A fake `cargo` that prints its arguments and writes a program.
 const CARGO: &str = r#"#!/bin/sh
 while [ $# -gt 0 ]; do
     case $1 in --target-dir) folder=$2 ;; esac
@@ -125,18 +123,18 @@ printf '%s\n' "$MACOSX_DEPLOYMENT_TARGET" "$PWD" "$folder" > "$folder/release/mo
 "#;
 
 #[test]
-fn a_mac_makes_run_of_the_bundle_and_other_machines_say_so() {
+fn run_for_a_mac_is_built_there_and_refused_elsewhere() {
     let case = Case::new("cpu");
     ok(&mut case.build("m2-ultra", "a.moec"));
     let bundle = case.path("a.moec");
     for subcommand in [&["info"][..], &["generate", "--ids", "1,2", "-n", "1"]] {
-        let (code, said) = fails(case.moec("run").arg(&bundle).args(subcommand));
-        assert_eq!(code, 1, "{said}");
-        assert!(said.contains(TRIPLE) && said.contains(std::env::consts::ARCH), "{said}");
-        assert!(said.contains("hint:") && said.contains("sh runner/build.sh"), "{said}");
+        let (code, stderr) = fails(case.moec("run").arg(&bundle).args(subcommand));
+        assert_eq!(code, 1, "{stderr}");
+        assert!(stderr.contains(TRIPLE) && stderr.contains(std::env::consts::ARCH), "{stderr}");
+        assert!(stderr.contains("hint:") && stderr.contains("sh runner/build.sh"), "{stderr}");
     }
 
-    // The script calls cargo in the runner's folder for the right system, and leaves nothing but `run`.
+    // The script calls cargo in the runner's folder for the right system, and leaves no files but `run`.
     let cargo = case.path("bin/cargo");
     fs::create_dir(case.path("bin")).unwrap();
     fs::write(&cargo, CARGO).unwrap();
@@ -144,11 +142,11 @@ fn a_mac_makes_run_of_the_bundle_and_other_machines_say_so() {
     let before = tree(&bundle);
     let path = format!("{}:{}", case.path("bin").display(), std::env::var("PATH").unwrap());
     ok(Command::new("sh").arg("runner/build.sh").current_dir(&bundle).env("PATH", path));
-    let said = fs::read_to_string(bundle.join("run")).unwrap();
-    let lines: Vec<&str> = said.lines().collect();
+    let arguments = fs::read_to_string(bundle.join("run")).unwrap();
+    let lines: Vec<&str> = arguments.lines().collect();
     let runner = fs::canonicalize(bundle.join("runner")).unwrap();
     assert_eq!((lines[0], Path::new(lines[1])), ("15.0", &*runner));
-    assert!(!Path::new(lines[2]).exists(), "{said}");
+    assert!(!Path::new(lines[2]).exists(), "{arguments}");
     fs::remove_file(bundle.join("run")).unwrap();
     assert!(before == tree(&bundle), "the script leaves more than `run`");
 }
@@ -156,18 +154,18 @@ fn a_mac_makes_run_of_the_bundle_and_other_machines_say_so() {
 #[test]
 fn only_building_for_the_neural_engine_needs_python() {
     let case = Case::new("npu");
-    let (code, said) = fails(&mut case.build("m2-ultra", "a.moec"));
+    let (code, stderr) = fails(&mut case.build("m2-ultra", "a.moec"));
     let helper = case.path("cache/coreml/bin/moec-coreml");
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains(&*helper.to_string_lossy()) && said.contains("hint:"), "{said}");
-    assert!(said.contains("`cargo xtask coreml`") && said.contains("MOEC_COREML_HELPER"), "{said}");
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stderr.contains(&*helper.to_string_lossy()) && stderr.contains("hint:"), "{stderr}");
+    assert!(stderr.contains("`cargo xtask coreml`") && stderr.contains("MOEC_COREML_HELPER"), "{stderr}");
     assert!(!case.path("a.moec").exists());
 
-    // The same moec, with nothing to start, builds for this machine and runs the result.
+    // Without other programs, the same moec builds for this machine and runs the result.
     ok(&mut case.build("native", "b.moec"));
     ok(case.moec("run").arg(case.path("b.moec")).args(["generate", "--ids", "1,2", "-n", "1"]));
 
-    // And it says what is missing before anyone builds.
+    // Missing tools are reported before the build.
     let doctor = case.moec("doctor").arg("--json").output().unwrap();
     let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
     let check = |name: &str| {

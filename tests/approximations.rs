@@ -1,4 +1,4 @@
-//! Costs of rounding: every storage format and every compute type on real text, against the exact model.
+//! Loss by rounding: every storage format and compute type on real text, compared with the exact model.
 #![allow(
     clippy::unnecessary_debug_formatting,
     clippy::unwrap_used,
@@ -11,7 +11,7 @@ use crate::support;
 use std::path::{Path, PathBuf};
 use support::{ferris, ferris_relu, moec, ok};
 
-/// Builds a model in one format for the host.
+/// Builds a model for the host in one format.
 fn build(source: &Path, folder: &Path, format: &str, activations: &str) -> PathBuf {
     let toml = folder.join(format!("{format}-{activations}.toml"));
     let text = format!(
@@ -24,15 +24,15 @@ fn build(source: &Path, folder: &Path, format: &str, activations: &str) -> PathB
     bundle
 }
 
-/// Measurements of the reference.
+/// Metrics of the reference implementation.
 fn reference(source: &Path) -> serde_json::Value {
     let text = std::fs::read_to_string(source.join("reference_metrics.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-/// A gate with ReLU is no more sensitive to rounding than one with SiLU.
+/// A model with ReLU gates is no more sensitive to rounding than one with SiLU gates.
 #[test]
-fn eight_bits_keep_the_model_with_relu() {
+fn q8_keeps_the_quality_of_the_relu_model() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&ferris_relu(), folder.path(), "q8", "auto");
     let mut eval = moec();
@@ -51,11 +51,11 @@ fn eight_bits_keep_the_model_with_relu() {
 }
 
 #[test]
-fn rounding_costs_what_is_said_of_it() {
+fn rounding_costs_match_the_documentation() {
     let folder = tempfile::tempdir().unwrap();
     let exact = build(&ferris(), folder.path(), "bf16", "f32");
     let reference = reference(&ferris())["perplexity"].as_f64().unwrap();
-    // Format, arithmetic, largest change of perplexity, smallest share of equal choices.
+    // Storage format, compute type, largest change of perplexity, smallest share of equal predictions.
     let rows = [
         ("bf16", "auto", 0.0005, 0.995),
         ("q8", "f32", 0.001, 0.98),

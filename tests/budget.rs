@@ -1,6 +1,5 @@
-//! A budget is kept as the kernel accounts for it: the largest set of pages that `BUNDLE/run` has resident,
-//! and, where a control group can be made, everything that the kernel puts on its account, pages of files
-//! included.
+//! Memory budgets are respected as the kernel accounts for memory: the largest resident set of `BUNDLE/run`.
+//! If a control group can be created, also all memory charged to it, including pages of files.
 #![cfg(target_os = "linux")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -28,12 +27,12 @@ fn build(source: &Path, folder: &Path, context: usize) {
     ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(folder.join("b")));
 }
 
-/// The budget that leaves room for so many experts.
+/// The budget with room for this many experts.
 fn budget(paging: &Paging, experts: u32) -> u64 {
     paging.resident + paging.process + u64::from(paging.staging + experts) * paging.frame_bytes
 }
 
-/// A run of `BUNDLE/run`.
+/// A run of `BUNDLE/run` with a budget.
 #[derive(Clone, Copy, Debug)]
 struct Case<'a> {
     subcommand: &'a [&'a str],
@@ -55,26 +54,27 @@ impl Case<'_> {
         run
     }
 
-    /// Runs it, which must keep what its process has resident to the budget. Gives whether reads passed by
-    /// the page cache.
+    /// Runs a command, and checks that its resident memory stays within the budget. Returns whether reads
+    /// bypassed the page cache.
     fn hold(&self, mut run: Command) -> bool {
-        let said: serde_json::Value = serde_json::from_slice(&ok(&mut run).stdout).expect("one JSON object");
-        assert_eq!(said["memory"]["budget"], self.budget, "{said}");
-        assert!(said["disk"]["bytes"].as_u64() > Some(0), "{said}");
-        let peak = said["memory"]["peak"].as_u64().expect("this kernel knows the peak");
+        let report: serde_json::Value =
+            serde_json::from_slice(&ok(&mut run).stdout).expect("one JSON object");
+        assert_eq!(report["memory"]["budget"], self.budget, "{report}");
+        assert!(report["disk"]["bytes"].as_u64() > Some(0), "{report}");
+        let peak = report["memory"]["peak"].as_u64().expect("this kernel knows the peak");
         assert!(peak <= self.budget, "{peak} bytes were resident: {self:?}");
-        let reader = said["disk"]["reader"].as_str().expect("a reader");
-        assert!(reader.contains(self.reader), "{said}");
+        let reader = report["disk"]["reader"].as_str().expect("a reader");
+        assert!(reader.contains(self.reader), "{report}");
         reader.contains("direct reads")
     }
 }
 
-/// Runs every subcommand with each of `sizes`, the experts in memory, and with both readers.
+/// Runs every subcommand with room for each number of experts in `sizes`, with both readers.
 fn hold(test: &str, folder: &Path, sizes: &[u32], subcommands: &[&[&str]]) {
     let bundle = Bundle::open(&folder.join("b")).unwrap();
     let paging = bundle.plan.paging.as_ref().unwrap();
-    let groups = GROUPS.of(Group::new(test, None)).is_some();
-    let rings = IO_URING.of(io_uring::IoUring::new(2)).is_some();
+    let groups = GROUPS.ok_or_skip(Group::new(test, None)).is_some();
+    let rings = IO_URING.ok_or_skip(io_uring::IoUring::new(2)).is_some();
     for reader in ["io_uring", "pread"].into_iter().filter(|r| rings || *r == "pread") {
         for (&experts, &subcommand) in sizes.iter().flat_map(|n| subcommands.iter().map(move |v| (n, v))) {
             let case = Case { subcommand, reader, budget: budget(paging, experts) };
@@ -82,24 +82,24 @@ fn hold(test: &str, folder: &Path, sizes: &[u32], subcommands: &[&[&str]]) {
                 case.hold(case.command(folder));
                 continue;
             }
-            // Alone in a group without a limit it pays for every page of its files, and nothing makes the
-            // kernel drop any.
+            // In a group without a limit, every page of the files is charged to the process, and the kernel
+            // drops none.
             let group = Group::new(test, None).unwrap();
-            // All but its code, which stays on the account of who built it: that of a library without
-            // optimization is several times a released one's, and what a run touches of it counts among what
-            // is resident.
+            // Files are dropped from the page cache, except for `run`, which stays charged to the build.
+            // Unoptimised code is several times larger than released code, and its touched pages count as
+            // resident.
             for (name, _) in tree(&bundle.folder).into_iter().filter(|(name, _)| name != "run") {
                 forget(&bundle.folder.join(name));
             }
             let direct = case.hold(group.enter(&case.command(folder)));
             let peak = group.peak();
             assert!(
-                peak <= case.budget || !DIRECT_IO.by(direct),
+                peak <= case.budget || !DIRECT_IO.holds_or_skip(direct),
                 "the kernel counted {peak} bytes: {case:?}"
             );
         }
         if groups {
-            // The least budget as a limit: nothing has to end.
+            // With the smallest budget as the group's limit, no process may be killed.
             let case = Case { subcommand: subcommands[0], reader, budget: budget(paging, sizes[0]) };
             let group = Group::new(test, Some(case.budget)).unwrap();
             case.hold(group.enter(&case.command(folder)));
@@ -123,7 +123,7 @@ fn a_model_larger_than_its_budget() {
     let generate = ["generate", "--ids", &ids, "-n", "8"];
     let bench = ["bench", "--prompt", "32", "--gen", "8", "--batch", "2", "--repeat", "1"];
     hold("a-model-larger-than-its-budget", folder.path(), &[1, 6], &[&generate, &bench]);
-    // Files are checked without being held.
+    // `--check` reads all files without keeping them in memory.
     let check = ["generate", "--ids", "1", "-n", "2", "--check"];
     hold("a-model-whose-files-are-checked", folder.path(), &[1], &[&check]);
 }
@@ -132,9 +132,9 @@ fn a_model_larger_than_its_budget() {
 fn a_model_with_a_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     build(&ferris(), folder.path(), 1024);
-    let said = ok(moec().arg("inspect").arg(folder.path().join("model.toml"))).stdout;
-    let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("1.0 GiB, 2 threads; experts that do not fit stay on disk"), "{said}");
+    let stdout = ok(moec().arg("inspect").arg(folder.path().join("model.toml"))).stdout;
+    let listing = String::from_utf8(stdout).unwrap();
+    assert!(listing.contains("1.0 GiB, 2 threads; experts that do not fit stay on disk"), "{listing}");
     let text = ["generate", "--prompt", "The borrow checker", "-n", "64"];
     hold("a-model-with-a-tokenizer", folder.path(), &[1, 20], &[&text]);
 }

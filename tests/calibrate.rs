@@ -1,4 +1,4 @@
-//! Calibration as a user meets it.
+//! Calibration from a user's view.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -26,7 +26,7 @@ use std::time::Duration;
 use support::{Setup, cache, fails, ferris, ferris_relu, moec, ok};
 
 #[test]
-fn two_texts_are_what_their_profiles_merge_to() {
+fn profile_of_two_texts_equals_the_merged_profiles() {
     let case = Case::new("qwen3_moe");
     let a = case.text("a.txt", &ids(40));
     let b = case.text("b.txt", &ids(100)[40..]);
@@ -61,7 +61,7 @@ fn two_texts_are_what_their_profiles_merge_to() {
         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b * 2e-3;
         assert!((0..a.matrices()).all(|l| a.of(l).iter().zip(b.of(l)).all(close)), "{name}");
     }
-    // Reading and merging in one go.
+    // Reading texts and merging profiles in one command.
     let mut command = case.calibrate();
     command.arg("--text").arg(&a).arg("--merge").arg(case.path("b.trace"));
     let read = json(command.args(["--window", "24", "-o"]).arg(case.path("o.trace")));
@@ -75,44 +75,44 @@ fn inspect_shows_a_profile() {
     case.text("corpus.txt", &ids(200));
     case.append("[calibrate]\ntext = [\"corpus.txt\"]\nprofile = \"own.trace\"\ntokens = 96\n");
     ok(&mut case.calibrate());
-    let said = json(moec().arg("inspect").arg(case.path("own.trace")));
-    assert_eq!((&said["kind"], &said["model"]["family"]), (&"profile".into(), &"olmoe".into()));
-    assert_eq!((&said["tokens"], &said["layers"][1]["layer"]), (&96.into(), &1.into()));
+    let stderr = json(moec().arg("inspect").arg(case.path("own.trace")));
+    assert_eq!((&stderr["kind"], &stderr["model"]["family"]), (&"profile".into(), &"olmoe".into()));
+    assert_eq!((&stderr["tokens"], &stderr["layers"][1]["layer"]), (&96.into(), &1.into()));
     let per_expert: Vec<u64> =
-        serde_json::from_value(said["layers"][0]["tokens_per_expert"].clone()).unwrap();
+        serde_json::from_value(stderr["layers"][0]["tokens_per_expert"].clone()).unwrap();
     assert_eq!((per_expert.len(), per_expert.iter().sum::<u64>()), (8, 2 * 96));
-    assert!(said["perplexity"].as_f64().unwrap() > 1.0);
+    assert!(stderr["perplexity"].as_f64().unwrap() > 1.0);
     let text = ok(moec().arg("inspect").arg(case.path("own.trace"))).stdout;
     let text = String::from_utf8(text).unwrap();
     for words in ["olmoe, 2 layers", "96 tokens of 1 texts", "busiest / mean", "of 8"] {
         assert!(text.contains(words), "`{words}` is not in:\n{text}");
     }
-    // The same input gives the same bytes, on any number of threads.
+    // The same input gives the same bytes with any number of threads.
     let first = fs::read(case.path("own.trace")).unwrap();
     ok(case.calibrate().env("MOEC_THREADS", "3"));
     assert!(first == fs::read(case.path("own.trace")).unwrap(), "a profile depends on the number of threads");
 }
 
 #[test]
-fn a_model_some_of_whose_experts_compute_nothing_is_not_calibrated() {
+fn model_with_zero_experts_is_not_calibrated() {
     let case = Case::new("longcat_flash");
     let text = case.text("t.txt", &ids(100));
-    let (_, said) = fails(case.calibrate().arg("--text").arg(&text));
-    assert!(said.contains("compute nothing") && said.contains("hint:"), "{said}");
+    let (_, stderr) = fails(case.calibrate().arg("--text").arg(&text));
+    assert!(stderr.contains("zero-computation experts") && stderr.contains("hint:"), "{stderr}");
 }
 
 #[test]
-fn what_cannot_be_calibrated_is_said() {
+fn impossible_calibrations_are_reported() {
     let case = Case::new("olmoe");
     let refused = |change: &dyn Fn(&mut Command), code: i32, words: &[&str]| {
         let mut command = case.calibrate();
         change(&mut command);
-        let (found, said) = fails(&mut command);
-        assert_eq!(found, code, "{said}");
+        let (found, stderr) = fails(&mut command);
+        assert_eq!(found, code, "{stderr}");
         for word in words {
-            assert!(said.contains(word), "`{word}` is not in:\n{said}");
+            assert!(stderr.contains(word), "`{word}` is not in:\n{stderr}");
         }
-        assert!(said.contains("hint:"), "no hint in:\n{said}");
+        assert!(stderr.contains("hint:"), "no hint in:\n{stderr}");
     };
     refused(&|_| {}, 2, &["no text", "--text"]);
     let text = case.text("t.txt", &ids(100));
@@ -126,13 +126,13 @@ fn what_cannot_be_calibrated_is_said() {
         &["nothing to read", "empty.txt"],
     );
     let mut command = case.calibrate();
-    let (_, said) = fails(command.arg("--text").arg(case.path("x.bin")));
-    assert!(said.contains("UTF-8") && said.contains("byte 3"), "{said}");
+    let (_, stderr) = fails(command.arg("--text").arg(case.path("x.bin")));
+    assert!(stderr.contains("UTF-8") && stderr.contains("byte 3"), "{stderr}");
     let mut command = case.calibrate();
-    let (_, said) = fails(command.arg("--text").arg(case.path("gone.txt")));
-    assert!(said.contains("gone.txt"), "{said}");
+    let (_, stderr) = fails(command.arg("--text").arg(case.path("gone.txt")));
+    assert!(stderr.contains("gone.txt"), "{stderr}");
 
-    // A profile of another model, one that is damaged, and one that is not there.
+    // A profile of another model, a damaged one, and a missing one.
     let other = Case::new("mixtral");
     let foreign = case.path("mixtral.trace");
     ok(other.calibrate().arg("--text").arg(&text).arg("-o").arg(&foreign));
@@ -167,13 +167,13 @@ fn what_cannot_be_calibrated_is_said() {
             c.arg("--text").arg(&text);
         },
         1,
-        &["no tokenizer", "tokenizer.json"],
+        &["no usable tokenizer", "tokenizer.json"],
     );
     case.nothing_left(&["t.txt", "empty.txt", "x.bin", "mixtral.trace"]);
 }
 
 #[test]
-fn a_build_refuses_a_profile_that_is_not_its_models() {
+fn profile_of_another_model_is_refused() {
     let case = Case::new("olmoe");
     let other = Case::new("mixtral");
     let text = case.text("t.txt", &ids(50));
@@ -184,19 +184,19 @@ fn a_build_refuses_a_profile_that_is_not_its_models() {
         command.arg("build").arg(&case.toml).args(["--quiet", "--no-run", "-o"]).arg(case.path("out.moec"));
         fails(&mut command)
     };
-    let (code, said) = build();
-    assert!(code == 1 && said.contains("x.trace") && said.contains("another model"), "{said}");
+    let (code, stderr) = build();
+    assert!(code == 1 && stderr.contains("x.trace") && stderr.contains("another model"), "{stderr}");
     fs::write(case.path("x.trace"), "no profile").unwrap();
-    let (code, said) = build();
-    assert!(code == 1 && said.contains("x.trace") && said.contains("not a profile"), "{said}");
+    let (code, stderr) = build();
+    assert!(code == 1 && stderr.contains("x.trace") && stderr.contains("not a profile"), "{stderr}");
     fs::remove_file(case.path("x.trace")).unwrap();
-    let (code, said) = build();
-    assert!(code == 1 && said.contains("x.trace") && said.contains("moec calibrate"), "{said}");
+    let (code, stderr) = build();
+    assert!(code == 1 && stderr.contains("x.trace") && stderr.contains("moec calibrate"), "{stderr}");
     case.nothing_left(&["t.txt"]);
 }
 
 #[test]
-fn an_interrupt_leaves_nothing() {
+fn interrupted_calibration_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let toml = Setup { format: "bf16", chunk: 4, batch: &[1], context: 512 }.write(&ferris(), folder.path());
     let (cache, out) = (folder.path().join("cache"), folder.path().join("x.trace"));
@@ -218,13 +218,14 @@ fn an_interrupt_leaves_nothing() {
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let done = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.code() == Some(130) && said.contains("interrupted"), "{said}");
+    let stderr = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(130) && stderr.contains("interrupted"), "{stderr}");
     let left = fs::read_dir(&cache).unwrap().map(|e| e.unwrap().file_name()).filter(|name| name != "objects");
     assert!(!out.exists() && left.count() == 0, "something was left");
 }
 
-/// Routing is recorded token by token, in order: what was chosen leads the scores, and adds up to the totals.
+/// Routing is recorded token by token, in order. The chosen experts have the largest scores, and their counts
+/// add up to the totals.
 #[test]
 fn a_profile_records_the_routing_of_single_tokens() {
     let case = Case::new("olmoe");
@@ -251,7 +252,7 @@ fn a_profile_records_the_routing_of_single_tokens() {
         assert_eq!(own, top);
     }
     assert!(whole.layers.iter().zip(&chosen).all(|(l, own)| l.chosen == *own));
-    // A shorter text is the beginning of it.
+    // The profile of a shorter text is a prefix of the longer one's.
     let part = take(30);
     let short = part.routes.trace(&part.layers).unwrap();
     assert!(short.steps().zip(trace.steps()).all(|(a, b)| a == b) && short.tokens() == 30);
@@ -259,7 +260,7 @@ fn a_profile_records_the_routing_of_single_tokens() {
     assert_eq!(merged.routes.trace(&merged.layers).unwrap().tokens(), 130);
 }
 
-/// A real router, replayed: no policy passes the bound, and what is chosen is no worse than LRU.
+/// Replaying a recorded router: no policy exceeds the bound, and the chosen one is at least as good as LRU.
 #[test]
 fn caches_are_compared_on_a_recorded_router() {
     let folder = tempfile::tempdir().unwrap();
@@ -284,19 +285,19 @@ fn caches_are_compared_on_a_recorded_router() {
         }
     }
     assert!(caches.is_sorted_by_key(|c| (rate(&c["bound"]) * 1e6) as u64));
-    let said =
+    let stdout =
         String::from_utf8(ok(moec().arg("inspect").arg(&out).args(["--cache", "50%"])).stdout).unwrap();
     for word in ["lru", "lfu", "mrs", "page-cache", "Belady (bound)", "held out"] {
-        assert!(said.contains(word), "`{word}` is not in:\n{said}");
+        assert!(stdout.contains(word), "`{word}` is not in:\n{stdout}");
     }
-    let (code, said) = fails(moec().arg("inspect").arg(&toml).args(["--cache", "50%"]));
-    assert!(code == 2 && said.contains("is not a profile"), "{said}");
-    let (code, said) = fails(moec().arg("inspect").arg(&out).args(["--cache", "50"]));
-    assert!(code == 2 && said.contains("25%"), "{said}");
+    let (code, stderr) = fails(moec().arg("inspect").arg(&toml).args(["--cache", "50%"]));
+    assert!(code == 2 && stderr.contains("requires a profile"), "{stderr}");
+    let (code, stderr) = fails(moec().arg("inspect").arg(&out).args(["--cache", "50"]));
+    assert!(code == 2 && stderr.contains("25%"), "{stderr}");
 }
 
-/// Neurons of a trained model with ReLU: the zeros are those that the reference saw, and a larger batch
-/// leaves fewer.
+/// Neurons of a trained model with ReLU: as many are 0 as in the reference implementation, and fewer in a
+/// larger batch.
 #[test]
 fn neurons_of_a_trained_model_are_mostly_zero() {
     let folder = tempfile::tempdir().unwrap();
@@ -318,8 +319,8 @@ fn neurons_of_a_trained_model_are_mostly_zero() {
         assert!((zeros[0] - want).abs() < 0.02, "layer {layer}: {zeros:?}, the reference saw {want}");
         assert!(zeros.is_sorted_by(|a, b| a > b), "layer {layer}: {zeros:?}");
     }
-    let said = json(moec().arg("inspect").arg(&out));
-    let network = &said["neurons"][0];
+    let stderr = json(moec().arg("inspect").arg(&out));
+    let network = &stderr["neurons"][0];
     assert_eq!(
         (&network["experts"], &network["neurons_per_expert"], &network["exact"]),
         (&24.into(), &96.into(), &true.into())

@@ -1,4 +1,4 @@
-//! A chat template on its way from a checkpoint into a bundle, and a conversation with the demo model.
+//! A chat template on its way from a checkpoint to a bundle, and a conversation with the demo model.
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use crate::support;
@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 use std::process::Stdio;
 use support::{ferris, moec, ok, root};
 
-/// Answers of the demo model to the lines, an object for each.
+/// Answers of the demo model to these lines, one JSON object each.
 fn answers(bundle: &std::path::Path, args: &[&str], lines: &str) -> Vec<Value> {
     let mut command = moec();
     command.arg("run").arg(bundle).args(["chat", "--json", "-n", "12"]).args(args);
@@ -22,7 +22,7 @@ fn answers(bundle: &std::path::Path, args: &[&str], lines: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_template_travels_with_its_model() {
+fn bundle_contains_the_chat_template() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("hf")).unwrap();
@@ -50,13 +50,13 @@ fn a_template_travels_with_its_model() {
         serde_json::from_slice(&fs::read(bundle.join("artifacts/sampling.json")).unwrap()).unwrap();
     assert_eq!(advised, serde_json::json!({"do_sample": false}));
 
-    let said = answers(&bundle, &[], "The borrow checker\nWhat is a trait?\n");
-    assert_eq!(said.len(), 2);
-    // The second prompt begins with the first, which is not prefilled again.
-    assert!(said[1]["kept_tokens"].as_u64().unwrap() >= said[0]["prompt_tokens"].as_u64().unwrap());
+    let turns = answers(&bundle, &[], "The borrow checker\nWhat is a trait?\n");
+    assert_eq!(turns.len(), 2);
+    // The second prompt begins with the first, whose tokens are not computed again.
+    assert!(turns[1]["kept_tokens"].as_u64().unwrap() >= turns[0]["prompt_tokens"].as_u64().unwrap());
     let held = answers(&bundle, &["--regex", "(yes|no)"], "Is it sound?\n");
     assert!(["yes", "no"].contains(&held[0]["text"].as_str().unwrap()), "{held:?}");
-    // Another one in its place gives another prompt.
+    // Another template gives another prompt.
     symlink(root().join("golden/templates/Qwen-Qwen3-30B-A3B.jinja"), at("qwen.jinja")).unwrap();
     let other = answers(&bundle, &["--template", at("qwen.jinja").to_str().unwrap()], "Is it sound?\n");
     assert_ne!(other[0]["prompt_tokens"], held[0]["prompt_tokens"]);

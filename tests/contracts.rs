@@ -1,8 +1,8 @@
-//! Contracts with scripts from outside: commands, options, keys of JSON and of `model.toml`, files, paths and
-//! names of targets.
+//! Interfaces that external scripts rely on: commands, options, keys of JSON and of `model.toml`, files,
+//! paths and names of targets.
 //!
-//! Every contract is a row of a table. A row that no longer holds is named in the failure: bring the old
-//! spelling back, beside a new one where there is one. The commands of `cargo xtask` have such a table in
+//! Every contract is a row of a table, and a failure names the rows that no longer hold. Restore the old
+//! spelling, in addition to a new one. The commands of `cargo xtask` have such a table in
 //! `xtask/src/main.rs`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -140,7 +140,7 @@ const PATHS: &[&str] = &[
     "golden/hf/smallthinker_21b/config.json",
 ];
 
-/// Files and folders of a bundle, beside `run`.
+/// Files and folders of a bundle, except `run`.
 const FILES: &[&str] = &["manifest.json", "plan.bin", "plan.txt", "weights", "artifacts", "runner"];
 
 /// Commands that print one JSON object, and keys of it. A key that begins with `…` is the end of a longer
@@ -168,7 +168,7 @@ const OBJECTS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Fails with all contracts that do not hold, by what each is, and why.
+/// Fails with a list of all broken contracts, and the reasons.
 fn all_hold<'a>(kind: &str, rows: impl IntoIterator<Item = (&'a str, Result<(), String>)>) {
     let broken: Vec<String> = rows
         .into_iter()
@@ -178,7 +178,7 @@ fn all_hold<'a>(kind: &str, rows: impl IntoIterator<Item = (&'a str, Result<(), 
 }
 
 #[test]
-fn command_lines_of_moec_are_understood() {
+fn documented_moec_command_lines_parse() {
     all_hold(
         "the command line of moec",
         COMMANDS.iter().map(|line| {
@@ -189,7 +189,7 @@ fn command_lines_of_moec_are_understood() {
 }
 
 #[test]
-fn command_lines_of_run_are_understood() {
+fn documented_run_command_lines_parse() {
     let command = moec_service::front(&[]).command();
     all_hold(
         "the command line of BUNDLE/run",
@@ -201,7 +201,7 @@ fn command_lines_of_run_are_understood() {
 }
 
 #[test]
-fn keys_of_model_toml_are_understood() {
+fn documented_keys_of_model_toml_parse() {
     all_hold(
         "model.toml",
         KEYS.iter().map(|(section, key)| {
@@ -230,30 +230,33 @@ fn targets_have_their_names() {
 }
 
 #[test]
-fn files_are_where_scripts_look_for_them() {
+fn files_used_by_scripts_exist() {
     all_hold("paths", PATHS.iter().map(|path| (*path, exists(&root().join(path)))));
 }
 
 #[test]
-fn failures_are_told_by_exit_codes_and_hints() {
+fn failures_have_exit_codes_and_hints() {
     let cases = [("exit code 1: failed", "build gone.toml", 1), ("exit code 2: bad use", "build --gone", 2)];
     all_hold(
         "exit codes",
         cases.map(|(what, line, code)| {
             let out = finish(moec().args(line.split(' ')));
-            let said = String::from_utf8_lossy(&out.stderr);
-            let held = out.status.code() == Some(code) && out.stdout.is_empty() && said.contains("hint:");
-            (what, held.then_some(()).ok_or_else(|| format!("`moec {line}`: {}: {said}", out.status)))
+            let stderr = String::from_utf8_lossy(&out.stderr);
+            let held = out.status.code() == Some(code) && out.stdout.is_empty() && stderr.contains("hint:");
+            (what, held.then_some(()).ok_or_else(|| format!("`moec {line}`: {}: {stderr}", out.status)))
         }),
     );
 }
 
 #[test]
-fn the_cache_is_where_moec_cache_says() {
+fn moec_cache_sets_the_cache_folder() {
     let folder = tempfile::tempdir().unwrap();
     let out = finish(moec().args(["doctor", "--json"]).env("MOEC_CACHE", folder.path()));
-    let said = String::from_utf8(out.stdout).unwrap();
-    assert!(said.contains(folder.path().to_str().unwrap()), "`MOEC_CACHE` names the cache folder: {said}");
+    let stdout = String::from_utf8(out.stdout).unwrap();
+    assert!(
+        stdout.contains(folder.path().to_str().unwrap()),
+        "`MOEC_CACHE` names the cache folder: {stdout}"
+    );
 }
 
 /// `doctor` and `targets` agree on what this machine runs.
@@ -271,9 +274,9 @@ fn doctor_lists_the_targets_that_run_here() {
     assert_eq!(listed.collect::<Vec<_>>(), here);
 }
 
-/// One small bundle, and everything that scripts read of it and of what is measured.
+/// Builds one small bundle, and checks everything that scripts read from it or that commands print about it.
 #[test]
-fn what_is_written_and_printed_has_its_keys() {
+fn written_and_printed_json_has_its_keys() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     fs::write(path("text"), "The borrow checker reads what was lent. ".repeat(8)).unwrap();
@@ -285,7 +288,7 @@ fn what_is_written_and_printed_has_its_keys() {
     );
     fs::write(path("model.toml"), toml).unwrap();
     let bundle = path("out.moec");
-    let linked = PREBUILT.by(moec_bundle::link::is_prebuilt());
+    let linked = PREBUILT.holds_or_skip(moec_bundle::link::is_prebuilt());
 
     let mut build = moec();
     build.arg("build").arg(path("model.toml")).args(["--target", "native", "--quiet", "--json", "-o"]);
@@ -321,7 +324,7 @@ fn what_is_written_and_printed_has_its_keys() {
         }),
     );
 
-    // Greedy and deterministic unless requested otherwise, and `ids` are the generated ones alone.
+    // By default generation is greedy and deterministic, and `ids` has only the generated tokens.
     let ids = || object(&mut command(OBJECTS[0].0)).unwrap()["ids"].clone();
     let (first, again) = (ids(), ids());
     assert!(first == again && first.as_array().unwrap().len() == 4, "`generate --json`: {first} {again}");
@@ -351,7 +354,7 @@ fn exists(path: &Path) -> Result<(), String> {
     if path.exists() { Ok(()) } else { Err("not there".to_owned()) }
 }
 
-/// The only object that a command prints.
+/// The JSON object that a command prints.
 fn object(command: &mut Command) -> Result<Value, String> {
     let out = finish(command);
     if !out.status.success() {
@@ -362,7 +365,7 @@ fn object(command: &mut Command) -> Result<Value, String> {
     if value.is_object() { Ok(value) } else { Err(format!("not an object: {value}")) }
 }
 
-/// Whether an object has a key with a value; `…gb_per_s` is one that ends so.
+/// Whether an object has this key with a value; `…gb_per_s` stands for any key with this ending.
 fn has(object: &Value, key: &str) -> Result<(), String> {
     let found = object.as_object().into_iter().flatten().any(|(name, value)| {
         !value.is_null()

@@ -1,5 +1,5 @@
-//! Core ML packages of whole models: golden checkpoints built for a Mac with a Neural Engine, what stands in
-//! the packages held against the checkpoint and the rules, and every function executed.
+//! Core ML packages of whole models: golden checkpoints built for a Mac with a Neural Engine, the packages
+//! compared with the checkpoint and checked by the rules, and every function executed.
 //!
 //! These tests are skipped if coremltools is not installed.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
@@ -33,8 +33,8 @@ use moec_bundle::read::Bundle;
 use moec_config::Config;
 use moec_coreml::check;
 use moec_coreml::package::{Dtype, Function, Origin as Made, Package};
-use moec_coreml::parts::{self, CoreMlSubgraph};
 use moec_coreml::program::Rules;
+use moec_coreml::subgraphs::{self, CoreMlSubgraph};
 use moec_device::{CacheWrite, Choice, Device, UnitKind};
 use moec_import::ImportOptions;
 use moec_ir::Op;
@@ -43,7 +43,7 @@ use moec_measure::host_build::HostBuild;
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec_runtime::exec::overflow::OverflowCounters;
-use moec_runtime::{Decoder, Engine, Request, Sampler, Sampling, Want, best_of, generate};
+use moec_runtime::{Decoder, Engine, LogitRows, Request, Sampler, Sampling, best_of, generate};
 use safetensors::{Dtype as Stored, SafeTensors};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! A GPU's kernels, executed from the PTX of bundles, give what transformers and the CPU give.
+//! GPU kernels, executed from the PTX of bundles, give the results of transformers and of the CPU.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
@@ -22,28 +22,27 @@ use support::{
 
 /// Largest difference of any logit.
 const TOLERANCE: f32 = 2e-3;
-/// Largest difference of a logit of most rows where rows of many are rounded to bf16; the logits reach 4.
+/// Largest difference of a logit for most rows, if prompts' rows are rounded to bf16; the logits reach 4.
 const ROUNDED: f32 = 5e-2;
 /// Tokens that are generated.
 const GENERATED: usize = 4;
 
-/// Placements: all of the model, half of the experts, and all but half of the experts.
+/// Placements on the GPU: the whole model, half of the experts, everything except half of the experts.
 const EVERYTHING: &str = "[placement]\nattention = \"gpu\"\nexperts = \"gpu\"\n";
 const HALF: &str = "[placement]\nexperts = \"gpu:50%\"\n";
 const ALL_BUT_HALF: &str = "[placement]\nattention = \"gpu\"\nexperts = \"gpu:50%\"\nrest = \"gpu\"\n";
 
-/// The device file of a GPU beside this machine's own.
+/// The device file of a GPU together with this machine's CPU.
 fn device() -> PathBuf {
     root().join("targets/cuda/cuda.toml")
 }
 
-/// Builds a tiny checkpoint, with what `more` says; activations are exact.
+/// Builds a tiny checkpoint with these additions to `model.toml`; activations are exact.
 fn build(family: &str, folder: &Path, format: &str, more: &str) -> Bundle {
     build_with(family, folder, format, [20, 96], |text| format!("{text}{more}"))
 }
 
-/// As [`build`], with prompts in chunks of so many tokens, so many in all, and `model.toml` as `change` makes
-/// it.
+/// Like [`build`], with this chunk size, this context, and this change to `model.toml`.
 fn build_with(
     family: &str,
     folder: &Path,
@@ -60,8 +59,7 @@ fn build_with(
     Bundle::open(&bundle).unwrap()
 }
 
-/// Runs a bundle with the unit emulated, or on a GPU of this machine where `MOEC_CUDA=gpu` requests it
-/// (`cargo xtask gpu-check`).
+/// Runs a bundle with an emulated GPU, or with `MOEC_CUDA=gpu` (`cargo xtask gpu-check`) on this machine's.
 fn run(bundle: &Bundle) -> Command {
     let mut run = moec();
     run.arg("run");
@@ -72,7 +70,7 @@ fn run(bundle: &Bundle) -> Command {
     run
 }
 
-/// Steps of the accelerator: launches, and others.
+/// Numbers of the accelerator's steps: kernel launches, and others.
 fn accelerator_steps(plan: &Plan) -> [usize; 2] {
     let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
     steps.fold([0; 2], |mut n, s| {
@@ -101,8 +99,8 @@ fn is_the_reference(family: &str, more: &str) {
     let [launches, copies] = accelerator_steps(&bundle.plan);
     assert!(launches > 0 && copies > 0, "{family}: {more}");
     if more == EVERYTHING {
-        // Tokens, positions, slots and wanted rows go there, logits come back; angles of two tables hang on a
-        // prompt's length.
+        // Tokens, positions, slots and requested rows are copied to the GPU, logits are copied back. Angles
+        // from two tables depend on the prompt's length, and stay on the CPU.
         let left = kernels_on_cpu(&bundle.plan);
         assert!(left.iter().all(|code| code.contains("long: Some")), "{family}: {left:?}");
         assert!(copies <= 6 * bundle.plan.entries.len(), "{family}: {copies} copies");
@@ -115,34 +113,34 @@ fn is_the_reference(family: &str, more: &str) {
     assert_eq!(ids, want.greedy[prompt..prompt + GENERATED], "{family}, {more}");
 }
 
-/// Tokens that follow a prompt.
+/// Greedy tokens after a prompt.
 fn generated(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
     let (ids, n) = (list(prompt), GENERATED.to_string());
     let output = ok(run(bundle).args(["generate", "--ids", &ids, "-n", &n, "--json"]));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    serde_json::from_value(said["ids"].clone()).unwrap()
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    serde_json::from_value(report["ids"].clone()).unwrap()
 }
 
-/// The whole model, of the nine families that static graphs are held against, too.
+/// The whole model on the GPU, for the nine families that are also tested with static graphs.
 #[test]
-fn families_whole_on_threads_give_the_reference() {
+fn whole_families_on_gpu_kernels_match_the_reference() {
     for family in PACKAGED {
         is_the_reference(family, EVERYTHING);
     }
 }
 
-/// Half of the experts, alone and with all else.
+/// Half of the experts on the GPU, alone and together with everything else.
 #[test]
-fn families_by_halves_on_threads_give_the_reference() {
+fn half_of_the_experts_on_gpu_kernels_match_the_reference() {
     for (i, family) in PACKAGED.into_iter().enumerate() {
         is_the_reference(family, [HALF, ALL_BUT_HALF][i % 2]);
     }
 }
 
-/// Weights of every format that threads read, and a cache of bf16, give what the CPU makes of the same
+/// Every weight format that GPU kernels read, and a bf16 cache, give the results of the CPU with the same
 /// weights.
 #[test]
-fn formats_on_threads_are_those_of_the_cpu() {
+fn formats_on_gpu_kernels_match_the_cpu() {
     let family = "olmoe";
     let ids = &expected(&checkpoint(family)).ids[..24];
     let folder = tempfile::tempdir().unwrap();
@@ -160,23 +158,23 @@ fn formats_on_threads_are_those_of_the_cpu() {
     }
 }
 
-/// With rounded rows, those of prompts meet weights on tensor cores, and those of decoding do not.
+/// With rounded rows, prompts are multiplied on tensor cores; decoding is not.
 #[test]
-fn families_in_bf16_on_threads_are_near_the_reference() {
+fn families_in_bf16_on_gpu_kernels_are_near_the_reference() {
     for (i, family) in PACKAGED.into_iter().enumerate() {
         near_the_reference(family, "bf16", [EVERYTHING, HALF, ALL_BUT_HALF][i % 3]);
     }
 }
 
-/// The same of the other formats that tensor cores take.
+/// The same for the other formats that tensor cores multiply.
 #[test]
-fn formats_of_tensor_cores_on_threads_are_near_the_reference() {
+fn tensor_core_formats_are_near_the_reference() {
     for format in ["f16", "q8", "q4"] {
         near_the_reference("olmoe", format, EVERYTHING);
     }
 }
 
-/// The effect of rounded rows on a step is known, so that each is held against the evaluator.
+/// Rounding of rows is part of a step's definition, so every step can be compared with the evaluator.
 #[test]
 fn steps_on_tensor_cores_verify() {
     for format in ["f16", "q4"] {
@@ -190,8 +188,8 @@ fn steps_on_tensor_cores_verify() {
     }
 }
 
-/// Logits of a family on tensor cores are near those of the same weights with exact activations on the CPU,
-/// and the tokens that follow are the same. What the CPU computes is exact in both.
+/// Logits of a family on tensor cores are near those of the same weights with exact activations, and the
+/// generated tokens are the same. Parts on the CPU are exact in both.
 fn near_the_reference(family: &str, format: &str, more: &str) {
     let folder = tempfile::tempdir().unwrap();
     let want = expected(&checkpoint(family));
@@ -216,8 +214,8 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
             Code::Builtin(Builtin::Launch { kernel }) => Some(&rough.plan.launches[kernel as usize].symbol),
             _ => None,
         });
-        // Down projections of 48 neurons are no steps of 32 columns, and stay in f32; routers are stored in
-        // it.
+        // Down projections of 48 neurons are not multiples of 32 columns, and stay in f32. Routers are stored
+        // in f32.
         let stored = format!("_{format}_");
         let matrices =
             |s: &&String| (s.contains("expert_gate_up") || s.contains("linear_k64")) && s.contains(&stored);
@@ -226,8 +224,9 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
         }
     }
     let [exact_logits, rough_logits] = [&exact, &rough].map(|b| logits(b, &want.ids));
-    // Rounding may send a token of such an untrained model to another expert, which changes its row for good.
-    // The CPU's own bf16 is no nearer: of glm4_moe, the farthest, it leaves 19 of 48 rows farther than that.
+    // Rounding may send a token of these untrained models to another expert, which changes the rest of its
+    // row. With bf16 on the CPU it is no better: for glm4_moe, the worst family, 19 of 48 rows are farther
+    // away.
     let vocab = exact_logits.len() / want.ids.len();
     let rows = exact_logits.chunks(vocab).zip(rough_logits.chunks(vocab));
     let far: Vec<f32> = rows.map(|(a, b)| distance(a, b)).filter(|d| *d > ROUNDED).collect();
@@ -240,10 +239,10 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
     assert_eq!(a, b, "{family} in {format}, {more}");
 }
 
-/// Decoding with few experts first, and with all where that is not sure (MoBiLE), gives the CPU's tokens with
-/// all experts on the unit.
+/// Big-little decoding (MoBiLE) with all experts on the GPU gives the CPU's tokens: few experts first, and
+/// all experts after an uncertain token.
 #[test]
-fn big_little_on_threads_decodes_as_the_cpu() {
+fn big_little_on_gpu_kernels_decodes_like_the_cpu() {
     let family = "qwen3_moe";
     let want = expected(&checkpoint(family));
     let prompt = want.greedy.len() - 24;
@@ -260,37 +259,37 @@ fn big_little_on_threads_decodes_as_the_cpu() {
             generated(&bundle, &want.greedy[..prompt])
         });
         assert_eq!(tokens[0], tokens[1], "gamma {gamma}");
-        // Nothing of the first try is kept: the tokens are the whole model's.
+        // With γ = 1 no token of the little model is kept, so the tokens are those of the whole model.
         assert!(gamma != "1.0" || tokens[1] == want.greedy[prompt..prompt + GENERATED], "{tokens:?}");
     }
 }
 
-/// Every step on the unit is executed against the evaluator, and every kernel is found in the artifact.
+/// Every step on the GPU is compared with the evaluator, and every kernel must be in the artifact.
 #[test]
 fn a_bundle_verifies_and_a_changed_one_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build("mixtral", folder.path(), "f32", HALF);
-    let said = ok(moec().args(["verify", "--json"]).arg(&bundle.folder));
-    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    let verified = ok(moec().args(["verify", "--json"]).arg(&bundle.folder));
+    let report: serde_json::Value = serde_json::from_slice(&verified.stdout).unwrap();
     let launch = &bundle.plan.launches[0];
-    assert!(said.to_string().contains(&launch.symbol), "{said}");
+    assert!(report.to_string().contains(&launch.symbol), "{report}");
     ok(moec().args(["verify", "--static"]).arg(&bundle.folder));
 
     let path = bundle.folder.join(&launch.artifact);
     let text = fs::read_to_string(&path).unwrap();
     assert!(text.contains(".target sm_90"));
-    // A changed file of a bundle is found before it is used.
+    // A changed file of a bundle is detected before it is used.
     fs::write(&path, text.replace("sm_90", "sm_80")).unwrap();
-    let (_, said) = fails(run(&bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
-    assert!(said.contains("was changed after the build"), "{said}");
-    // Past that, what the plan launches must be there, and take what the plan gives it.
+    let (_, stderr) = fails(run(&bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
+    assert!(stderr.contains("was changed after the build"), "{stderr}");
+    // The artifact must have the launched kernels, and they must accept the plan's arguments.
     let refused = |change: &dyn Fn(&str) -> String, why: &str| {
         fs::write(&path, change(&text)).unwrap();
-        let said = artifact::read(&BundleReader::unchecked(&bundle.folder), &bundle.plan, 1)
+        let error = artifact::read(&BundleReader::unchecked(&bundle.folder), &bundle.plan, 1)
             .err()
             .unwrap()
             .to_string();
-        assert!(said.contains(why), "{said}");
+        assert!(error.contains(why), "{error}");
     };
     refused(&|t| t.replace(&launch.symbol, "another"), "there is no kernel");
     refused(&|t| t.replace("st.global", "sd.global"), "sd");
@@ -299,15 +298,15 @@ fn a_bundle_verifies_and_a_changed_one_does_not() {
     assert!(text.contains(&parameter));
     refused(&|t| t.replace(&parameter, &narrow), "on `gpu`");
     fs::remove_file(&path).unwrap();
-    let said =
+    let error =
         artifact::read(&BundleReader::unchecked(&bundle.folder), &bundle.plan, 1).err().unwrap().to_string();
-    assert!(said.contains("is missing from the bundle"), "{said}");
+    assert!(error.contains("is missing from the bundle"), "{error}");
 }
 
-/// A kernel that leaves the unit's memory is stopped, with the line of its text; one whose operand lies
-/// outside is not begun.
+/// A kernel that accesses memory outside of the unit's is stopped, with the line of its text. A kernel with
+/// an operand outside is not started.
 #[test]
-fn what_leaves_the_memory_is_stopped() {
+fn kernel_that_leaves_its_memory_is_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build("mixtral", folder.path(), "f32", HALF);
     let code = bundle.unit().unwrap();
@@ -315,7 +314,7 @@ fn what_leaves_the_memory_is_stopped() {
     let mut unit = Emulated::default();
     unit.load(&program, 1, &BundleReader::unchecked(&bundle.folder)).unwrap();
     let base = unit.take(4096).unwrap().unwrap();
-    let said = |skip: usize| {
+    let fault_text = |skip: usize| {
         let args = vec![base.plus(skip); bundle.plan.launches[0].operands as usize];
         let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
         let launch = Launch {
@@ -330,41 +329,41 @@ fn what_leaves_the_memory_is_stopped() {
             fault: &fault,
             units: Units::default(),
         };
-        // SAFETY: an emulated unit looks at every address before it uses it.
+        // SAFETY: an emulated unit checks every address before it accesses it.
         unsafe { unit.submit(&launch, PoolThread { index: 0, of: 1, scratch: base }) };
         match fault.into_inner() {
             Some(StepFault::Unit(e)) => e.to_string(),
             other => panic!("{other:?}"),
         }
     };
-    let why = said(4096);
-    assert!(why.contains("operand 0 of step 3 lies outside of its memory"), "{why}");
-    // The first word of the table of experts is there; it names one, whose matrix is at no address.
-    // SAFETY: so many bytes are at both ends.
+    let why = fault_text(4096);
+    assert!(why.contains("operand 0 of step 3 is outside of its memory"), "{why}");
+    // The first word of the experts' table is valid, but the matrix of its expert has no address.
+    // SAFETY: both ends have four bytes.
     unsafe { unit.copy(Addr::read_only([1_u8, 0, 0, 0].as_ptr()), base.plus(4092), 4) };
-    let why = said(4092);
+    let why = fault_text(4092);
     assert!(why.contains(", line ") && why.contains("thread"), "{why}");
 }
 
-/// Without a GPU a bundle is refused by the unit's name, and says so beforehand.
+/// Without a GPU, a bundle is refused with the unit's name, and `info` reports it in advance.
 #[test]
-fn a_gpu_is_missed_by_name() {
+fn missing_gpu_is_reported_by_name() {
     if Path::new("/dev/nvidiactl").exists() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let bundle = build("mixtral", folder.path(), "f32", HALF);
-    let (_, said) =
+    let (_, stderr) =
         fails(moec().arg("run").arg(&bundle.folder).args(["generate", "--ids", "1,2", "-n", "1"]));
-    assert!(said.contains("the unit `gpu` cannot be used") && said.contains("--emulate"), "{said}");
+    assert!(stderr.contains("the unit `gpu` cannot be used") && stderr.contains("--emulate"), "{stderr}");
     let info = ok(moec().arg("run").arg(&bundle.folder).args(["info", "--json"]));
     let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
     assert_eq!(info["target"]["missing_units"], serde_json::json!(["gpu"]));
 }
 
-/// Operators without GPU kernels are refused by name, when the bundle is built.
+/// Operators without a GPU kernel are named when the bundle is built.
 #[test]
-fn what_threads_do_not_run_is_refused() {
+fn operators_without_gpu_kernels_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |format: &str, more: &str, target: &Path| {
         let setup = Setup { format, chunk: 20, batch: &[1], context: 96 };
@@ -374,24 +373,23 @@ fn what_threads_do_not_run_is_refused() {
         build.arg("build").arg(&toml).arg("--target").arg(target).args(["--quiet", "--no-run", "-o"]);
         fails(build.arg(folder.path().join("b"))).1
     };
-    let said = refused("f32", &format!("[memory]\nkv_cache = \"q8\"\n{EVERYTHING}"), &device());
+    let error = refused("f32", &format!("[memory]\nkv_cache = \"q8\"\n{EVERYTHING}"), &device());
     assert!(
-        said.contains("`gpu` cannot run `cache_write`") && said.contains("leave it to the CPU"),
-        "{said}"
+        error.contains("`gpu` cannot run `cache_write`") && error.contains("keep it on the CPU"),
+        "{error}"
     );
-    let said = refused("q4o", HALF, &device());
-    assert!(said.contains("`gpu` cannot run") && said.contains("q4o"), "{said}");
-    let said = refused("f32", &format!("{HALF}[memory]\nbudget = \"1 GiB\"\n"), &device());
-    assert!(said.contains("experts that stay on disk beside `gpu`"), "{said}");
+    let error = refused("q4o", HALF, &device());
+    assert!(error.contains("`gpu` cannot run") && error.contains("q4o"), "{error}");
+    let error = refused("f32", &format!("{HALF}[memory]\nbudget = \"1 GiB\"\n"), &device());
+    assert!(error.contains("experts that stay on disk cannot be shared with `gpu`"), "{error}");
     let text = fs::read_to_string(device()).unwrap();
     let other = folder.path().join("other.toml");
-    for (sm, why) in [("", "says which generation it is"), ("sm = \"sm_70\"\n", "`sm_70` is not written for")]
-    {
+    for (sm, why) in [("", "needs `sm`, one of"), ("sm = \"sm_70\"\n", "there are no kernels for `sm_70`")] {
         fs::write(&other, text.replace("sm = \"sm_90\"\n", sm)).unwrap();
-        let said = refused("f32", "", &other);
-        assert!(said.contains("`unit.sm`") && said.contains(why), "{said}");
+        let error = refused("f32", "", &other);
+        assert!(error.contains("`unit.sm`") && error.contains(why), "{error}");
     }
-    // A run opens one GPU. The second unit has all that it needs: a memory, and links to it.
+    // A run opens one GPU. The second unit has a memory and links to it, and is otherwise valid.
     let parts: Vec<&str> = text.split("\n[[").collect();
     let again = |part: &&str| {
         let part = part.replace("\"gpu\"\nkind", "\"gpu1\"\nkind").replace("\"vram\"", "\"vram1\"");
@@ -399,21 +397,21 @@ fn what_threads_do_not_run_is_refused() {
     };
     let second: String = parts.iter().skip(1).filter(|part| part.contains("\"vram\"")).map(again).collect();
     fs::write(&other, format!("{text}{second}")).unwrap();
-    let said = refused("f32", "", &other);
-    assert!(said.contains("`unit.backend`") && said.contains("the machine's first GPU"), "{said}");
-    // Every name is looked at, whatever the device has.
+    let error = refused("f32", "", &other);
+    assert!(error.contains("`unit.backend`") && error.contains("the machine's first GPU"), "{error}");
+    // Names of units are checked on every device.
     for key in ["attention", "experts", "rest"] {
         let more = format!("[placement]\n{key} = \"tpu\"\n");
-        let said = refused("f32", &more, Path::new("m2-ultra"));
-        assert!(said.contains(&format!("`{key}` under `[placement]` is `tpu`")), "{said}");
+        let error = refused("f32", &more, Path::new("m2-ultra"));
+        assert!(error.contains(&format!("`{key}` under `[placement]` is `tpu`")), "{error}");
         let toml = folder.path().join("cpu.toml");
         fs::write(&toml, format!("[model]\nsource = {:?}\n{more}", checkpoint("olmoe"))).unwrap();
         let mut build = moec();
         build.args(["build", "--no-run", "--target", "x86-64-v3"]).arg(&toml).arg("-o");
-        let said = String::from_utf8(ok(build.arg(folder.path().join("c"))).stderr).unwrap();
+        let stderr = String::from_utf8(ok(build.arg(folder.path().join("c"))).stderr).unwrap();
         assert!(
-            said.contains(&format!("`{key}` under `[placement]` is `tpu`, which `x86-64-v3` has not")),
-            "{said}"
+            stderr.contains(&format!("`{key}` under `[placement]` is `tpu`, which `x86-64-v3` has not")),
+            "{stderr}"
         );
     }
 }

@@ -20,12 +20,12 @@ use std::path::Path;
 
 const BATCHES: [usize; 3] = [1, 2, 4];
 
-/// A checkpoint built for this machine; `more` is added to its `model.toml`.
+/// Builds a checkpoint for this machine; `more` is added to its `model.toml`.
 fn compiled(source: &Path, format: &str, more: &str, folder: &Path) -> Bundle {
     compiled_by(source, format, folder, |text| text + more)
 }
 
-/// A checkpoint built for this machine as what becomes of its `model.toml` says.
+/// Builds a checkpoint for this machine; `by` changes its `model.toml`.
 fn compiled_by(source: &Path, format: &str, folder: &Path, by: impl FnOnce(String) -> String) -> Bundle {
     let toml = Setup { format, chunk: 20, batch: &BATCHES, context: 128 }.write(source, folder);
     let text = std::fs::read_to_string(&toml).unwrap();
@@ -36,7 +36,7 @@ fn compiled_by(source: &Path, format: &str, folder: &Path, by: impl FnOnce(Strin
 
 const BIG_LITTLE: &str = "[decode]\nbig_little = true\n";
 
-/// Storage of the KV cache that is tried: every one of the two kinds of attention and of the trained model.
+/// Cache formats to test: all of them for one model with each kind of attention and for the trained model.
 fn caches(model: &str) -> &'static [&'static str] {
     if ["olmoe", "deepseek_v2", "ferris"].contains(&model) { &["f32", "bf16", "q8"] } else { &["bf16"] }
 }
@@ -72,7 +72,7 @@ fn little(engine: &mut Engine<'_>, batch: &[(u32, usize, u32)]) -> Vec<f32> {
 }
 
 #[test]
-fn through_the_command_line() {
+fn decoding_options_work_on_the_command_line() {
     let folder = tempfile::tempdir().unwrap();
     let source = ferris();
     let toml =
@@ -82,7 +82,7 @@ fn through_the_command_line() {
     let bundle = folder.path().join("b");
     ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(&bundle));
 
-    // The linked program and `moec run` decode alike.
+    // The linked program and `moec run` decode the same tokens.
     let prompt = list(&expected(&source).ids[..24]);
     let args = ["generate", "--ids", &prompt, "-n", "40", "--json", "--gamma", "0.6"];
     let own = json_of(clean(std::process::Command::new(bundle.join("run"))).args(args));
@@ -91,8 +91,8 @@ fn through_the_command_line() {
     let ratio = own["fallback_ratio"].as_f64().unwrap();
     assert!(ratio > 0.0 && ratio < 1.0, "{ratio}");
 
-    // Perplexity: γ = 1 is what a prefill measures, fewer experts are worse, and what lies between lies
-    // between.
+    // Perplexity: γ = 1 gives that of a prefill, fewer experts give a higher one, and other values of γ are
+    // in between.
     let text = source.join("eval/text.txt");
     let eval = |more: &[&str]| {
         json_of(
@@ -116,7 +116,7 @@ fn through_the_command_line() {
     assert_eq!((number(0, "fallback_ratio"), number(2, "fallback_ratio")), (1.0, 0.0));
     assert!(number(1, "fallback_ratio") > 0.1 && number(1, "fallback_ratio") < 0.9, "{measured}");
 
-    // Questions, as a table, with the bundle's own γ.
+    // Answers to questions as a table, with the bundle's γ.
     let questions = folder.path().join("qa.jsonl");
     let lines = std::fs::read_to_string(source.join("eval/needle.jsonl")).unwrap();
     let few: Vec<&str> = lines.lines().take(12).collect();
@@ -128,7 +128,7 @@ fn through_the_command_line() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_decode_options_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let toml = Setup { format: "f32", chunk: 8, batch: &[1], context: 32 }
         .write(&checkpoint("olmoe"), folder.path());
@@ -140,10 +140,10 @@ fn what_makes_no_sense_is_refused() {
         build.arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle);
         build
     };
-    let (code, said) = fails(&mut build("[decode]\nbig_little = true\nlittle = 2\n"));
+    let (code, stderr) = fails(&mut build("[decode]\nbig_little = true\nlittle = 2\n"));
     assert_eq!(code, 1);
-    assert!(said.contains("`decode.little` is 2, but the model takes 2 experts per token"), "{said}");
-    assert!(said.contains("hint: set it to 1 or less; 1 is the default"), "{said}");
+    assert!(stderr.contains("`decode.little` is 2, but the model uses 2 experts per token"), "{stderr}");
+    assert!(stderr.contains("hint: set it to 1 or less; 1 is the default"), "{stderr}");
     ok(&mut build(""));
     let questions = folder.path().join("qa.jsonl");
     std::fs::write(&questions, "{\"prompt\": \"a\", \"answer\": \"b\"}\n").unwrap();
@@ -160,12 +160,13 @@ fn what_makes_no_sense_is_refused() {
         (&["--gamma", "0.5"], ["--big-little", "required"]),
         (&["--big-little", "--gamma", "0.5,2"], ["--gamma", "must be a number from 0 to 1"]),
     ] {
-        let (_, said) = fails(eval().args(args));
-        assert!(words.iter().all(|w| said.contains(w)), "{args:?}: {said}");
+        let (_, stderr) = fails(eval().args(args));
+        assert!(words.iter().all(|w| stderr.contains(w)), "{args:?}: {stderr}");
     }
-    let (_, said) = fails(moec().arg("run").arg(&bundle).args(["generate", "--ids", "1", "--gamma", "0.5"]));
-    assert!(said.contains("hint: set `big_little = true`"), "{said}");
-    let (_, said) = fails(moec().arg("run").arg(&bundle).args([
+    let (_, stderr) =
+        fails(moec().arg("run").arg(&bundle).args(["generate", "--ids", "1", "--gamma", "0.5"]));
+    assert!(stderr.contains("hint: set `big_little = true`"), "{stderr}");
+    let (_, stderr) = fails(moec().arg("run").arg(&bundle).args([
         "generate",
         "--ids",
         "1",
@@ -174,5 +175,5 @@ fn what_makes_no_sense_is_refused() {
         "--temperature",
         "1",
     ]));
-    assert!(said.contains("hint: name 2 in `decode_batch` under `[shapes]`"), "{said}");
+    assert!(stderr.contains("hint: name 2 in `decode_batch` under `[shapes]`"), "{stderr}");
 }

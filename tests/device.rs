@@ -1,4 +1,4 @@
-//! Bundles for device files of the user's own: what they were built for travels with them.
+//! Bundles for users' device files contain the device's description.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -44,7 +44,7 @@ impl Case {
         command
     }
 
-    /// A built-in device file under another name, with other figures.
+    /// A built-in device file with another name and these changes.
     fn device(&self, of: &str, name: &str, changes: &[(&str, &str)]) -> PathBuf {
         let text = fs::read_to_string(support::root().join(format!("targets/devices/{of}.toml"))).unwrap();
         let named = format!("name = \"{of}\"");
@@ -65,7 +65,7 @@ impl Case {
         command
     }
 
-    /// Whatever opens a bundle opens it.
+    /// Every subcommand that opens a bundle can open this one.
     fn opens(&self, subcommands: &[&[&str]]) -> Vec<Value> {
         let run = |subcommand: &&[&str]| {
             let mut command = self.moec();
@@ -77,15 +77,15 @@ impl Case {
 }
 
 #[test]
-fn a_bundle_for_a_device_file_that_is_gone_is_opened() {
+fn bundle_of_a_deleted_device_file_can_be_opened() {
     let case = Case::new("olmoe", "");
     let device = case.device("x86-64-v3", "my-server", &[]);
-    let wanted = Device::find(device.to_str().unwrap()).unwrap();
+    let device_used = Device::find(device.to_str().unwrap()).unwrap();
     ok(&mut case.build(&device));
     fs::remove_file(&device).unwrap();
     let bundle = Bundle::open(&case.path("out.moec")).unwrap();
     assert!(bundle.manifest.files.contains_key("device.toml"));
-    assert_eq!(bundle.device().unwrap(), wanted);
+    assert_eq!(bundle.device().unwrap(), device_used);
     if support::runs_here("x86-64-v3") {
         let text = case.path("text.txt");
         let text = text.to_str().unwrap();
@@ -93,9 +93,9 @@ fn a_bundle_for_a_device_file_that_is_gone_is_opened() {
     }
 }
 
-/// `m2-ultra` with room for 36 000 bytes in a graph: heads are split, and all of it is executed.
+/// `m2-ultra` with a limit of 36 000 bytes per graph: heads are split, and everything is executed.
 #[test]
-fn a_device_of_the_users_own_with_split_heads_is_executed() {
+fn custom_device_with_split_heads_is_executed() {
     let Some(found) = coreml() else { return };
     let case = Case::new("olmoe", "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n");
     let limit = ("max_graph_bytes = { value = 1258291200", "max_graph_bytes = { value = 36000");
@@ -105,17 +105,17 @@ fn a_device_of_the_users_own_with_split_heads_is_executed() {
     let text = case.path("text.txt");
     let text = text.to_str().unwrap();
     let source = case.path("hf");
-    let said = case.opens(&[
+    let reports = case.opens(&[
         &["verify", "--source", source.to_str().unwrap()],
         &["inspect"],
         &["explain"],
         &["simulate"],
         &["eval", "--text", text, "--window", "32", "--windows", "2"],
     ]);
-    let packages = said[0]["packages"].to_string();
-    assert!(packages.contains("head.0") && packages.contains("head.1"), "{}", said[0]);
-    assert_eq!(said[2]["target"], "my-mac");
-    // Prompt and decoding are those of transformers, f16 between.
+    let packages = reports[0]["packages"].to_string();
+    assert!(packages.contains("head.0") && packages.contains("head.1"), "{}", reports[0]);
+    assert_eq!(reports[2]["target"], "my-mac");
+    // Prompt and decoding give transformers' results, up to f16.
     let want = expected(&checkpoint("olmoe"));
     let out = case.path("logits.safetensors");
     let run = || {
@@ -131,13 +131,13 @@ fn a_device_of_the_users_own_with_split_heads_is_executed() {
     let relative = (off / spread).sqrt();
     assert!(relative > 0.0 && relative < 2e-2, "{relative}");
     let (prompt, _) = want.greedy.split_at(want.greedy.len() - 24);
-    let said = ok(run().args(["generate", "--ids", &list(prompt), "-n", "8", "--json"])).stdout;
-    let said: Value = serde_json::from_slice(&said).unwrap();
-    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+    let stdout = ok(run().args(["generate", "--ids", &list(prompt), "-n", "8", "--json"])).stdout;
+    let report: Value = serde_json::from_slice(&stdout).unwrap();
+    let ids: Vec<u32> = serde_json::from_value(report["ids"].clone()).unwrap();
     assert_eq!(ids[..8], want.greedy[prompt.len()..][..8]);
 }
 
-/// The description in a bundle is untrusted, even where the manifest fits it.
+/// The description in a bundle is untrusted, even if its hash is in the manifest.
 #[test]
 fn a_bad_description_in_a_bundle_is_an_error() {
     let case = Case::new("olmoe", "");
@@ -158,7 +158,7 @@ fn a_bad_description_in_a_bundle_is_an_error() {
         ("endless", Some([good, vec![b'#'; 2 << 20]].concat())),
         ("not listed", None),
     ];
-    let mut said = BTreeSet::new();
+    let mut messages = BTreeSet::new();
     for (what, bytes) in cases {
         let mut changed = entries.clone();
         match bytes {
@@ -172,7 +172,7 @@ fn a_bad_description_in_a_bundle_is_an_error() {
         let (code, text) = fails(case.moec().arg("verify").arg(&bundle));
         assert!(code == 1 && text.contains("device.toml"), "{what}: {text}");
         assert!(text.contains("hint: ") && !text.contains("panicked"), "{what}: {text}");
-        said.insert(text.lines().next().unwrap().to_owned());
+        messages.insert(text.lines().next().unwrap().to_owned());
     }
-    assert!(said.len() >= 5, "{said:?}");
+    assert!(messages.len() >= 5, "{messages:?}");
 }

@@ -1,10 +1,9 @@
-//! Every command of the README, of `docs/` and of CONTRIBUTING.md works as written, every link of every page
-//! leads somewhere, every page is in the book, and ARCHITECTURE.md names functions that exist.
+//! Every command in the README, `docs/` and CONTRIBUTING.md works as written, and every link is valid. Every
+//! page is in the book, and ARCHITECTURE.md names functions that exist.
 //!
-//! Lines after `$ ` and command lines in backticks are taken from the pages, names that stand for something
-//! are replaced by files that are there ([`NAMES`], [`ROWS`]), and everything is run in order in one folder.
-//! What is not run says why ([`ELSEWHERE`]), and is held against what its `--help` knows. A command that none
-//! of this fits fails the test.
+//! Commands are the lines after `$ ` and command lines in backticks. Placeholders are replaced by existing
+//! files ([`NAMES`], [`ROWS`]), and all commands run in order in one folder. Commands that are not run have a
+//! reason ([`ELSEWHERE`]), and are compared with their `--help`. Any other command fails the test.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -23,7 +22,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use support::{clean, root, runs_here};
 
-/// Placeholders: a word, and what is put in its place.
+/// Placeholders and their replacements.
 const NAMES: &[(&str, &str)] = &[
     ("HF_DIR", "path/to/checkpoint"),
     ("BUNDLE", "demo.moec"),
@@ -39,19 +38,18 @@ const NAMES: &[(&str, &str)] = &[
     ("SUBCOMMAND", "info"),
     ("…", "info"),
     ("~/.local/share/bash-completion/completions/moec", "completions"),
-    // As the shapes of a real model take gigabytes, a small one stands in for them.
+    // The shapes of a real model would take gigabytes, so a small model replaces it.
     ("/tmp/olmoe8", "olmoe8"),
     ("/tmp/olmoe8.toml", "olmoe8.toml"),
     ("/tmp/olmoe8.moec", "olmoe8.moec"),
     ("/tmp/olmoe8.moec/run", "olmoe8.moec/run"),
 ];
 
-/// The demo model, which has no chat template of its own, and a server that ends.
+/// Chat with the demo model, which has no chat template of its own; and a server that ends by itself.
 const CHAT: &str = "demo.moec/run chat --template golden/plain.jinja -n 16 --quiet";
 const SERVE: &str = "sh -c 'demo.moec/run serve --port 0 & sleep 2; kill -TERM $!; wait $!'";
 
-/// Commands that lack an argument, or need other files than their neighbours: as they stand, and as they are
-/// run.
+/// Commands that lack an argument or need other files than their neighbours: as written, and as run.
 const ROWS: &[(&str, &str)] = &[
     ("moec SUBCOMMAND --help", "moec build --help"),
     ("BUNDLE/run SUBCOMMAND …", "demo.moec/run info"),
@@ -74,8 +72,8 @@ const ROWS: &[(&str, &str)] = &[
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
 ];
 
-/// Commands that are run nowhere here, by their first words, and why. Options are looked for in the help of
-/// the same command.
+/// Commands that are not run here, by their first words, and why. Their options must be in the help of the
+/// same command.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("curl", "queries a server; tests/serve.rs does"),
     ("cargo xtask", "installs, measures or builds for minutes to hours"),
@@ -96,11 +94,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("moec init model.gguf", "wants a file that Python writes; a test of its own does the same"),
 ];
 
-/// Subcommands of `cargo xtask` that are those of `moec-papers`.
+/// Subcommands of `cargo xtask` that `moec-papers` executes.
 const PAPERS: [&str; 5] = ["npumoe", "trimoe", "powerinfer2", "hybrimoe", "mobile"];
 
-/// Commands after which something in `model.toml` is changed: as the text beside them says, and so that
-/// something of a model this small lives on the Neural Engine.
+/// Commands after which `model.toml` is changed: as the page describes, and so that parts of so small a model
+/// run on the Neural Engine.
 const THEN: &[(&str, &str, &str)] = &[
     ("moec calibrate model.toml --text my.txt -o my.trace", "profile = \"\"", "profile = \"my.trace\""),
     (
@@ -110,10 +108,10 @@ const THEN: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The bundle whose packages coremltools writes.
+/// A bundle that needs coremltools.
 const PACKAGED: &str = "m2.moec";
 
-/// The bundle whose CPU has AVX-512 and more; only AMX is emulated.
+/// A bundle whose CPU needs AVX-512 and more; only AMX can be emulated.
 const OF_SAPPHIRE_RAPIDS: &str = "run --emulate dimms.moec";
 
 /// Contents of the folder before the first command.
@@ -133,7 +131,7 @@ fn prepare(folder: &Path) {
     fs::write(folder.join("budget.toml"), format!("{model}[memory]\nbudget = \"1 GiB\"\n")).unwrap();
 }
 
-/// Makes what commands of the pages take for granted; the first is what `cargo xtask demo` builds.
+/// Commands that prepare files which the pages assume; the first is the bundle of `cargo xtask demo`.
 const BEFORE: [&str; 4] = [
     "moec build golden/models/ferris/model.toml -o demo.moec",
     "moec build little.toml -o little.moec --no-run",
@@ -141,7 +139,7 @@ const BEFORE: [&str; 4] = [
     "moec sign --new-key demo.key",
 ];
 
-/// Whether a file is a page.
+/// Whether a file is a documentation page.
 fn is_page(name: &Path) -> bool {
     name.extension().is_some_and(|e| e == "md")
 }
@@ -149,8 +147,8 @@ fn is_page(name: &Path) -> bool {
 /// The list of the book's pages.
 const SUMMARY: &str = "SUMMARY.md";
 
-/// The README, the pages of `docs/` in the order in which it links to them (what one builds, a later one
-/// uses), and CONTRIBUTING.md.
+/// The README, the pages of `docs/` in the order in which the README links to them, and CONTRIBUTING.md. A
+/// page may use files that an earlier one builds.
 fn in_reading_order() -> Vec<PathBuf> {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let docs =
@@ -167,14 +165,14 @@ fn in_reading_order() -> Vec<PathBuf> {
     [root().join("README.md")].into_iter().chain(docs).chain([root().join("CONTRIBUTING.md")]).collect()
 }
 
-/// Whether a line in backticks is a command.
+/// Whether text in backticks is a command.
 fn is_command(text: &str) -> bool {
     let Some((first, rest)) = text.split_once(' ') else { return false };
     let known = ["moec", "run", "cargo", "rustup", "dpkg", "apt-get", "sh", "python3"];
     !rest.is_empty() && (known.contains(&first) || first.ends_with("/run"))
 }
 
-/// Commands of a page, in order: those after `$ ` and the examples in help texts first.
+/// Commands of a page, in order; those after `$ ` and the examples in help texts come first.
 fn commands(page: &str) -> Vec<String> {
     let (mut shown, mut prose) = (Vec::new(), String::new());
     let mut fence: Option<&str> = None;
@@ -190,7 +188,7 @@ fn commands(page: &str) -> Vec<String> {
                 shown.extend(command.map(|c| c.trim().to_owned()));
             }
             Some("text") => {
-                // Examples in a help text have what they do after two spaces.
+                // Examples in a help text have their description after two spaces.
                 let example = line.strip_prefix("  ").filter(|l| is_command(l) && !l.starts_with("run "));
                 shown.extend(example.map(|e| e.split("  ").next().unwrap_or(e).trim().to_owned()));
                 prose += line;
@@ -204,14 +202,14 @@ fn commands(page: &str) -> Vec<String> {
         }
     }
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    // A span ends in its own paragraph.
+    // A code span does not cross paragraphs.
     for paragraph in prose.split("\n\n") {
         shown.extend(paragraph.split('`').skip(1).step_by(2).map(words).filter(|s| is_command(s)));
     }
     shown
 }
 
-/// The command to run for one that stands in a page.
+/// The command to run for a command of a page.
 fn runnable(command: &str) -> String {
     if let Some((_, run)) = ROWS.iter().find(|(from, _)| *from == command) {
         return (*run).to_owned();
@@ -222,12 +220,12 @@ fn runnable(command: &str) -> String {
         .collect();
     let run = words.join(" ");
     let run = run.strip_prefix("run ").map_or(run.clone(), |rest| format!("demo.moec/run {rest}"));
-    // A subcommand by itself is named, not called.
+    // A subcommand without arguments is only a name, so its help is run.
     let whole = ["moec targets", "moec doctor"];
     if words.len() == 2 && !whole.contains(&run.as_str()) { format!("{run} --help") } else { run }
 }
 
-/// Runs a line of a shell in a folder, a text on its standard input.
+/// Runs a shell line in a folder, with a text on standard input.
 fn sh(folder: &Path, line: &str) -> Result<String, String> {
     let moec = Path::new(env!("CARGO_BIN_EXE_moec")).parent().unwrap();
     let path = format!("{}:{}", moec.display(), std::env::var("PATH").unwrap_or_default());
@@ -241,14 +239,14 @@ fn sh(folder: &Path, line: &str) -> Result<String, String> {
     if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
 }
 
-/// Holds a command that is not run against what is known of it.
+/// Compares a command that is not run with its `--help`.
 fn parses(folder: &Path, command: &str) -> Result<(), String> {
     let words: Vec<&str> = command.split(' ').collect();
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let is_there = |path: String| {
         if root().join(&path).exists() { Ok(()) } else { Err(format!("there is no `{path}`")) }
     };
-    let behind = |word: &str| words.iter().skip_while(|w| **w != word).nth(1).copied().unwrap_or("");
+    let word_after = |word: &str| words.iter().skip_while(|w| **w != word).nth(1).copied().unwrap_or("");
     let help = match words.as_slice() {
         ["cargo", "xtask", name, rest @ ..] => {
             let list = sh(&root(), &format!("{cargo} xtask help"))?;
@@ -258,29 +256,29 @@ fn parses(folder: &Path, command: &str) -> Result<(), String> {
             if rest.is_empty() {
                 return Ok(());
             }
-            if !PYTHON.here() {
+            if !PYTHON.met_or_skip() {
                 return Ok(());
             }
             let papers = Path::new(env!("CARGO_BIN_EXE_moec")).with_file_name("moec-papers");
             if PAPERS.contains(name) && papers.exists() {
-                // What `cargo xtask` would compile once more.
+                // The binary that `cargo xtask` would compile again.
                 sh(folder, &format!("{} {name} --help", papers.display()))?
             } else {
                 sh(&root(), &format!("{cargo} xtask {name} --help"))?
             }
         }
         ["cargo", "run", ..] => {
-            let name = behind("-p").trim_start_matches("moec-");
+            let name = word_after("-p").trim_start_matches("moec-");
             let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
             let member = |path: &&str| path.rsplit('/').next() == Some(name);
             let folder = manifest.split('"').find(member).unwrap_or(name);
-            return match behind("--example") {
+            return match word_after("--example") {
                 "" => is_there(format!("{folder}/src/main.rs")),
                 example => is_there(format!("{folder}/examples/{example}.rs")),
             };
         }
-        ["cargo", "test", ..] => return is_there(format!("tests/{}.rs", behind("--test"))),
-        ["cargo", "install", ..] => return is_there(format!("{}/Cargo.toml", behind("--path"))),
+        ["cargo", "test", ..] => return is_there(format!("tests/{}.rs", word_after("--test"))),
+        ["cargo", "install", ..] => return is_there(format!("{}/Cargo.toml", word_after("--path"))),
         ["sh", script] => {
             let bundle = folder.join(PACKAGED);
             let there = !bundle.exists() || bundle.join(script).exists();
@@ -297,12 +295,12 @@ fn parses(folder: &Path, command: &str) -> Result<(), String> {
 }
 
 #[test]
-fn every_command_of_the_pages_works_as_it_stands_there() {
+fn every_documented_command_works_as_written() {
     let scratch = tempfile::tempdir().unwrap();
     let folder = scratch.path();
     prepare(folder);
     for line in BEFORE {
-        sh(folder, line).unwrap_or_else(|said| panic!("`{line}`:\n{said}"));
+        sh(folder, line).unwrap_or_else(|output| panic!("`{line}`:\n{output}"));
     }
     let packages = support::coreml().is_some();
     let (mut done, mut wrong) = (BTreeSet::new(), Vec::new());
@@ -311,7 +309,7 @@ fn every_command_of_the_pages_works_as_it_stands_there() {
             let elsewhere = ELSEWHERE.iter().find(|(words, _)| {
                 command.strip_prefix(words).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
             });
-            // `moec run --emulate` by itself is an option; with a bundle it is a command.
+            // `moec run --emulate` without a bundle is an option's name; with a bundle it is a command.
             let elsewhere =
                 elsewhere.filter(|(words, _)| *words != "moec run --emulate" || *words == command);
             let line = if elsewhere.is_some() { command.clone() } else { runnable(&command) };
@@ -331,11 +329,11 @@ fn every_command_of_the_pages_works_as_it_stands_there() {
                 Some(_) => parses(folder, &line),
                 None => sh(folder, &line).map(|_| ()),
             };
-            let how = elsewhere.map_or(String::new(), |(_, why)| format!(" (not run: {why})"));
-            println!("{:6.1} s  {line}{how}", start.elapsed().as_secs_f64());
-            if let Err(said) = result {
+            let note = elsewhere.map_or(String::new(), |(_, why)| format!(" (not run: {why})"));
+            println!("{:6.1} s  {line}{note}", start.elapsed().as_secs_f64());
+            if let Err(output) = result {
                 let page = page.strip_prefix(root()).unwrap().display();
-                wrong.push(format!("{page}: `{command}`, run as `{line}`:\n{said}"));
+                wrong.push(format!("{page}: `{command}`, run as `{line}`:\n{output}"));
             }
             for (after, from, to) in THEN.iter().filter(|(after, ..)| *after == command) {
                 let toml = folder.join("model.toml");
@@ -372,7 +370,7 @@ fn commands_are_found_in_blocks_tables_and_text() {
 }
 
 #[test]
-fn what_is_not_run_is_held_against_its_help() {
+fn commands_that_are_not_run_are_checked_against_help() {
     let folder = tempfile::tempdir().unwrap();
     let parses = |line: &str| parses(folder.path(), line);
     assert!(parses("moec synth --like olmoe --layers 8 x").is_ok());
@@ -383,7 +381,7 @@ fn what_is_not_run_is_held_against_its_help() {
     assert!(parses("cargo test -p moec --test document").is_err());
 }
 
-/// A page without what stands in fences, line by line.
+/// The lines of a page outside of code fences.
 fn unfenced(page: &str) -> Vec<&str> {
     let mut fenced = false;
     let mut text = Vec::new();
@@ -397,16 +395,16 @@ fn unfenced(page: &str) -> Vec<&str> {
     text
 }
 
-/// Targets of the links and images of a page, those in backticks left out.
+/// Targets of a page's links and images, except in backticks.
 fn links(page: &str) -> Vec<String> {
     let text = unfenced(page).join("\n");
-    // What stands in backticks is every second piece.
+    // Every second piece is inside of backticks.
     let prose: String =
         text.split('`').enumerate().map(|(i, piece)| if i % 2 == 0 { piece } else { "code" }).collect();
     prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
 }
 
-/// Anchors of the headings of a page, as GitHub names them.
+/// Anchors that GitHub gives the headings of a page.
 fn anchors(page: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for line in unfenced(page) {
@@ -424,7 +422,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// A path without `.` and `..`; `None` where it leaves the folder that it begins in.
+/// Resolves `.` and `..` in a path; `None` if it leaves its first folder.
 fn resolved(path: &Path) -> Option<PathBuf> {
     let mut out = PathBuf::new();
     for part in path.components() {
@@ -438,7 +436,7 @@ fn resolved(path: &Path) -> Option<PathBuf> {
     Some(out)
 }
 
-/// Every `.md` file below a folder, from the root on, but for what is built, hidden or belongs to others.
+/// Every `.md` file below a folder, except in hidden, generated and external folders.
 fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap) {
         let name = entry.file_name().into_string().unwrap();
@@ -454,7 +452,7 @@ fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn every_link_of_every_page_leads_somewhere() {
+fn every_link_of_every_page_has_a_target() {
     let mut pages = Vec::new();
     markdown(Path::new(""), &mut pages);
     let (mut followed, mut wrong) = (0, Vec::new());
@@ -479,7 +477,7 @@ fn every_link_of_every_page_leads_somewhere() {
     assert!(followed > 50, "only {followed} links were found in {} pages", pages.len());
 }
 
-/// Targets of the links of a page below the root, as paths from the root on.
+/// Files that a page links to, as paths from the root.
 fn linked(page: &str) -> BTreeSet<PathBuf> {
     let text = fs::read_to_string(root().join(page)).unwrap();
     let paths = links(&text).into_iter().filter(|link| !link.contains("://"));
@@ -499,7 +497,7 @@ fn every_page_is_in_the_book() {
 }
 
 #[test]
-fn the_architecture_names_what_the_files_have() {
+fn architecture_page_names_existing_items() {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     assert!(
         text.len() <= 20 * 1024,
@@ -512,7 +510,7 @@ fn the_architecture_names_what_the_files_have() {
     for row in tables.lines().filter(|line| line.starts_with("| ") && line.contains("](")) {
         rows += 1;
         let files = links(row);
-        // The names are after the links in one table and before the words in the other: the first code of the
+        // In one table the names follow the links, in the other they precede the words: the first code in the
         // last cell.
         let cell = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
         let Some(name) = cell.split('`').nth(1) else {
@@ -532,7 +530,7 @@ fn the_architecture_names_what_the_files_have() {
     assert!(rows > 30, "only {rows} rows were found");
 }
 
-/// Rows of the README's table of systems: cells, without the outer bars.
+/// Rows of the README's table of systems: their cells.
 fn systems(readme: &str) -> Vec<Vec<&str>> {
     let (_, rest) = readme.split_once("## Five systems").unwrap();
     let (table, _) = rest.split_once("\n## ").unwrap();
@@ -549,8 +547,8 @@ fn the_table_of_systems_names_passes_and_results_that_exist() {
     assert_eq!(rows.len(), 5);
     let mut wrong = Vec::new();
     for cells in rows {
-        let [system, means, .., result] = cells.as_slice() else { panic!("{cells:?}") };
-        let named = means.split(';').next().filter(|part| part.starts_with("pass")).unwrap_or_default();
+        let [system, mechanism, .., result] = cells.as_slice() else { panic!("{cells:?}") };
+        let named = mechanism.split(';').next().filter(|part| part.starts_with("pass")).unwrap_or_default();
         for pass in named.split('`').skip(1).step_by(2).filter(|pass| !passes.contains(pass)) {
             wrong.push(format!("{system}: `moec passes` has no `{pass}`"));
         }

@@ -1,5 +1,5 @@
-//! Tests of the real binary from end to end: one program, since each would link all of moec. A file is a
-//! module, which `cargo xtask test` treats as a program of its own: `cargo xtask test golden`.
+//! End-to-end tests of the real binary, in one program, since each program would link all of moec. Each file
+//! is a module, which `cargo xtask test` treats as a separate program: `cargo xtask test golden`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
@@ -58,7 +58,7 @@ mod untrusted;
 mod weights;
 mod windows;
 
-/// Program of a process that works on templates: this one, with the name of this test.
+/// Program of the process that renders templates: this program, run with the name of this test.
 #[test]
 fn bounded_worker() {
     moec_service::worker::run().unwrap();

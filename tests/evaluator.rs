@@ -1,4 +1,4 @@
-//! The evaluator and the compiled code agree, layer by layer; rewriting keeps the meaning of the Graph.
+//! The evaluator and the compiled code agree layer by layer, and rewriting keeps the meaning of the Graph.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -15,39 +15,38 @@ use moec_targets::target;
 use std::path::Path;
 use support::{FAMILIES, FOLDED, Setup, cache, checkpoint, distance, expected, fails, ferris, moec, ok};
 
-/// Largest relative error of any value anywhere in a model, evaluator against compiled code.
+/// Largest relative difference of any value between evaluator and compiled code.
 const CHAINED: f64 = 2e-5;
 
-/// Output of `moec verify`: columns that are explained, a verdict as data, and that alone where it is to be
-/// quiet.
+/// Output of `moec verify`: a table with a legend, the verdict as JSON, and only the verdict with `--quiet`.
 #[test]
-fn the_verdict_is_data() {
+fn verify_prints_its_verdict_as_data() {
     let folder = tempfile::tempdir().unwrap();
     let toml = Setup { format: "bf16", chunk: 16, batch: &[1], context: 32 }
         .write(&checkpoint("olmoe"), folder.path());
     let bundle = folder.path().join("b");
     ok(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
-    let says = |args: &[&str]| {
+    let verify = |args: &[&str]| {
         let output = ok(moec().arg("verify").arg(&bundle).args(args));
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
     };
-    let (whole, stages) = says(&[]);
+    let (whole, stages) = verify(&[]);
     assert!(stages.contains("Finished") && !stages.contains("is OK"), "the verdict is said twice: {stages}");
     let head = whole.lines().find(|l| l.starts_with("entry point")).unwrap();
     for column in ["own error", "up to", "summed error"] {
         assert!(head.contains(column), "{head}");
         assert!(whole.lines().any(|l| l.starts_with(column)), "`{column}` is not explained:\n{whole}");
     }
-    assert!(whole.contains("relative to what is right"), "{whole}");
+    assert!(whole.contains("relative to the reference"), "{whole}");
     let verdict = whole.lines().last().unwrap();
     assert!(verdict.contains("is OK") && verdict.contains("steps of 2 entry points"), "{verdict}");
-    // Quiet: errors and data, which is the verdict. Here bundles have no other lines to compare by than it.
-    let (quiet, said) = says(&["--quiet"]);
-    assert!(quiet.contains(verdict) && !quiet.contains("own error") && said.is_empty(), "{quiet}{said}");
-    let data: serde_json::Value = serde_json::from_str(&says(&["--json"]).0).unwrap();
+    // With `--quiet`, only errors and the verdict, which is the data of this command.
+    let (quiet, stderr) = verify(&["--quiet"]);
+    assert!(quiet.contains(verdict) && !quiet.contains("own error") && stderr.is_empty(), "{quiet}{stderr}");
+    let data: serde_json::Value = serde_json::from_str(&verify(&["--json"]).0).unwrap();
     assert!(data["verdict"] == "right" && data["failures"] == serde_json::json!([]), "{data}");
 
-    // And of one that is held to more than it can: the same on stdout, exit code 1.
+    // With a bound that is too small, the verdict is also on stdout, and the exit code is 1.
     let output = support::finish(moec().arg("verify").arg(&bundle).args(["--bound", "0", "--quiet"]));
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.code() == Some(1) && stdout.contains("is wrong"), "{stdout}");
@@ -56,7 +55,7 @@ fn the_verdict_is_data() {
     assert!(data["verdict"] == "wrong" && !data["failures"].as_array().unwrap().is_empty(), "{data}");
 }
 
-/// Every family in f32 and in three of five other formats, each of which most families have.
+/// Every family in f32 and in three of five other formats, so that each format is tested with most families.
 #[test]
 fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
     for (i, family) in FAMILIES.into_iter().enumerate() {
@@ -66,7 +65,7 @@ fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
             let source = checkpoint(family);
             let bundle = built(&source, format, "f32", folder.path());
             let (checkpoint, _) = moec_import::open(&source, &ImportOptions::default()).unwrap();
-            // Against the bundle's own weights, and against the checkpoint's, rounded.
+            // Compared with the bundle's own weights, and with the checkpoint's weights after rounding.
             for source in [None, Some(&checkpoint)] {
                 let report = verify(&bundle, source, None, &Progress::silent()).unwrap();
                 assert_eq!(report.failures(), Vec::<String>::new(), "{family} in {format}");
@@ -79,8 +78,8 @@ fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
                     );
                     for node in &entry.nodes {
                         let chained = node.chained.unwrap_or_default();
-                        // A gate of one column may be next to nothing, and is then far off in proportion;
-                        // states that fold tokens fold what was rounded, too.
+                        // A gate with one column may be near 0 and have a large relative error. Recurrent
+                        // states accumulate rounding errors.
                         let least = if FOLDED.contains(&family) { 1e-5 } else { 1e-6 };
                         let same = chained.within(CHAINED) || chained.max_abs < least;
                         assert!(same, "{family} {format} {}: {node:?}", entry.entry);
@@ -95,8 +94,8 @@ fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
 fn built(source: &Path, format: &str, activations: &str, folder: &Path) -> Bundle {
     let toml = Setup { format, chunk: 16, batch: &[1, 3], context: 64 }.write(source, folder);
     let text = std::fs::read_to_string(&toml).unwrap();
-    let asked = format!("activations = \"{activations}\"");
-    std::fs::write(&toml, text.replace("activations = \"f32\"", &asked)).unwrap();
+    let setting = format!("activations = \"{activations}\"");
+    std::fs::write(&toml, text.replace("activations = \"f32\"", &setting)).unwrap();
     let bundle = folder.join("b");
     let request = Request {
         config: &toml,
@@ -114,14 +113,14 @@ fn built(source: &Path, format: &str, activations: &str, folder: &Path) -> Bundl
     Bundle::open(&bundle).unwrap()
 }
 
-/// The largest share that any step takes of the error that is allowed to it.
+/// The largest error of any step, as a share of its permitted error.
 fn share(report: &Report) -> f64 {
     let nodes = report.entries.iter().flat_map(|e| &e.nodes);
     nodes.map(|n| n.local.relative / report.allowed(n)).fold(0.0, f64::max)
 }
 
 #[test]
-fn steps_that_round_are_held_to_what_their_arithmetic_explains() {
+fn rounding_steps_are_within_their_error_bounds() {
     let sources = FAMILIES.map(checkpoint).into_iter().chain([ferris()]);
     let mut rounded = 0;
     for source in sources {
@@ -135,7 +134,7 @@ fn steps_that_round_are_held_to_what_their_arithmetic_explains() {
             let off =
                 nodes.filter(|n| n.op == "linear" && n.rounding > 0.0 && !n.local.within(BOUND)).count();
             rounded += off;
-            // What rounds would not pass as f32.
+            // With the bound of f32, steps that round would fail.
             let strict = Report { bound: Some(BOUND), ..report };
             assert_eq!(off > 0, strict.failures().iter().any(|f| f.contains("`linear`")));
         }
@@ -144,7 +143,7 @@ fn steps_that_round_are_held_to_what_their_arithmetic_explains() {
 }
 
 #[test]
-fn rewriting_keeps_what_the_graph_means() {
+fn rewriting_keeps_the_logits() {
     for family in FAMILIES {
         let folder = tempfile::tempdir().unwrap();
         let setup = Setup { format: "f32", chunk: 20, batch: &[1], context: 64 };
@@ -166,8 +165,8 @@ fn rewriting_keeps_what_the_graph_means() {
 }
 
 #[test]
-fn what_was_rounded_by_importance_verifies() {
-    // The demo model has a tokenizer, and its table is its head: they are rounded apart from each other.
+fn weights_rounded_by_importance_verify() {
+    // ferris has a tokenizer; its embedding table is also its head, and both are rounded separately.
     ["q4", "q4o"].into_iter().for_each(rounded_by_importance);
 }
 
@@ -186,15 +185,15 @@ fn rounded_by_importance(format: &str) {
 }
 
 #[test]
-fn a_wrong_step_is_found() {
+fn verify_reports_a_step_out_of_tolerance() {
     let folder = tempfile::tempdir().unwrap();
     let toml = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }
         .write(&checkpoint("qwen3_moe"), folder.path());
     let bundle = folder.path().join("b");
     ok(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
     ok(moec().arg("verify").arg(&bundle));
-    // No compiled step keeps to a bound of nothing.
-    let (code, said) = fails(moec().arg("verify").arg(&bundle).args(["--bound", "0"]));
+    // No compiled step satisfies a bound of 0.
+    let (code, stderr) = fails(moec().arg("verify").arg(&bundle).args(["--bound", "0"]));
     assert_eq!(code, 1);
-    assert!(said.contains("out of tolerance") && said.contains("`linear` in `layers."), "{said}");
+    assert!(stderr.contains("out of tolerance") && stderr.contains("`linear` in `layers."), "{stderr}");
 }

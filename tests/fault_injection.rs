@@ -1,13 +1,13 @@
-//! Damaged checkpoints and bundles, by the hundred: whatever is done to their files, every subcommand ends
-//! soon, with an error that names what is wrong or with what was requested, and leaves nothing else behind.
+//! Hundreds of damaged checkpoints and bundles: every subcommand ends soon, with an error that names the
+//! fault or with the requested result, and leaves no other files.
 //!
-//! A case is a base (a checkpoint or a bundle), a mutation of its files and a subcommand, all drawn from a
-//! seed and the number of the case. `cargo xtask fault-injection` runs a thousand of them and takes
-//! `--cases`, `--seed`, `--only KIND` and `--case NUMBER`, which arrive here as the variables
-//! `MOEC_FAULTS_…`; a plain `cargo test` runs a hundred.
+//! A case is a base (a checkpoint or a bundle), a mutation of its files, and a subcommand. All are drawn by a
+//! seed and the case's number. `cargo xtask fault-injection` runs a thousand cases. It takes `--cases`,
+//! `--seed`, `--only KIND` and `--case NUMBER`, which are passed as the variables `MOEC_FAULTS_…`. A plain
+//! `cargo test` runs a hundred.
 //!
-//! A bundle is a program: what its object code does is what its author wants. So where object code or a plan
-//! was changed *and* the hashes were made to fit, only subcommands that execute nothing are run.
+//! A bundle is a program: its object code does what its author wants. So if object code or a plan was changed
+//! and the hashes were updated, only subcommands that execute nothing are run.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
@@ -41,9 +41,9 @@ use case::{Case, KINDS};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Cases of a plain `cargo test`.
+/// Number of cases of a plain `cargo test`.
 const USUAL: usize = 100;
-/// Cases between two lines of progress.
+/// Number of cases between two lines of progress.
 const PROGRESS: usize = 50;
 
 /// The value of `MOEC_FAULTS_{name}`, if it is set.
@@ -51,13 +51,13 @@ fn option(name: &str) -> Option<String> {
     std::env::var(format!("MOEC_FAULTS_{name}")).ok().filter(|v| !v.is_empty())
 }
 
-/// The same as a number.
+/// The value of `MOEC_FAULTS_{name}` as a number.
 fn number(name: &str) -> Option<u64> {
     option(name).map(|v| v.parse().unwrap_or_else(|_| panic!("`MOEC_FAULTS_{name}` is `{v}`, no number")))
 }
 
-/// The cases that were requested.
-fn wanted(seed: u64) -> Vec<Case> {
+/// The cases that the variables select.
+fn selected_cases(seed: u64) -> Vec<Case> {
     let only = option("ONLY");
     if let Some(kind) = only.as_deref() {
         let names: Vec<_> = KINDS.iter().map(|k| k.name).collect();
@@ -72,10 +72,10 @@ fn wanted(seed: u64) -> Vec<Case> {
 }
 
 #[test]
-fn whatever_is_done_to_files_ends_in_an_error_or_in_order() {
+fn damaged_files_are_reported_or_read_correctly() {
     let seed = number("SEED").unwrap_or(0);
-    let cases = wanted(seed);
-    // Here, since this is the thread that has the name of the test.
+    let cases = selected_cases(seed);
+    // Called here, since this thread has the name of the test.
     case::coreml_once();
     let bases = Bases::new();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -120,23 +120,23 @@ fn whatever_is_done_to_files_ends_in_an_error_or_in_order() {
 }
 
 #[test]
-fn a_case_is_a_number() {
+fn fault_cases_are_reproducible_by_number() {
     for number in 0..50 {
         assert_eq!(Case::draw(7, number).to_string(), Case::draw(7, number).to_string());
     }
     let all = |seed| (0..50).map(|n| Case::draw(seed, n).to_string()).collect::<Vec<_>>();
     assert_ne!(all(1), all(2));
-    // Every kind comes up among as many cases as run in a plain test.
-    let met = |k: &case::Kind| (0..USUAL as u64).any(|n| Case::draw(0, n).kind.name == k.name);
-    let never: Vec<_> = KINDS.iter().filter(|k| !met(k)).map(|k| k.name).collect();
+    // A plain run has cases of every kind.
+    let is_drawn = |k: &case::Kind| (0..USUAL as u64).any(|n| Case::draw(0, n).kind.name == k.name);
+    let never: Vec<_> = KINDS.iter().filter(|k| !is_drawn(k)).map(|k| k.name).collect();
     assert!(never.is_empty(), "a plain test never meets {never:?}");
 }
 
-/// The judge would be worth nothing if it let things pass.
+/// Tests the judge itself.
 #[test]
-fn the_judge_sees_what_is_wrong() {
+fn judge_rejects_crashes_hangs_and_silent_failures() {
     use judge::{Outcome, verdict};
-    let fine = Outcome { code: Some(1), signal: None, said: "error: `a` is wrong\n".into(), hung: false };
+    let fine = Outcome { code: Some(1), signal: None, stderr: "error: `a` is wrong\n".into(), hung: false };
     let of = |change: &dyn Fn(&mut Outcome)| {
         let mut outcome = fine.clone();
         change(&mut outcome);
@@ -147,7 +147,7 @@ fn the_judge_sees_what_is_wrong() {
     assert!(of(&|o| (o.code, o.signal) = (None, Some(11))).unwrap_err().contains("signal 11"));
     assert!(of(&|o| o.code = Some(101)).unwrap_err().contains("101"));
     assert!(of(&|o| o.code = Some(130)).unwrap_err().contains("130"));
-    assert!(of(&|o| o.said = "thread 'main' panicked at".into()).unwrap_err().contains("panicked"));
-    assert!(of(&|o| o.said.clear()).unwrap_err().contains("no error"));
-    assert!(of(&|o| o.said = "error: it failed\n".into()).unwrap_err().contains("names nothing"));
+    assert!(of(&|o| o.stderr = "thread 'main' panicked at".into()).unwrap_err().contains("panicked"));
+    assert!(of(&|o| o.stderr.clear()).unwrap_err().contains("no error"));
+    assert!(of(&|o| o.stderr = "error: it failed\n".into()).unwrap_err().contains("names nothing"));
 }

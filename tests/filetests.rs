@@ -1,7 +1,7 @@
-//! Every pass on small files: `golden/passes/*.moe` hold what goes in and what comes out.
+//! Tests of every pass on small files: `golden/passes/*.moe` have input and expected output.
 //!
-//! `MOEC_BLESS=1 cargo test --test filetests` writes what comes out anew; read the difference. `moec pass
-//! NAME FILE` prints it.
+//! `MOEC_BLESS=1 cargo xtask test filetests` updates the output; check the difference. `moec pass NAME FILE`
+//! prints it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -33,7 +33,7 @@ fn report(e: moec_base::Error) -> String {
 }
 
 #[test]
-fn every_pass_has_two() {
+fn every_pass_has_at_least_two_filetests() {
     let passes: Vec<_> = files().iter().map(|f| Filetest::read(f, None).unwrap().pass().name).collect();
     for name in moec_pipeline::names() {
         let count = passes.iter().filter(|p| **p == name).count();
@@ -48,7 +48,7 @@ fn every_pass_has_two() {
 
 /// Errors of invalid files, and their places.
 #[test]
-fn malformed_files_are_refused_with_a_place() {
+fn malformed_filetests_are_refused_with_a_position() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.moe");
     let graph = "
@@ -61,22 +61,22 @@ entry prefill[1] -> %6 {
   %6: f32[1, 4] = linear %5, @embed
 }
 ";
-    let says = |text: &str| {
+    let error_of = |text: &str| {
         fs::write(&path, text).unwrap();
         let e = Filetest::read(&path, None).and_then(|f| f.run()).unwrap_err();
         assert_eq!(e.fault, Fault::Input, "{e}");
         e.message.replace(&path.display().to_string(), "x.moe")
     };
     for (text, expected) in [
-        ("; nothing\n", "`x.moe` names no pass"),
+        ("; nothing\n", "`x.moe` does not name a pass"),
         (";! pass: magic\n;! graph\n", "`x.moe:1`: there is no pass `magic`"),
         (";! pas: lower\n;! graph\n", "`x.moe:1`: there is no key `pas`"),
-        (";! pass: tune\n\n;! pass: tune\n;! graph\n", "`x.moe:3`: `pass` is there twice"),
+        (";! pass: tune\n\n;! pass: tune\n;! graph\n", "`x.moe:3`: `pass` is given twice"),
         (";! pass: tune\n;! grahp\n;! expect\n", "`x.moe:2`: expected `key: value`, found `grahp`"),
         (";! pass: tune\n;! graph\n;! graphs\n", "`x.moe:3`: there is no section `graphs`"),
         (";! pass: tune\n;! graph\n;! graph\n", "`x.moe:3`: there is a section `graph` already"),
         (";! pass: tune\nentry\n;! graph\n", "`x.moe:2`: expected a comment or a section"),
-        (";! pass: tune\n;! show: all\n;! graph\n", "`x.moe:2`: there is nothing called `all` to show"),
+        (";! pass: tune\n;! show: all\n;! graph\n", "`x.moe:2`: `all` is not a value of `show`"),
         (";! pass: lower\n;! expect\n", "`x.moe` has no section `config`"),
         (";! pass: lower\n;! config\n{}\n;! tensors\nnorm\n;! expect\n", "`x.moe:5`: `norm` is not a tensor"),
         (
@@ -84,17 +84,17 @@ entry prefill[1] -> %6 {
             "`x.moe:5:1: expected `weight`, `state` or `entry`, found `weigth``",
         ),
     ] {
-        assert_eq!(says(text), expected, "{text}");
+        assert_eq!(error_of(text), expected, "{text}");
     }
     for (header, expected) in [
         (";! pass: tier\n", "pass `tier` has nothing to do here"),
         (";! pass: format\n;! from: layout\n", "`layout` comes after `format`"),
         (";! pass: format\n\n;! wieghts.experts = 1\n", "`x.moe:3:4`: unknown section `[wieghts]`"),
     ] {
-        assert_eq!(says(&format!("{header}{graph}")), expected, "{header}");
+        assert_eq!(error_of(&format!("{header}{graph}")), expected, "{header}");
     }
     let wrong = format!(";! pass: format\n{}", graph.replace("linear %5", "linear %9"));
-    assert_eq!(says(&wrong), "the Graph of `x.moe` is wrong");
+    assert_eq!(error_of(&wrong), "the Graph of `x.moe` is wrong");
     for (loads, expected) in [
         (
             "chunk = 4\nlayer = [{layer = 0, k = 1, samples = [[1, 2], [3]]}]",
@@ -103,6 +103,6 @@ entry prefill[1] -> %6 {
         ("chunk = 4\nlayer = [{layer = 0, k = 1, samples = [[1, 2]]}]", "the input of `x.moe` is wrong"),
     ] {
         let text = format!(";! pass: tier\n;! target: m2-ultra\n{graph}\n;! loads\n{loads}\n");
-        assert_eq!(says(&text), expected, "{loads}");
+        assert_eq!(error_of(&text), expected, "{loads}");
     }
 }

@@ -1,4 +1,4 @@
-//! Plans before and after pass `fuse` compute the same bits: prompts, chunk by chunk, and decoding of several
+//! Pass `fuse` does not change any bit of the results: prompts, chunk by chunk, and decoding of several
 //! sequences.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -12,12 +12,12 @@ use moec_config::Config;
 use moec_import::ImportOptions;
 use moec_passes::tune;
 use moec_pipeline::{Compilation, Inputs, Stops};
-use moec_runtime::{Engine, Options, Program, Want};
+use moec_runtime::{Engine, LogitRows, Options, Program};
 use moec_targets::target;
 use std::path::Path;
 use support::{FAMILIES, Setup, checkpoint, expected};
 
-/// Bits of all logits of a prompt and of some tokens after it, and the steps of each entry point.
+/// Bits of all logits of a prompt and of some tokens after it; and the number of steps of each entry point.
 fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<usize>) {
     let config = Config::load(toml).unwrap();
     let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
@@ -27,7 +27,7 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
     c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
     let planned = c.planned.as_mut().unwrap();
     if planned.decisions.is_none() {
-        // A bundle has some; those of the kernels as they are change none of them.
+        // A bundle needs decisions; those of tuning without measurements do not change the kernels.
         let (mut plan, mut kernels) = (planned.plan.clone(), planned.kernels.clone());
         planned.decisions = Some(tune::tune(&mut plan, &mut kernels, &target, None).unwrap());
     }
@@ -45,7 +45,7 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
             bits.extend(logits.iter().map(|x| x.to_bits()));
             Ok(())
         };
-        engine.prefill(slot, 0, &ids[slot as usize..40], Want::All, &mut sink).unwrap();
+        engine.prefill(slot, 0, &ids[slot as usize..40], LogitRows::All, &mut sink).unwrap();
     }
     for step in 0..4 {
         let rows: Vec<_> = (0..2).map(|s| (s, 40 - s as usize + step, ids[step + s as usize])).collect();
@@ -58,24 +58,25 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
     (bits, steps)
 }
 
-/// Compares the plans of every family; with `whole` also what all passes make of them, which are the same for
-/// every format.
+/// Compares plans before and after `fuse` for every family; with `whole` also after all passes. The later
+/// passes do not depend on the format.
 fn compare(format: &str, activations: &str, whole: bool) {
     for family in FAMILIES {
         let source = checkpoint(family);
         let ids = expected(&source).ids;
         let folder = tempfile::tempdir().unwrap();
-        // Chunks of 16 and 24 tokens, so that some keys are stored in whole vectors and some alone.
+        // Chunks of 16 and 24 tokens, so that some keys are written in whole vectors and some one at a time.
         let toml = Setup { format, chunk: 24, batch: &[2], context: 64 }.write(&source, folder.path());
-        let asked = format!("activations = \"{activations}\"");
-        let text = std::fs::read_to_string(&toml).unwrap().replace("activations = \"f32\"", &asked);
+        let setting = format!("activations = \"{activations}\"");
+        let text = std::fs::read_to_string(&toml).unwrap().replace("activations = \"f32\"", &setting);
         std::fs::write(&toml, text).unwrap();
         let at = |name: &str| folder.path().join(name);
         let (before, steps) = run(&toml, "layout", &ids, &at("before"));
         let (after, fewer) = run(&toml, "fuse", &ids, &at("after"));
         assert!(before == after, "{family} in {format}");
         assert!(before.iter().any(|&x| x != before[0]), "{family} in {format}: all logits are the same");
-        // In f32 a model with latent attention has nothing to join; norms before bytes are everywhere.
+        // In f32, models with latent attention have nothing to fuse. With q8, norms before byte products
+        // always fuse.
         let fuses = steps.iter().zip(&fewer).all(|(a, b)| b < a || (format != "q8" && b == a));
         assert!(fuses, "{family} in {format}: {fewer:?} steps of {steps:?}");
         if whole {

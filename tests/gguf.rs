@@ -12,8 +12,7 @@ use support::{
     Setup, checkpoint, clean, distance, expected, fails, ferris, list, logits_file, moec, ok, root, tree,
 };
 
-/// Those whose tensors are another way round in GGUF: rows that are paired, parts of one matrix, gate and up
-/// apart.
+/// Families whose tensors have another order in GGUF: permuted rows, split matrices, gate and up separate.
 const TURNED: [&str; 3] = ["mixtral", "deepseek_v2", "gpt_oss"];
 
 /// Writes the GGUF file of a checkpoint.
@@ -32,8 +31,8 @@ fn build(source: &Path, folder: &Path, setup: Setup<'_>) -> PathBuf {
 }
 
 #[test]
-fn every_family_gives_its_tokens() {
-    if !GGUF.here() {
+fn every_family_gives_its_tokens_from_gguf() {
+    if !GGUF.met_or_skip() {
         return;
     }
     for (i, family) in GGUF_WRITTEN.into_iter().enumerate() {
@@ -51,33 +50,33 @@ fn every_family_gives_its_tokens() {
             });
             assert!(!ours.is_empty() && ours == theirs, "{family}: other weights");
         }
-        says(&bundle, &source, family);
+        check_tokens(&bundle, &source, family);
     }
 }
 
-/// Holds the tokens of a bundle against the reference of the checkpoint that it was made of.
-fn says(bundle: &Path, source: &Path, family: &str) {
+/// Compares the tokens of a bundle with the reference of its checkpoint.
+fn check_tokens(bundle: &Path, source: &Path, family: &str) {
     let want = expected(source);
     let prompt = want.greedy.len() - 24;
     let ids = list(&want.greedy[..prompt]);
     let output = ok(moec().arg("run").arg(bundle).args(["generate", "--ids", &ids, "-n", "24", "--json"]));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ids: Vec<u32> = serde_json::from_value(report["ids"].clone()).unwrap();
     assert_eq!(ids, want.greedy[prompt..], "{family}");
 }
 
 /// Tokens and logits of architectures of 2026, stored in f32, through the binary.
 fn late(families: impl IntoIterator<Item = &'static str>) {
-    if !GGUF.here() {
+    if !GGUF.met_or_skip() {
         return;
     }
-    // Llama 4's chunks are llama.cpp's own, which no golden checkpoint has: the importer's test compares it
-    // with safetensors.
+    // Llama 4's chunks are a constant of llama.cpp, which no golden checkpoint has. A test of the importer
+    // compares it with safetensors.
     for family in families.into_iter().filter(|family| *family != "llama4") {
         let (source, folder) = (checkpoint(family), tempfile::tempdir().unwrap());
         let setup = Setup { format: "f32", chunk: 20, batch: &[1], context: 96 };
         let bundle = build(&write(&source, folder.path(), &["--type", "F32"]), folder.path(), setup);
-        says(&bundle, &source, family);
+        check_tokens(&bundle, &source, family);
         let want = expected(&source);
         let out = folder.path().join("logits.safetensors");
         ok(moec().arg("run").arg(&bundle).args(["logits", "--ids", &list(&want.ids), "--out"]).arg(&out));
@@ -98,7 +97,7 @@ fn all_architectures_of_2026() {
 
 #[test]
 fn the_demo_model_from_init_to_text() {
-    if !GGUF.here() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -120,8 +119,8 @@ fn the_demo_model_from_init_to_text() {
     let text = |bundle: &Path| {
         let mut run = moec();
         run.arg("run").arg(bundle).args(["generate", "--prompt", "fn main() { 1234", "-n", "16", "--json"]);
-        let said: serde_json::Value = serde_json::from_slice(&ok(&mut run).stdout).unwrap();
-        (said["ids"].clone(), said["text"].clone())
+        let report: serde_json::Value = serde_json::from_slice(&ok(&mut run).stdout).unwrap();
+        (report["ids"].clone(), report["text"].clone())
     };
     assert_eq!(text(&ours.0), text(&theirs.0));
     let want = expected(&ferris());
@@ -130,11 +129,11 @@ fn the_demo_model_from_init_to_text() {
     assert!(distance(&logits_file(&out).1, &want.logits) <= 2e-3);
 }
 
-/// Configurations by `init` take codes and scales over: such a bundle says what the same file says in f32,
-/// and `inspect` and `verify` find what was stored.
+/// Configurations by `init` keep codes and scales. Such a bundle gives the results of the same file in f32,
+/// and `inspect` and `verify` report the stored formats.
 #[test]
-fn codes_stay_what_they_are() {
-    if !GGUF.here() {
+fn gguf_codes_are_kept_from_init_to_bundle() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let source = checkpoint("mixtral");
@@ -149,9 +148,9 @@ fn codes_stay_what_they_are() {
             assert!(text.contains(&format!("\n{class} = \"{format}\"")), "{kind}: {text}");
         }
         let inspected = ok(moec().args(["inspect", "--json"]).arg(&model));
-        let said: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
-        assert_eq!(said["model"]["stored_by_class"]["experts"], format, "{kind}");
-        // Exact activations, and as init has them.
+        let report: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
+        assert_eq!(report["model"]["stored_by_class"]["experts"], format, "{kind}");
+        // With exact activations, and as `init` configures them.
         let exact = text.replace("activations = \"auto\"", "activations = \"f32\"");
         assert_ne!(exact, text);
         let plain = exact.replace(&format!(" = \"{format}\""), " = \"f32\"");
@@ -167,20 +166,20 @@ fn codes_stay_what_they_are() {
         let (taken, bundle) = logits("taken", &exact);
         assert!(distance(&taken, &as_f32) < 1e-5, "{kind}: {}", distance(&taken, &as_f32));
         ok(moec().arg("verify").arg(&bundle).arg("--source").arg(&model));
-        // Rounded activations choose other experts now and then: what is allowed is `verify`'s to say.
+        // Rounded activations sometimes choose other experts, so only the bound of `verify` is checked.
         let (_, bundle) = logits("rounded", &text);
         ok(moec().arg("verify").arg(&bundle).arg("--source").arg(&model));
         let inspected = ok(moec().args(["inspect", "--json"]).arg(&bundle));
-        let said = String::from_utf8(inspected.stdout).unwrap();
-        assert!(said.contains(&format!("\"{format}\"")), "{said}");
+        let stdout = String::from_utf8(inspected.stdout).unwrap();
+        assert!(stdout.contains(&format!("\"{format}\"")), "{stdout}");
     }
 }
 
-/// A model whose matrices are stored in types of two bits and fewer, among others, builds in every format to
-/// the weights of its numbers in F32, and gives the same tokens; `inspect` names the types.
+/// A model with matrices in many block types, some of two bits and fewer, is built in every format. Weights
+/// and tokens are those of a model with the same numbers in F32; `inspect` names the types.
 #[test]
-fn every_type_of_block_gives_the_tokens_of_its_numbers() {
-    if !GGUF.here() {
+fn every_block_type_gives_the_tokens_of_its_decoded_numbers() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -188,8 +187,8 @@ fn every_type_of_block_gives_the_tokens_of_its_numbers() {
     let mut python = clean(Command::new(moec_testing::gguf().unwrap()));
     ok(python.arg(root().join("gguf/tests/samples/model.py")).arg(&stored).arg(&decoded));
     let inspected = ok(moec().args(["inspect", "--json"]).arg(&stored));
-    let said: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
-    let types: Vec<_> = said["stored_as"].as_object().unwrap().keys().map(String::as_str).collect();
+    let report: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
+    let types: Vec<_> = report["stored_as"].as_object().unwrap().keys().map(String::as_str).collect();
     for name in ["Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"] {
         assert!(types.contains(&name), "{name}: {types:?}");
     }
@@ -203,11 +202,11 @@ fn every_type_of_block_gives_the_tokens_of_its_numbers() {
             let folder = tempfile::tempdir().unwrap();
             let bundle = build(source, folder.path(), setup);
             let run = |arguments: &[&str]| ok(moec().arg("run").arg(&bundle).args(arguments)).stdout;
-            let said = run(&["generate", "--ids", &ids, "-n", "24", "--json"]);
-            let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
+            let stdout = run(&["generate", "--ids", &ids, "-n", "24", "--json"]);
+            let report: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
             let mut weights = tree(&bundle);
             weights.retain(|(name, _)| name.contains("weights"));
-            (said["ids"].clone(), weights)
+            (report["ids"].clone(), weights)
         });
         assert_eq!(ours.0, theirs.0, "{format}");
         assert_eq!(ours.0.as_array().unwrap().len(), 24, "{format}");
@@ -224,8 +223,8 @@ fn a_damaged_file_is_refused() {
         (b"GGUF\x03\0\0\0", ["model.gguf", "ends inside its header"]),
     ] {
         fs::write(&path, bytes).unwrap();
-        let (code, said) = fails(moec().arg("init").arg(&path).arg("-o").arg(folder.path().join("m.toml")));
-        assert!(code == 1 && words.iter().all(|w| said.contains(w)), "{code}: {said}");
+        let (code, stderr) = fails(moec().arg("init").arg(&path).arg("-o").arg(folder.path().join("m.toml")));
+        assert!(code == 1 && words.iter().all(|w| stderr.contains(w)), "{code}: {stderr}");
         assert!(!folder.path().join("m.toml").exists());
     }
 }

@@ -1,4 +1,4 @@
-//! Every family, compiled and run as a user would, against what transformers computed.
+//! Every family, compiled and run from a user's view, compared with transformers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -12,8 +12,8 @@ use support::{
 /// Largest difference of any logit.
 const TOLERANCE: f32 = 2e-3;
 
-/// Builds `source` and compares logits and greedy tokens, with each number of threads. `own_binary`
-/// goes through `BUNDLE/run`, else through `moec run`.
+/// Builds `source`, and compares logits and greedy tokens with each number of threads. `own_binary` runs
+/// `BUNDLE/run`, otherwise `moec run`.
 fn compare(source: &Path, target: &str, setup: Setup<'_>, own_binary: bool) {
     let folder = tempfile::tempdir().expect("a folder");
     let toml = setup.write(source, folder.path());
@@ -46,19 +46,19 @@ fn compare(source: &Path, target: &str, setup: Setup<'_>, own_binary: bool) {
 
         let ids = list(&want.greedy[..prompt]);
         let output = ok(run().args(["generate", "--ids", &ids, "-n", "24", "--json", "--threads", threads]));
-        let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-        let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).expect("a list of ids");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let ids: Vec<u32> = serde_json::from_value(report["ids"].clone()).expect("a list of ids");
         assert_eq!(ids, want.greedy[prompt..], "{what}, {threads} threads");
     }
 }
 
 /// Tokens per chunk: 16 divides the prompt of 48, 20 does not, 64 holds it whole.
 const CHUNKS: [usize; 3] = [16, 20, 64];
-/// More of them where a chunk goes on from a state: one of few rows, and one that is the prompt.
+/// More chunk sizes for models whose chunks continue from a state: few rows, and the whole prompt.
 const MORE_CHUNKS: [usize; 5] = [16, 20, 64, 7, 48];
 
-/// Every family, with every chunk, or where `turn` is given with one of them by turns: what a chunk decides,
-/// which rows there are, is the same for every format.
+/// Compares every family with every chunk size. With `turn`, each family gets one size in turn, since the
+/// effect of the size is the same for every format.
 fn matrix(target: &str, format: &str, turn: Option<usize>) {
     if !runs_here(target) {
         return;
@@ -94,7 +94,7 @@ fn families_in_bf16_for_avx512() {
     matrix("x86-64-v4", "bf16", Some(1));
 }
 
-/// In chunks that divide nothing, with their own binary.
+/// With chunks that do not divide the prompt, and the bundle's own binary.
 fn late(families: impl Iterator<Item = &'static str>) {
     for family in families {
         let setup = Setup { format: "f32", chunk: 7, batch: &[1], context: 96 };
@@ -102,8 +102,8 @@ fn late(families: impl Iterator<Item = &'static str>) {
     }
 }
 
-/// The delta rule with one decay for each head and for each channel, in chunks of rows that are computed
-/// together, with and without rows left over.
+/// Delta rules with one decay per head and per channel, in chunks that are computed together, with and
+/// without remaining rows.
 #[test]
 fn delta_rules_in_long_chunks() {
     for family in ["bailing_hybrid", "kimi_linear", "qwen3_5_moe"] {
@@ -121,7 +121,7 @@ fn six_families_of_2026() {
 
 #[test]
 fn all_families_of_2026() {
-    late(moec_testing::checkpoints::late_ones());
+    late(moec_testing::checkpoints::late_checkpoints());
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn the_demo_model_in_its_own_format() {
     in_its_own_format(&ferris());
 }
 
-/// Past the 512 tokens of its window, too.
+/// The prompt is also longer than the window of 512 tokens.
 #[test]
 fn the_demo_model_with_relu_in_its_own_format() {
     in_its_own_format(&ferris_relu());
@@ -155,8 +155,8 @@ fn in_its_own_format(source: &Path) {
     assert!(worst <= TOLERANCE, "a logit is off by {worst}");
     let ids = list(&want.greedy[..64]);
     let output = ok(moec().arg("run").arg(&bundle).args(["generate", "--ids", &ids, "-n", "64", "--json"]));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).expect("a list of ids");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let ids: Vec<u32> = serde_json::from_value(report["ids"].clone()).expect("a list of ids");
     assert_eq!(ids, want.greedy[64..]);
 }
 

@@ -1,5 +1,5 @@
-//! A bundle on a GPU, by way of a driver that is made up and executes kernels on the host: its own `run`, and
-//! `moec run`.
+//! A bundle on a GPU, with a fake driver that executes kernels on the host: by its own `run`, and by `moec
+//! run`.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -18,7 +18,7 @@ use support::{Setup, checkpoint, clean, distance, expected, fails, list, logits_
 /// Largest difference of any logit.
 const TOLERANCE: f32 = 2e-3;
 
-/// A folder in which the loader finds the driver.
+/// A folder in which the dynamic loader finds the fake driver.
 fn driver(folder: &Path) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let library = own.parent().unwrap().join("libmoec_libcuda.so");
@@ -29,7 +29,7 @@ fn driver(folder: &Path) -> PathBuf {
     folder
 }
 
-/// A bundle with its `run`, all of it on the GPU that can be there.
+/// A bundle with its `run` and everything on the GPU that the GPU supports.
 fn build(folder: &Path) -> Bundle {
     let setup = Setup { format: "f32", chunk: 20, batch: &[1], context: 96 };
     let toml = setup.write(&checkpoint("mixtral"), folder);
@@ -42,7 +42,7 @@ fn build(folder: &Path) -> Bundle {
     Bundle::open(&bundle).unwrap()
 }
 
-/// Options of a bundle's run.
+/// Commands that run a bundle with the fake driver.
 struct Run<'a> {
     bundle: &'a Bundle,
     driver: &'a Path,
@@ -54,31 +54,30 @@ impl Run<'_> {
         command
     }
 
-    /// By itself.
+    /// The bundle's own `run`.
     fn alone(&self) -> Command {
         self.command(clean(Command::new(self.bundle.folder.join("run"))))
     }
 
-    /// By moec.
+    /// `moec run`.
     fn by_moec(&self) -> Command {
         let mut run = self.command(moec());
         run.arg("run").arg(&self.bundle.folder);
         run
     }
 
-    /// Error where the driver refuses something.
+    /// Error if the driver refuses a call.
     fn refused(&self, variable: &str, value: &str, words: &[&str]) {
         for mut run in [self.alone(), self.by_moec()] {
-            let (code, said) =
+            let (code, stderr) =
                 fails(run.args(["generate", "--ids", "1,2,3", "-n", "2"]).env(variable, value));
-            assert!(code == 1 && words.iter().all(|w| said.contains(w)), "{variable}={value}: {said}");
-            assert!(said.contains("hint: "), "{said}");
+            assert!(code == 1 && words.iter().all(|w| stderr.contains(w)), "{variable}={value}: {stderr}");
+            assert!(stderr.contains("hint: "), "{stderr}");
         }
     }
 }
 
-/// The program that a build links computes on a GPU what transformers does, needs nothing of moec for it, and
-/// names what is wrong.
+/// The `run` of a build drives a GPU without moec, gives transformers' results, and names errors.
 #[test]
 fn run_drives_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
@@ -96,29 +95,29 @@ fn run_drives_a_gpu() {
     let prefill = bundle.plan.entries.iter().find(|e| e.kind.is_prefill()).unwrap();
     let launches = prefill.steps.iter().filter(|s| matches!(s.code, Code::Builtin(Builtin::Launch { .. })));
     let made = calls.lines().filter(|l| l.starts_with("cuLaunchKernel ")).count();
-    // 48 tokens are three calls, and two programs made them.
+    // 48 tokens take three calls, and two programs made them.
     assert_eq!(made, 2 * 3 * launches.count(), "{calls}");
-    // Machine code goes first where there is some; this driver runs texts.
+    // Machine code is tried first, if there is some; this driver only accepts text.
     let code = bundle.manifest.assembler.is_some();
     let loads: Vec<_> = calls.lines().filter(|l| l.starts_with("cuModuleLoadDataEx")).collect();
     let all = ["cuModuleLoadDataEx code", "cuModuleLoadDataEx text"];
     assert_eq!(loads, all[usize::from(!code)..].repeat(2));
     let prompt = want.greedy.len() - 24;
     let ids = list(&want.greedy[..prompt]);
-    // Of three tokens that are decoded the first is launched kernel by kernel, and the others are a graph.
+    // The first of three decoded tokens launches its kernels one by one, the others launch a graph.
     for (graphs, launched) in [("on", 2), ("off", 0)] {
         fs::remove_file(&log).unwrap();
         let mut generate = run.alone();
         generate.args(["generate", "--ids", &ids, "-n", "4", "--json"]);
-        let said = ok(generate.env("MOEC_FAKE_LOG", &log).env("MOEC_CUDA_GRAPHS", graphs));
-        let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
-        let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+        let generated = ok(generate.env("MOEC_FAKE_LOG", &log).env("MOEC_CUDA_GRAPHS", graphs));
+        let report: serde_json::Value = serde_json::from_slice(&generated.stdout).unwrap();
+        let ids: Vec<u32> = serde_json::from_value(report["ids"].clone()).unwrap();
         assert_eq!(ids, want.greedy[prompt..prompt + 4]);
         let calls = fs::read_to_string(&log).unwrap();
         assert_eq!(calls.lines().filter(|l| *l == "cuGraphLaunch").count(), launched, "{calls}");
     }
 
-    run.refused("MOEC_FAKE_GPUS", "0", &["the unit `gpu` cannot be used", "there is no GPU"]);
+    run.refused("MOEC_FAKE_GPUS", "0", &["the unit `gpu` cannot be used", "reports no GPU"]);
     run.refused("MOEC_FAKE_SM", "80", &["its kernels are for sm_90", "is of sm_80", "sm = \"sm_80\""]);
     run.refused("MOEC_FAKE_FREE", "4096", &["bytes of memory, and 4096 are free", "[placement]"]);
     let mismatch = ["cuInit gives CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "unsupported display driver"];
@@ -130,9 +129,9 @@ fn run_drives_a_gpu() {
     run.refused("MOEC_FAKE_REFUSE", "cuMemcpyDtoHAsync=719", &[stopped[0]]);
 }
 
-/// Without a driver a `run` says so, and `info` beforehand.
+/// Without a driver, `run` reports it, and `info` reports it in advance.
 #[test]
-fn run_misses_a_driver_by_name() {
+fn run_reports_a_missing_gpu_driver() {
     let folder = tempfile::tempdir().unwrap();
     let (bundle, driver) = (build(folder.path()), driver(folder.path()));
     let run = Run { bundle: &bundle, driver: &driver };
@@ -142,21 +141,22 @@ fn run_misses_a_driver_by_name() {
         info["target"]["missing_units"].clone()
     };
     assert_eq!([missing("1"), missing("0")], [serde_json::json!([]), serde_json::json!(["gpu"])]);
-    // What the kernels are is looked at like any other file.
+    // The kernels' file is checked like any other file.
     let path = bundle.folder.join(&bundle.plan.launches[0].artifact);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("sm_90", "sm_80")).unwrap();
-    let (_, said) = fails(run.alone().args(["generate", "--ids", "1,2,3", "-n", "1"]));
-    assert!(said.contains("gpu.ptx"), "{said}");
+    let (_, stderr) = fails(run.alone().args(["generate", "--ids", "1,2,3", "-n", "1"]));
+    assert!(stderr.contains("gpu.ptx"), "{stderr}");
     fs::write(&path, text).unwrap();
     fs::remove_file(driver.join("libcuda.so.1")).unwrap();
     fs::write(driver.join("libcuda.so.1"), "no library").unwrap();
     run.refused("MOEC_FAKE_GPUS", "1", &["no NVIDIA driver found", "libcuda.so.1"]);
 }
 
-/// Machine code is what the assembler makes of the text, twice the same, and another's is refused.
+/// Machine code is the assembler's output for the text, and reproducible. Machine code of another text is
+/// refused.
 #[test]
-fn machine_code_is_that_of_the_text() {
+fn machine_code_is_the_assembled_ptx() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("empty");
     let build = |name: &str, cache: Option<&Path>| {
@@ -170,15 +170,15 @@ fn machine_code_is_that_of_the_text() {
         if let Some(cache) = cache {
             build.env("MOEC_CACHE", cache).env_remove("MOEC_PTXAS");
         }
-        let said = ok(build.arg(&toml).arg("-o").arg(&bundle));
-        let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
-        (Bundle::open(&bundle).unwrap(), said["notes"].to_string())
+        let built = ok(build.arg(&toml).arg("-o").arg(&bundle));
+        let report: serde_json::Value = serde_json::from_slice(&built.stdout).unwrap();
+        (Bundle::open(&bundle).unwrap(), report["notes"].to_string())
     };
     let (without, notes) = build("without", Some(&cache));
     assert!(notes.contains("cargo xtask cuda"), "{notes}");
     assert_eq!(without.manifest.assembler, None);
     let Some(ptxas) = moec_testing::ptxas() else {
-        assert!(!moec_testing::PTXAS.here());
+        assert!(!moec_testing::PTXAS.met_or_skip());
         return;
     };
     let [(one, notes), (two, _)] = ["one", "two"].map(|name| build(name, None));
@@ -191,7 +191,7 @@ fn machine_code_is_that_of_the_text() {
     assert!(one.plan.files.iter().any(|f| f.path == path));
     assert!(fs::read(one.folder.join(&path)).unwrap().starts_with(b"\x7fELF"));
 
-    // Past its hash, code must be what the same assembler makes of the text.
+    // Even with a correct hash, the code must equal the assembler's output for the text.
     let tools = folder.path().join("tools");
     fs::create_dir_all(tools.join("cuda")).unwrap();
     std::os::unix::fs::symlink(ptxas, tools.join("cuda/ptxas")).unwrap();
@@ -206,12 +206,12 @@ fn machine_code_is_that_of_the_text() {
     let mut code = fs::read(one.folder.join(&path)).unwrap();
     *code.last_mut().unwrap() ^= 1;
     fs::write(one.folder.join(&path), code).unwrap();
-    let said = read(Some(by), &tools).unwrap_err().to_string();
-    assert!(said.contains(&path) && said.contains(by), "{said}");
+    let error = read(Some(by), &tools).unwrap_err().to_string();
+    assert!(error.contains(&path) && error.contains(by), "{error}");
     assert!(unverified(Some("ptxas 1.2.3"), &tools).contains("is installed here"));
     fs::remove_file(one.folder.join(&path)).unwrap();
-    let said = read(Some(by), &tools).unwrap_err().to_string();
-    assert!(said.contains("is missing from the bundle"), "{said}");
+    let error = read(Some(by), &tools).unwrap_err().to_string();
+    assert!(error.contains("is missing from the bundle"), "{error}");
 }
 
 /// `moec targets` queries the driver for a GPU of the target's generation.
@@ -225,19 +225,19 @@ fn targets_report_whether_a_gpu_is_present() {
         targets.arg("targets");
         targets
     };
-    let beside = |gpus: &str, sm: &str| -> serde_json::Value {
+    let described = |gpus: &str, sm: &str| -> serde_json::Value {
         let mut one = targets(gpus, sm);
         let out = ok(one.arg(root().join("targets/cuda/cuda.toml")).arg("--json"));
         serde_json::from_slice(&out.stdout).unwrap()
     };
-    let here = beside("1", "90");
+    let here = described("1", "90");
     assert_eq!(
         (&here["runs_here"], here["missing_units"].as_array().unwrap().len()),
         (&true.into(), 0),
         "{here}"
     );
-    for (gpus, sm, why) in [("0", "90", "there is no GPU"), ("1", "89", "is of sm_89, older than sm_90")] {
-        let none = beside(gpus, sm);
+    for (gpus, sm, why) in [("0", "90", "reports no GPU"), ("1", "89", "is of sm_89, older than sm_90")] {
+        let none = described(gpus, sm);
         let unit = &none["missing_units"][0];
         assert_eq!((&none["runs_here"], &unit["name"]), (&false.into(), &"gpu".into()), "{none}");
         assert!(unit["why"].as_str().unwrap().contains(why), "{none}");
@@ -251,7 +251,7 @@ fn targets_report_whether_a_gpu_is_present() {
     }
 }
 
-/// A GPU is measured over the same driver; what comes of it is a device file that a build takes.
+/// `profile-device` measures a GPU with the fake driver, and writes a device file that builds accept.
 #[test]
 fn a_gpu_is_measured() {
     let folder = tempfile::tempdir().unwrap();
@@ -260,17 +260,18 @@ fn a_gpu_is_measured() {
         let mut profile = moec();
         profile.args(["profile-device", "--gpu", "--name", "made-up", "--threads", "1", "--json"]);
         profile.env("LD_LIBRARY_PATH", &driver).env("MOEC_FAKE_GPUS", gpus).env("MOEC_FAKE_LOG", &log);
-        // So little that the smallest shapes are taken: kernels are executed instruction by instruction.
+        // Slow GPU figures, so that the smallest shapes are measured, since kernels are interpreted.
         profile.env("MOEC_FAKE_FREE", "10000000").arg(folder.path());
         profile
     };
-    let (_, said) = fails(&mut profile("0"));
-    assert!(said.contains("there is no GPU to measure") && said.contains("--gpu"), "{said}");
-    let said = ok(&mut profile("1"));
-    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
-    let gpu = &said["gpu"];
+    let (_, stderr) = fails(&mut profile("0"));
+    assert!(stderr.contains("there is no GPU to measure") && stderr.contains("--gpu"), "{stderr}");
+    let profiled = ok(&mut profile("1"));
+    let report: serde_json::Value = serde_json::from_slice(&profiled.stdout).unwrap();
+    let gpu = &report["gpu"];
     assert_eq!(gpu["name"], "A GPU that is made up");
-    // Two transfers a clock of 1024 bits; two multiprocessors of 4096 operations a clock.
+    // Memory: two transfers per clock of 1024 bits. Arithmetic: two multiprocessors of 4096 operations per
+    // clock.
     assert_eq!([&gpu["read_gb_per_s_stated"], &gpu["gops_stated"]], [&256.0, &8192.0]);
     let entries = gpu["experts"].as_array().unwrap();
     assert!(entries.len() > 3, "{gpu}");
@@ -294,7 +295,7 @@ fn a_gpu_is_measured() {
         let made = calls.lines().filter(|l| l.starts_with(call)).count();
         assert!(made >= least, "{made} of `{call}`, not {least}");
     }
-    // Many rows meet tensor cores.
+    // Many rows are multiplied on tensor cores.
     assert!(calls.contains("_as_bf16_"), "{calls}");
 
     let file = folder.path().join("made-up.toml");

@@ -1,5 +1,4 @@
-//! Models by name, from a hub that this file plays: lists, redirections, ranges, hashes, and everything that
-//! can go wrong on the way.
+//! Models by name, from a fake hub: listing, redirection, ranges, hashes, and everything that can fail.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -22,25 +21,25 @@ use support::{checkpoint, fails, moec, ok};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const MODEL: &str = "someone/tiny";
 
-/// Plan of the fake hub.
+/// Behaviour of the fake hub.
 #[derive(Clone, Default)]
 struct Plan {
     files: BTreeMap<String, Vec<u8>>,
-    /// Status and `X-Error-Code` for everything.
+    /// Status and `X-Error-Code` of every reply.
     refuse: Option<(u16, &'static str)>,
-    /// After so many bytes of a body over a KB the connection ends, each time.
+    /// Each connection ends after this many bytes of a body that is longer than a KB.
     cut: Option<usize>,
-    /// A byte of this file is another one.
+    /// One byte of this file is changed.
     damage: Option<&'static str>,
-    /// This file is not there when it is requested.
+    /// This file is missing when it is requested.
     gone: Option<&'static str>,
-    /// Whether ranges are ignored.
+    /// Whether range headers are ignored.
     whole: bool,
-    /// Fields put over the list of files.
+    /// Fields that replace those of the list of files.
     list: Option<Value>,
 }
 
-/// A hub with its log of requests: path, range, whether there was a token.
+/// A hub with a log of requests: path, range, whether a token was sent.
 struct Hub {
     endpoint: String,
     plan: Arc<Mutex<Plan>>,
@@ -66,7 +65,7 @@ fn listed(name: &str, bytes: &[u8]) -> Value {
 }
 
 impl Hub {
-    /// A hub with a tiny checkpoint, and a second address to which it redirects for the bytes of files.
+    /// A hub with a tiny checkpoint; it redirects requests for files to a second address.
     fn new() -> Self {
         let mut files = BTreeMap::new();
         for file in fs::read_dir(checkpoint("olmoe")).unwrap() {
@@ -85,7 +84,7 @@ impl Hub {
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
                     let plan = plan.lock().unwrap().clone();
-                    // A client that goes early is no failure of the hub's.
+                    // A client may disconnect early.
                     let _ = answer(stream.unwrap(), &plan, next.as_deref(), &log);
                 }
             });
@@ -217,13 +216,13 @@ fn a_named_model_is_fetched_checked_and_built_from() {
         assert!(is_link(&folder.join(file)));
         assert_eq!(fs::read(folder.join(file)).unwrap(), fs::read(checkpoint("olmoe").join(file)).unwrap());
     }
-    // What no build reads is not fetched, and what is there is not fetched again.
+    // Files that no build reads are not fetched, and files in the cache are not fetched again.
     let requests = hub.requests();
     assert!(
         !requests.iter().any(|(path, ..)| path.ends_with("_model.bin") || path.ends_with("README.md")),
         "{requests:?}"
     );
-    // The token is for the hub, not for where it sends us.
+    // The token is sent to the hub only, not to the address of a redirection.
     let of_file: Vec<bool> =
         requests.iter().filter(|(p, ..)| p.ends_with("config.json")).map(|a| a.2).collect();
     assert!(of_file.contains(&true) && of_file.contains(&false), "{requests:?}");
@@ -232,17 +231,17 @@ fn a_named_model_is_fetched_checked_and_built_from() {
     hub.set(|_| ());
     ok(&mut hub.init(MODEL));
     assert_eq!(hub.requests().len(), 1, "{:?}", hub.requests());
-    // Offline there are no requests; with a commit or a revision it is the same folder.
+    // Offline there are no requests; by commit or revision, the same folder is found.
     hub.set(|_| ());
-    for how in [
+    for command in [
         hub.init(MODEL).arg("--offline"),
         hub.init(MODEL).env("HF_HUB_OFFLINE", "1"),
         hub.init(&format!("{MODEL}@{COMMIT}")).arg("--offline"),
     ] {
-        ok(how);
+        ok(command);
     }
     assert!(hub.requests().is_empty());
-    // Nothing is outside of the cache but the file that was requested.
+    // Outside of the cache there is only the requested file.
     let mut made: Vec<String> = fs::read_dir(hub.home.path())
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -273,14 +272,14 @@ fn processes_that_fetch_one_model_at_once_all_get_it() {
     }
     let left: Vec<_> = hub.blobs().into_iter().filter(|b| b.extension().is_some()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
-    // The others do not fetch a file again that one has fetched: each file's bytes are requested once, at
-    // both addresses.
+    // Concurrent processes do not fetch a file twice: the bytes of each file are requested once, at both
+    // addresses.
     let requests = hub.requests().iter().filter(|(path, ..)| path.ends_with("/model.safetensors")).count();
     assert_eq!(requests, 2);
 }
 
 #[test]
-fn a_cut_connection_goes_on_where_it_ended() {
+fn cut_connection_resumes_at_its_offset() {
     let hub = Hub::new();
     let size = fs::metadata(checkpoint("olmoe").join("model.safetensors")).unwrap().len() as usize;
     hub.set(|plan| plan.cut = Some(size / 3 + 1));
@@ -301,7 +300,7 @@ fn a_cut_connection_goes_on_where_it_ended() {
 }
 
 #[test]
-fn what_an_earlier_attempt_left_is_used_or_replaced() {
+fn partial_downloads_are_resumed_or_replaced() {
     let hub = Hub::new();
     let weights = fs::read(checkpoint("olmoe").join("model.safetensors")).unwrap();
     let blobs = hub.home.path().join("hf/hub/models--someone--tiny/blobs");
@@ -314,14 +313,17 @@ fn what_an_earlier_attempt_left_is_used_or_replaced() {
             .iter()
             .any(|(p, range, _)| p.ends_with("model.safetensors") && range.starts_with("bytes=5000-"))
     );
-    // Bytes of something else are found out by the hash, and go; the next attempt begins anew.
+    // Wrong bytes are detected by the hash and removed; the next attempt starts from the beginning.
     fs::remove_dir_all(hub.home.path().join("hf")).unwrap();
     fs::create_dir_all(&blobs).unwrap();
     fs::write(&partial, vec![9; 5000]).unwrap();
-    let (code, said) = fails(&mut hub.init(MODEL));
-    assert!(code == 1 && said.contains("came with other content") && !partial.exists(), "{said}");
+    let (code, stderr) = fails(&mut hub.init(MODEL));
+    assert!(
+        code == 1 && stderr.contains("was downloaded with wrong content") && !partial.exists(),
+        "{stderr}"
+    );
     ok(&mut hub.init(MODEL));
-    // More than the file has cannot be its beginning. A server without ranges sends all of it.
+    // A partial file longer than the file is discarded. A server without ranges sends the whole file.
     fs::remove_dir_all(hub.home.path().join("hf")).unwrap();
     fs::create_dir_all(&blobs).unwrap();
     fs::write(&partial, vec![9; weights.len() + 1]).unwrap();
@@ -331,7 +333,7 @@ fn what_an_earlier_attempt_left_is_used_or_replaced() {
 }
 
 #[test]
-fn what_goes_wrong_has_a_name() {
+fn download_errors_name_their_cause() {
     let hub = Hub::new();
     let refused = |plan: &dyn Fn(&mut Plan), words: &[&str]| {
         hub.set(|p| {
@@ -341,10 +343,10 @@ fn what_goes_wrong_has_a_name() {
             p.list = None;
             plan(p);
         });
-        let (code, said) = fails(&mut hub.init(MODEL));
+        let (code, stderr) = fails(&mut hub.init(MODEL));
         assert_eq!(code, 1);
         for word in words {
-            assert!(said.contains(word), "`{word}` is not in:\n{said}");
+            assert!(stderr.contains(word), "`{word}` is not in:\n{stderr}");
         }
     };
     refused(
@@ -353,22 +355,25 @@ fn what_goes_wrong_has_a_name() {
     );
     refused(
         &|p| p.refuse = Some((401, "GatedRepo")),
-        &["only to those who accept its terms", "/someone/tiny"],
+        &["requires that you accept its terms", "/someone/tiny"],
     );
-    refused(&|p| p.refuse = Some((403, "")), &["only to those who accept its terms"]);
+    refused(&|p| p.refuse = Some((403, "")), &["requires that you accept its terms"]);
     refused(&|p| p.refuse = Some((404, "RevisionNotFound")), &["has no revision `main`"]);
     refused(
         &|p| p.refuse = Some((404, "RepoNotFound")),
         &["there is no model `someone/tiny`", "is not a local path"],
     );
     refused(&|p| p.refuse = Some((503, "")), &["status 503"]);
-    // A small file first: once it is in the cache it is not fetched again.
-    refused(&|p| p.damage = Some("config.json"), &["came with other content"]);
-    refused(&|p| p.damage = Some("model.safetensors"), &["came with other content", "what came was removed"]);
+    // A small file first: it is in the cache, so it is not fetched again.
+    refused(&|p| p.damage = Some("config.json"), &["was downloaded with wrong content"]);
+    refused(
+        &|p| p.damage = Some("model.safetensors"),
+        &["was downloaded with wrong content", "the file was removed"],
+    );
     refused(&|p| p.gone = Some("model.safetensors"), &["a file that the hub lists", "is not there"]);
     refused(
         &|p| p.list = Some(json!({"siblings": []})),
-        &["has no checkpoint of safetensors", "reads safetensors and GGUF"],
+        &["has no safetensors checkpoint", "reads safetensors and GGUF"],
     );
     refused(&|p| p.list = Some(json!({"sha": "../../x"})), &["cannot be read", "names no commit"]);
     let config = fs::read(checkpoint("olmoe").join("config.json")).unwrap();
@@ -380,19 +385,19 @@ fn what_goes_wrong_has_a_name() {
         &["name one of them: `someone/tiny:a-Q4_0.gguf`, `someone/tiny:b.gguf`"],
     );
     assert!(!hub.blobs().iter().any(|p| p.extension().is_some()), "{:?}", hub.blobs());
-    let (_, said) = fails(hub.init("other/model").arg("--offline"));
+    let (_, stderr) = fails(hub.init("other/model").arg("--offline"));
     assert!(
-        said.contains("is not in the cache") && said.contains("the cache holds `someone/tiny`"),
-        "{said}"
+        stderr.contains("is not in the cache") && stderr.contains("the cache holds `someone/tiny`"),
+        "{stderr}"
     );
-    let (_, said) = fails(hub.init(MODEL).env("HF_ENDPOINT", "http://127.0.0.1:1"));
-    assert!(said.contains("does not answer") && said.contains("--offline"), "{said}");
-    let (_, said) = fails(hub.init(MODEL).env("HF_ENDPOINT", "huggingface"));
-    assert!(said.contains("is not an address"), "{said}");
+    let (_, stderr) = fails(hub.init(MODEL).env("HF_ENDPOINT", "http://127.0.0.1:1"));
+    assert!(stderr.contains("does not answer") && stderr.contains("--offline"), "{stderr}");
+    let (_, stderr) = fails(hub.init(MODEL).env("HF_ENDPOINT", "huggingface"));
+    assert!(stderr.contains("which is not an address"), "{stderr}");
 }
 
 #[test]
-fn weights_are_those_that_the_index_names() {
+fn fetched_weights_are_those_of_the_index() {
     let hub = Hub::new();
     let bytes = fs::read(checkpoint("olmoe").join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -410,17 +415,16 @@ fn weights_are_those_that_the_index_names() {
     ok(&mut hub.init(MODEL));
     assert!(is_link(&hub.snapshot().join(part)));
     ok(hub.init(MODEL).arg("--offline"));
-    for (file, word) in [
-        ("../../x", "names what is not a file beside it"),
-        ("absent.safetensors", "has no `absent.safetensors`"),
-    ] {
+    for (file, word) in
+        [("../../x", "it names an invalid file"), ("absent.safetensors", "has no `absent.safetensors`")]
+    {
         hub.set(|plan| drop(plan.files.insert("model.safetensors.index.json".to_owned(), index(file))));
-        let (_, said) = fails(&mut hub.init(MODEL));
-        assert!(said.contains(word), "{said}");
+        let (_, stderr) = fails(&mut hub.init(MODEL));
+        assert!(stderr.contains(word), "{stderr}");
     }
     fs::remove_file(hub.snapshot().join(part)).unwrap();
     hub.set(|plan| drop(plan.files.insert("model.safetensors.index.json".to_owned(), index(part))));
-    // Folders of the user's go first: there are no requests.
+    // A folder of the user has priority, so there are no requests.
     fs::create_dir_all(hub.home.path().join("someone")).unwrap();
     std::os::unix::fs::symlink(checkpoint("olmoe"), hub.home.path().join(MODEL)).unwrap();
     hub.set(|_| ());

@@ -1,5 +1,5 @@
-//! Experts that the CPU and a unit with cache frames divide while a plan runs: whichever unit computes them,
-//! and from wherever they were brought, the bits are the CPU's.
+//! The CPU and a unit with cache frames divide the experts at run time. Whichever unit computes an expert,
+//! and wherever it was read from, the bits are those of the CPU.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -12,10 +12,10 @@ use moec_ir::plan::{Arg, Builtin, Code, Plan};
 use moec_mirror::Modelled;
 use moec_runtime::exec::accelerators::Executor;
 use moec_runtime::schedule::ExpertUnit;
-use moec_runtime::schedule::cached::CachedDispatcher;
+use moec_runtime::schedule::cached::dispatcher::{CachedDispatcher, RowScores, Rows};
 use moec_runtime::schedule::dispatch::{Assigned, plan as of_plan};
 use moec_runtime::{
-    Decoder, Engine, Moment, Options, Program, Request, Row, Sampler, Sampling, StepView, Want,
+    Decoder, Engine, LogitRows, Moment, Options, Program, Request, Row, Sampler, Sampling, StepView,
 };
 use moec_sim::systems::CACHED as SYSTEMS;
 use serde_json::Value;
@@ -23,8 +23,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use support::{built, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok, root};
 
-/// Times with which a tiny expert is worth a transfer now and then: the CPU takes 2 µs for a row and a
-/// thousand weights, the unit a tenth of that.
+/// Times with which transferring a tiny expert sometimes pays. The CPU takes 2 µs per row and thousand
+/// weights, the unit a tenth of that.
 const TIMES: [(&str, &str); 2] = [
     (
         "memory = \"ram\"",
@@ -36,21 +36,21 @@ const TIMES: [(&str, &str); 2] = [
     ),
 ];
 
-/// The device file of the modelled unit, with times.
+/// The device file of the modelled unit, with these times.
 pub(crate) fn device(folder: &Path) -> PathBuf {
     let mut text = fs::read_to_string(root().join("targets/mirror/mirror.toml")).unwrap();
     for (line, times) in TIMES {
         assert!(text.contains(line));
         text = text.replacen(line, &format!("{line}\n{times}"), 1);
     }
-    // A transfer takes longer than the unit takes to begin.
+    // A slow link: a transfer takes longer than the unit's start.
     let text = text.replace("gb_per_s = 25", "gb_per_s = 0.5");
     let path = folder.join("mirror.toml");
     fs::write(&path, text).unwrap();
     path
 }
 
-/// Builds a model with what `more` says.
+/// Builds a model with these additions to `model.toml`.
 fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
     let toml = folder.join(format!("{name}.toml"));
     let text = format!(
@@ -62,7 +62,7 @@ fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
     Bundle::open(&folder.join(name)).unwrap()
 }
 
-/// Results of a bundle, and the units of its experts.
+/// Results of a bundle, and the units that computed its experts.
 struct Computed {
     logits: Vec<u32>,
     ids: Vec<u32>,
@@ -70,6 +70,16 @@ struct Computed {
 }
 
 fn compute(bundle: &Bundle, options: Options, prompt: &[u32]) -> Computed {
+    compute_by(bundle, options, prompt, &|_| Decoder::full())
+}
+
+/// Like [`compute`], with a decoder.
+fn compute_by(
+    bundle: &Bundle,
+    options: Options,
+    prompt: &[u32],
+    decoder: &dyn Fn(&Program) -> Decoder,
+) -> Computed {
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
     let mut bring = |_: &_| Some(Executor::Unit(Box::new(Modelled::default())));
@@ -86,9 +96,9 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32]) -> Computed {
         logits.extend(row.iter().map(|x| x.to_bits()));
         Ok(())
     };
-    engine.prefill(0, 0, prompt, Want::All, &mut keep).unwrap();
+    engine.prefill(0, 0, prompt, LogitRows::All, &mut keep).unwrap();
     let request = Request { slot: 0, prompt, n: 24, end: &[] };
-    let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
+    let (mut decoder, mut sampler) = (decoder(&program), Sampler::new(Sampling::default()));
     let made = moec_runtime::generate(&mut engine, &request, &mut decoder, &mut sampler, &mut |_| Ok(()));
     let promised: Vec<_> =
         (1..).zip(engine.accelerator_memories()).map(|(m, (_, taken))| (m, taken)).collect();
@@ -102,9 +112,9 @@ fn threads(n: usize) -> Options {
     Options { threads: Some(n), ..Options::default() }
 }
 
-/// Every system gives the bits of the CPU alone, on any number of threads, and does what its row says.
+/// Every policy gives the bits of the CPU, with any number of threads, and obeys its definition.
 #[test]
-fn every_system_gives_the_bits_of_the_cpu() {
+fn every_system_gives_the_same_bits_as_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let source = checkpoint("olmoe");
     let prompt = expected(&source).ids;
@@ -112,7 +122,7 @@ fn every_system_gives_the_bits_of_the_cpu() {
     let want = compute(&on_cpu, threads(2), &prompt);
     for (i, system) in SYSTEMS.iter().enumerate() {
         let key = moec_sim::systems::key(system);
-        // With the CPU, and with all but experts on the unit.
+        // Alternately: the rest of the model on the CPU or on the unit.
         let rest = ["", "attention = \"mirror\"\nrest = \"mirror\"\n"][i % 2];
         let more = format!("[placement]\npolicy = \"{key}\"\nexperts = \"mirror:30%\"\n{rest}");
         let bundle = build(&source, folder.path(), &key, &more);
@@ -125,9 +135,9 @@ fn every_system_gives_the_bits_of_the_cpu() {
     }
 }
 
-/// A trained model, all of whose policies bring experts, under both budgets.
+/// A trained model, whose policies all transfer experts, under both memory budgets.
 #[test]
-fn disk_memory_and_frames_give_the_bits_of_memory_alone() {
+fn disk_and_cache_frames_give_the_same_bits_as_memory() {
     let folder = tempfile::tempdir().unwrap();
     let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
     let on_cpu = build(&ferris(), folder.path(), "cpu", "[placement]\nexperts = \"cpu\"\n");
@@ -137,13 +147,34 @@ fn disk_memory_and_frames_give_the_bits_of_memory_alone() {
     let paging = bundle.plan.paging.as_ref().unwrap();
     let fixed = paging.resident + paging.process + u64::from(paging.staging) * paging.frame_bytes;
     for frames in [4, 24] {
-        let how = moec_runtime::offload::paging::Paging::from_env().unwrap();
+        let settings = moec_runtime::offload::paging::Paging::from_env().unwrap();
         let budget = Some(fixed + frames * paging.frame_bytes);
-        let paging = Some(moec_runtime::offload::paging::Paging { budget, ..how });
+        let paging = Some(moec_runtime::offload::paging::Paging { budget, ..settings });
         let got = compute(&bundle, Options { paging, ..threads(2) }, &prompt);
         assert!(got.logits == want.logits && got.ids == want.ids, "{frames} experts in memory");
         println!("{frames}: {:?}", got.assigned);
     }
+}
+
+/// Big-little decoding of a trained model gives the CPU's tokens. The first pass names most experts of the
+/// second, which are transferred ahead.
+#[test]
+fn evicted_tokens_name_the_experts_of_the_second_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
+    let decoder = |program: &Program| Decoder::big_little(program, 0.7).unwrap();
+    let with = |name, placement| {
+        let more = format!("[decode]\nbig_little = true\n[placement]\n{placement}\n");
+        compute_by(&build(&ferris(), folder.path(), name, &more), threads(2), &prompt, &decoder)
+    };
+    let want = with("cpu", "experts = \"cpu\"");
+    let got = with("frames", "policy = \"moec\"\nexperts = \"mirror:30%\"");
+    assert!(got.logits == want.logits && got.ids == want.ids);
+    let counts = got.assigned.and_then(|a| a.frames).unwrap();
+    println!("{counts:?}");
+    let named = counts.second_pass.named as f64 / counts.second_pass.used as f64;
+    assert!(counts.second_pass.used > 100 && named > 0.8, "{counts:?}");
+    assert!(counts.ahead > 0 && counts.predicted > counts.ahead / 2, "{counts:?}");
 }
 
 /// Words of an argument of a step.
@@ -153,7 +184,7 @@ fn words(view: &StepView<'_>, arg: Option<&Arg>) -> Vec<[u8; 4]> {
     bytes[skip as usize..].as_chunks::<4>().0.to_vec()
 }
 
-/// Has a dispatcher hear what a run hears.
+/// Passes the events of a run to a dispatcher.
 fn follow(
     dispatcher: &mut CachedDispatcher,
     plan: &Plan,
@@ -168,27 +199,32 @@ fn follow(
             for id in words(view, args.first()).iter().take(view.n() * k as usize) {
                 loads[i32::from_le_bytes(*id) as usize] += 1;
             }
-            let division = dispatcher.divide(candidates.layer as usize, &loads, prompt, &|_| true).unwrap();
+            let rows = Rows { loads: &loads, prompt, k: k as usize };
+            let division = dispatcher.divide(candidates.layer as usize, rows, &|_| true).unwrap();
             *on_gpu += division.units.iter().filter(|unit| **unit == ExpertUnit::Gpu).count() as u64;
         }
-        Code::Builtin(Builtin::RequestExperts { .. }) => {
+        Code::Builtin(Builtin::RequestExperts { strides, .. }) => {
             let experts = plan.experts.layers[0].starts.len();
-            let scores: Vec<Vec<f32>> = args[..args.len() - 1]
+            let row = |words: &[[u8; 4]]| words.iter().map(|w| f32::from_le_bytes(*w)).collect::<Vec<_>>();
+            let scores: Vec<Vec<Vec<f32>>> = args[..args.len() - 1]
                 .iter()
-                .map(|arg| {
-                    words(view, Some(arg)).iter().take(experts).map(|w| f32::from_le_bytes(*w)).collect()
+                .zip(strides)
+                .map(|(arg, stride)| {
+                    let words = words(view, Some(arg));
+                    (0..view.n()).map(|r| row(&words[r * stride as usize..][..experts])).collect()
                 })
                 .collect();
-            let scored = if view.n() == 1 { scores.len() } else { 0 };
-            dispatcher.predict(scored, &|i| &scores[i], &|_| true).unwrap();
+            let scores =
+                RowScores { rows: view.n(), layers: scores.len(), logits: &|i, row| &scores[i][row] };
+            dispatcher.predict(scores, &|_| true).unwrap();
         }
         _ => {}
     }
 }
 
-/// Told the routing and the scores of a run, a dispatcher of its own decides what the run has decided.
+/// A separate dispatcher with a run's routing and scores makes the same decisions.
 #[test]
-fn a_simulation_decides_what_the_run_decides() {
+fn simulation_and_run_make_the_same_decisions() {
     let folder = tempfile::tempdir().unwrap();
     for key in ["moec", "hybrimoe", "adapmoe"] {
         let more = format!("[placement]\npolicy = \"{key}\"\nexperts = \"mirror:30%\"\n");
@@ -234,12 +270,12 @@ fn a_simulation_decides_what_the_run_decides() {
     }
 }
 
-/// GPU kernels, executed: experts are brought in rows, and the reference's logits and tokens come out.
+/// Emulated GPU kernels: experts are transferred row by row, and the logits and tokens are the reference's.
 #[test]
-fn an_emulated_gpu_gives_the_reference() {
+fn emulated_gpu_matches_the_reference() {
     let folder = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(root().join("targets/cuda/cuda.toml")).unwrap();
-    // A CPU so slow that tiny experts are worth a transfer.
+    // The CPU is so slow that transferring tiny experts pays.
     let device = folder.path().join("gpu.toml");
     fs::write(&device, text.replace("ms = 0.02,", "ms = 2,").replace("ms = 0.13,", "ms = 40,")).unwrap();
     let source = checkpoint("olmoe");
@@ -258,19 +294,19 @@ fn an_emulated_gpu_gives_the_reference() {
         run(&["logits", "--ids", &list(&want.ids), "--out", file.to_str().unwrap()]);
         assert!(distance(&logits_file(&file).1, &want.logits) <= 2e-3, "{name}");
         let prompt = want.greedy.len() - 24;
-        let said = run(&["generate", "--ids", &list(&want.greedy[..prompt]), "-n", "12", "--json"]);
-        let said: Value = serde_json::from_slice(&said.stdout).unwrap();
-        let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+        let generated = run(&["generate", "--ids", &list(&want.greedy[..prompt]), "-n", "12", "--json"]);
+        let report: Value = serde_json::from_slice(&generated.stdout).unwrap();
+        let ids: Vec<u32> = serde_json::from_value(report["ids"].clone()).unwrap();
         assert_eq!(ids, want.greedy[prompt..prompt + 12], "{name}");
-        let frames = &said["assigned"]["frames"];
+        let frames = &report["assigned"]["frames"];
         let brought = ["fetched", "ahead", "kept"].iter().map(|k| frames[k].as_u64().unwrap()).sum::<u64>();
-        assert!(brought > 0 && said["assigned"]["experts"]["hot"].as_u64() > Some(0), "{name}: {frames}");
+        assert!(brought > 0 && report["assigned"]["experts"]["hot"].as_u64() > Some(0), "{name}: {frames}");
     }
 }
 
-/// A budget of the other memory is a promise that is kept; what cannot be is refused by name.
+/// The budget of GPU memory is respected, and an impossible budget is refused by name.
 #[test]
-fn a_budget_of_the_other_memory_holds_or_is_refused() {
+fn gpu_memory_budget_is_respected_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let source = checkpoint("olmoe");
     let whole = build(&source, folder.path(), "whole", "[placement]\npolicy = \"moec\"\n");
@@ -292,10 +328,10 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
             .and_then(|d| d.figure("frame_bytes"))
             .unwrap();
         let each = moec_base::human::bytes(each as u64);
-        let said = ok(moec().arg("explain").arg(&part.folder));
-        let said = String::from_utf8(said.stdout).unwrap();
+        let explained = ok(moec().arg("explain").arg(&part.folder));
+        let stdout = String::from_utf8(explained.stdout).unwrap();
         let figures = format!("experts {experts}, frame {each}, frames {frames}, limit ");
-        assert!(said.contains("cache frames in `vram`") && said.contains(&figures), "{said}");
+        assert!(stdout.contains("cache frames in `vram`") && stdout.contains(&figures), "{stdout}");
     }
     let refused = |more: &str, target: &str| {
         let toml = folder.path().join("refused.toml");
@@ -306,25 +342,32 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
     };
     let device = device(folder.path());
     let device = device.to_str().unwrap();
-    let says = |said: String, words: &[&str]| assert!(words.iter().all(|w| said.contains(w)), "{said}");
+    let assert_contains =
+        |text: String, words: &[&str]| assert!(words.iter().all(|w| text.contains(w)), "{text}");
     let policy = "[placement]\npolicy = \"moec\"\n";
-    says(refused(policy, "x86-64-v3"), &["`policy = \"moec\"`", "has no unit for it", "hint: take a target"]);
-    says(
+    assert_contains(
+        refused(policy, "x86-64-v3"),
+        &["`policy = \"moec\"`", "has no unit for it", "hint: choose a target"],
+    );
+    assert_contains(
         refused(policy, root().join("targets/mirror/mirror.toml").to_str().unwrap()),
         &["`mirror`", "has no measured expert costs", "`moec profile-device DIR`"],
     );
-    says(
+    assert_contains(
         refused(&format!("{policy}[memory]\ndevice_budget = \"1 KiB\"\n"), device),
         &["`vram`, which has 1.0 KiB", "raise `device_budget`"],
     );
-    says(
+    assert_contains(
         refused("[memory]\ndevice_budget = \"1 GiB\"\n", "x86-64-v3"),
-        &["`device_budget`", "has no memory but its own"],
+        &["`device_budget`", "has only the CPU's memory"],
     );
-    says(refused("[placement]\npolicy = \"best\"\n", device), &["`placement.policy`", "\"hybrimoe\""]);
-    says(
+    assert_contains(
+        refused("[placement]\npolicy = \"best\"\n", device),
+        &["`placement.policy`", "\"hybrimoe\""],
+    );
+    assert_contains(
         refused(&format!("{policy}experts = \"mirror:1%\"\n"), device),
-        &["frames are too few", "hint: request a larger share"],
+        &["frames are too few", "hint: set a larger share"],
     );
-    says(refused(policy, "spr-ndp"), &["`policy = \"moec\"` on `spr-ndp`"]);
+    assert_contains(refused(policy, "spr-ndp"), &["`policy = \"moec\"` on `spr-ndp`"]);
 }

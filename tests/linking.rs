@@ -1,6 +1,5 @@
-//! Ways in which a bundle gets its `run`: from the runtime that moec carries, with a C compiler alone, or by
-//! cargo from the sources in the bundle; and what a build requires of the machine before it computes
-//! anything.
+//! The ways in which a bundle gets its `run`: from the embedded runtime with a C compiler, or by cargo from
+//! the sources in the bundle. Also the tools that a build checks before it starts.
 #![cfg(target_os = "linux")]
 #![allow(
     unreachable_pub,
@@ -15,7 +14,7 @@ use crate::support;
 use crate::support::pty;
 
 use moec_testing::PREBUILT;
-use pty::{left, on_terminal};
+use pty::{on_terminal, screen_lines};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -38,14 +37,14 @@ impl Case {
         self.0.path().join(name)
     }
 
-    /// `moec build` into the bundle of that name.
+    /// `moec build` to the bundle of this name.
     fn build(&self, bundle: &str, more: &[&str]) -> Command {
         let mut command = moec();
         command.arg("build").arg(self.path("model.toml")).arg("-o").arg(self.path(bundle)).args(more);
         command
     }
 
-    /// A folder for `PATH` that has these programs of this machine and no others.
+    /// A folder for `PATH` with only these programs.
     fn only(&self, programs: &[&str]) -> PathBuf {
         let folder = self.path("only");
         fs::create_dir(&folder).unwrap();
@@ -57,7 +56,7 @@ impl Case {
         folder
     }
 
-    /// A program of that name below the folder `bin`.
+    /// Writes a program of this name to the folder `bin`.
     fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path("bin").join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -67,9 +66,9 @@ impl Case {
     }
 }
 
-/// Whether the moec under test carries a runtime (its feature `prebuilt`).
+/// Whether moec has an embedded runtime (feature `prebuilt`).
 fn carries() -> bool {
-    PREBUILT.by(moec_bundle::link::is_prebuilt())
+    PREBUILT.holds_or_skip(moec_bundle::link::is_prebuilt())
 }
 
 fn stderr(command: &mut Command) -> String {
@@ -90,22 +89,22 @@ fn a_c_compiler_is_enough() {
         return;
     }
     let case = Case::new();
-    // No Rust, no home, and a cache that nothing can be written to.
+    // No Rust, no home folder, and a cache that cannot be written.
     let mut build = case.build("b", &[]);
     build.env_clear().env("PATH", case.only(&["cc", "ld"])).env("MOEC_CACHE", "/proc/moec");
-    let said = stderr(&mut build);
-    assert!(!said.contains("warning"), "{said}");
+    let output = stderr(&mut build);
+    assert!(!output.contains("warning"), "{output}");
     let bundle = case.path("b");
     let (_, tokens) = answers(&bundle.join("run"), case.0.path());
     let in_process = ok(moec().arg("run").arg(&bundle).args(["generate", "--ids", "5,9,33", "-n", "12"]));
     assert!(!tokens.is_empty() && tokens == in_process.stdout, "{}", String::from_utf8_lossy(&tokens));
     assert!(!bundle.join(".link").exists());
-    // The generated crate travels all the same, without the runtime's sources.
+    // The bundle still has the generated crate, but not the runtime's sources.
     assert!(bundle.join("runner/src/plan.rs").is_file() && !bundle.join("runner/vendor").exists());
 }
 
 #[test]
-fn both_ways_give_the_same_answers() {
+fn linked_and_compiled_programs_give_the_same_answers() {
     if !carries() {
         return;
     }
@@ -123,7 +122,7 @@ fn both_ways_give_the_same_answers() {
 }
 
 #[test]
-fn a_linked_program_behaves_as_one_of_rust() {
+fn linked_program_behaves_like_a_rust_program() {
     if !carries() {
         return;
     }
@@ -132,61 +131,61 @@ fn a_linked_program_behaves_as_one_of_rust() {
     let run = case.path("b/run");
     let status = |script: &str| {
         let mut sh = clean(Command::new("sh"));
-        let said = finish(sh.args(["-c", script]).env("RUN", &run).current_dir("/"));
-        let [err, out] = [said.stderr, said.stdout].map(|s| String::from_utf8_lossy(&s).into_owned());
-        let said = err + &out;
-        (said.lines().last().unwrap_or_default().to_owned(), said)
+        let result = finish(sh.args(["-c", script]).env("RUN", &run).current_dir("/"));
+        let [err, out] = [result.stderr, result.stdout].map(|s| String::from_utf8_lossy(&s).into_owned());
+        let all = err + &out;
+        (all.lines().last().unwrap_or_default().to_owned(), all)
     };
     // A reader that closes the pipe early causes no failure, and no end by a signal.
     assert_eq!(status("(sleep 0.5; \"$RUN\" generate --ids 5 -n 50; echo $? >&2) | true").0, "0");
-    // Closed streams are no files of the bundle.
+    // Closed standard streams do not become files of the bundle.
     assert_eq!(status("\"$RUN\" generate --ids 5 -n 2 <&- >&- 2>&-; echo $?").0, "0");
-    // Bad use and failures.
-    let (last, said) = status("\"$RUN\" genrate; echo $?");
-    assert!(last == "2" && said.contains("hint: "), "{said}");
-    let (last, said) = status("\"$RUN\" generate --ids 999999; echo $?");
-    assert!(last == "2" && said.contains("error: "), "{said}");
+    // Wrong usage, and failures.
+    let (last, output) = status("\"$RUN\" genrate; echo $?");
+    assert!(last == "2" && output.contains("hint: "), "{output}");
+    let (last, output) = status("\"$RUN\" generate --ids 999999; echo $?");
+    assert!(last == "2" && output.contains("error: "), "{output}");
     fs::remove_file(case.path("b/weights/dense.bin")).unwrap();
-    let (last, said) = status("\"$RUN\" generate --ids 5; echo $?");
-    assert!(last == "1" && said.contains("dense.bin"), "{said}");
+    let (last, output) = status("\"$RUN\" generate --ids 5; echo $?");
+    assert!(last == "1" && output.contains("dense.bin"), "{output}");
 }
 
 #[test]
-fn without_a_c_compiler_there_is_a_bundle_all_the_same() {
+fn without_a_c_compiler_the_bundle_has_no_run() {
     if !carries() {
         return;
     }
     let case = Case::new();
-    let said = stderr(case.build("b", &[]).env("PATH", case.only(&[])));
+    let output = stderr(case.build("b", &[]).env("PATH", case.only(&[])));
     assert!(
-        said.contains("has no `run`: there is no C compiler here to link it (looked for cc, gcc, clang)"),
-        "{said}"
+        output.contains("has no `run` program: no C compiler was found (looked for cc, gcc, clang)"),
+        "{output}"
     );
-    assert!(said.contains("`moec doctor` says what to install"), "{said}");
+    assert!(output.contains("`moec doctor` shows what to install"), "{output}");
     let bundle = case.path("b");
     assert!(!bundle.join("run").exists());
     ok(moec().arg("run").arg(&bundle).args(["generate", "--ids", "5", "-n", "2"]));
 }
 
 #[test]
-fn a_linker_that_fails_is_quoted_with_a_way_out() {
+fn linker_errors_are_quoted_with_a_hint() {
     if !carries() {
         return;
     }
     let case = Case::new();
     let cc = "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'ld: cannot find crt1.o' >&2\nexit 1\n";
     let path = case.script("cc", cc);
-    let (code, said) = fails(case.build("b", &[]).env("PATH", path.parent().unwrap()));
-    assert_eq!(code, 1, "{said}");
+    let (code, output) = fails(case.build("b", &[]).env("PATH", path.parent().unwrap()));
+    assert_eq!(code, 1, "{output}");
     for part in ["`cc` could not link `run`", "cannot find crt1.o", "hint: ", "libc6-dev", "--no-run"] {
-        assert!(said.contains(part), "no `{part}` in:\n{said}");
+        assert!(output.contains(part), "no `{part}` in:\n{output}");
     }
     assert!(!case.path("b").exists());
     let left: Vec<_> = fs::read_dir(case.0.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|n| !n.to_string_lossy().starts_with(".b")), "{left:?}");
 }
 
-/// A cargo that says what the real one says, to a terminal its bar, too, and makes a program.
+/// A fake cargo with the output of the real one, including its progress bar; it writes a program.
 const CARGO: &str = "#!/bin/sh
 [ \"$1\" = --version ] && exec echo 'cargo 1.95.0'
 while [ \"$1\" != --target-dir ]; do shift; done
@@ -198,7 +197,7 @@ echo program > \"$2/release/moec-runner\"
 ";
 
 #[test]
-fn what_cargo_does_is_said() {
+fn progress_of_cargo_is_reported() {
     let case = Case::new();
     let cargo = case.script("cargo", CARGO);
     let build = |bundle: &str| {
@@ -213,27 +212,27 @@ fn what_cargo_does_is_said() {
         ),
         "{first}"
     );
-    assert!(first.contains("(`--no-run` leaves it out)"), "{first}");
+    assert!(first.contains("(`--no-run` skips it)"), "{first}");
     assert!(first.contains("   Compiling tokenizers v0.22.2\n") && !first.contains("moec-runner"), "{first}");
     let second = stderr(&mut build("second"));
     assert!(!second.contains("Once"), "{second}");
-    // On a terminal there is a bar, which goes away.
-    let (status, said) = on_terminal(&mut build("third"));
-    assert!(status.success(), "{said}");
-    assert!(said.contains("41/80 crates") && said.contains("tokenizers, clap"), "{said}");
-    let left = left(&said);
+    // On a terminal there is a progress bar, which disappears at the end.
+    let (status, output) = on_terminal(&mut build("third"));
+    assert!(status.success(), "{output}");
+    assert!(output.contains("41/80 crates") && output.contains("tokenizers, clap"), "{output}");
+    let left = screen_lines(&output);
     assert!(is_the_end(&left), "{left:?}");
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_is_found_before_anything_is_computed() {
+fn unwritable_cache_is_reported_before_the_build_starts() {
     let case = Case::new();
     let file = case.path("file");
     fs::write(&file, "").unwrap();
     let text = fs::read_to_string(case.path("model.toml")).unwrap();
     fs::write(case.path("text.txt"), "Some text.").unwrap();
     fs::write(case.path("read.toml"), format!("{text}[calibrate]\ntext = [\"text.txt\"]\n")).unwrap();
-    // The question, and the way around it.
+    // The message, and the option that avoids the error.
     let cases: [(&str, &[&str], &str, &str); 3] = [
         (
             "model.toml",
@@ -255,46 +254,55 @@ fn a_cache_that_cannot_be_written_is_found_before_anything_is_computed() {
             fails(&mut build)
         };
         for cache in [&*file, &file.join("below"), Path::new("/proc/moec")] {
-            let (code, said) = build(Some(cache));
+            let (code, output) = build(Some(cache));
             let named = format!("{what} the cache folder `{}`, which cannot be written", cache.display());
-            assert!(code == 1 && said.contains(&named), "no `{named}` in:\n{said}");
+            assert!(code == 1 && output.contains(&named), "no `{named}` in:\n{output}");
             let hint = "hint: set `MOEC_CACHE` to a folder that you can write, or ";
-            let hint = said.lines().find(|l| l.starts_with(hint)).unwrap_or_else(|| panic!("{said}"));
+            let hint = output.lines().find(|l| l.starts_with(hint)).unwrap_or_else(|| panic!("{output}"));
             assert!(hint.contains(way), "{hint}");
             for phase in ["Importing", "Planning", "Compiling", "warning"] {
-                assert!(!said.contains(phase), "it had begun:\n{said}");
+                assert!(!output.contains(phase), "it had begun:\n{output}");
             }
         }
-        let (code, said) = build(None);
-        assert!(code == 1 && said.contains(&format!("{what} a cache folder")), "{said}");
-        assert!(said.contains("hint: set `MOEC_CACHE` to a folder") && !said.contains("Importing"), "{said}");
+        let (code, output) = build(None);
+        assert!(code == 1 && output.contains(&format!("{what} a cache folder")), "{output}");
+        assert!(
+            output.contains("hint: set `MOEC_CACHE` to a folder") && !output.contains("Importing"),
+            "{output}"
+        );
         assert!(!case.path("b").exists());
     }
-    // The program that writes packages is in the cache folder, and is only read.
+    // The program that writes packages is in the cache folder, which is only read for it.
     let mut static_graphs = case.build("b", &["--no-run", "--target", "m2-ultra"]);
-    let (code, said) =
+    let (code, output) =
         fails(static_graphs.env_remove("MOEC_CACHE").env_remove("HOME").env_remove("XDG_CACHE_HOME"));
     assert!(
-        code == 1 && said.contains("what writes artifacts for its units is installed in the cache folder"),
-        "{said}"
+        code == 1
+            && output
+                .contains("the tools that write artifacts for its units are installed in the cache folder"),
+        "{output}"
     );
-    assert!(said.contains("hint: set `MOEC_CACHE` to one") && !said.contains("Importing"), "{said}");
+    assert!(
+        output.contains("hint: set `MOEC_CACHE` to a folder that you can write")
+            && !output.contains("Importing"),
+        "{output}"
+    );
     // A build that does not need the cache folder does not read its setting.
     ok(case.build("b", &["--no-run"]).env("MOEC_CACHE", &file));
 }
 
-/// Whether lines are those that remain after a build: figures to compare it by, and the line that it is done.
+/// Whether the lines are those that remain after a build: a note, the manifest, and the end.
 fn is_the_end(lines: &[String]) -> bool {
     let words: Vec<&str> = lines.iter().filter_map(|l| l.split_whitespace().next()).collect();
     words == ["Note", "Manifest", "Finished"]
 }
 
 #[test]
-fn a_phase_is_a_line_and_passes_are_for_the_curious() {
+fn phases_print_a_line_and_passes_only_if_verbose() {
     let case = Case::new();
     let lines = |more: &[&str]| {
-        let said = stderr(&mut case.build("b", more));
-        let lines = said
+        let output = stderr(&mut case.build("b", more));
+        let lines = output
             .lines()
             .map(str::trim_start)
             .filter(|l| !l.starts_with("Finished") && !l.starts_with("Note"));
@@ -313,7 +321,7 @@ fn a_phase_is_a_line_and_passes_are_for_the_curious() {
         names.map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(passes(&usual), Vec::<String>::new());
-    // Passes that are for Macs, or for models that memory does not hold, have nothing to do here.
+    // Passes for Macs, or for experts on disk, have nothing to do here.
     let all = lines(&["--verbose"]);
     let here =
         ["lower", "format", "rewrite", "cluster", "layout", "fuse", "tune", "schedule", "memory", "barriers"];
@@ -327,31 +335,31 @@ fn a_phase_is_a_line_and_passes_are_for_the_curious() {
         "{budgeted:?}"
     );
     assert_eq!(lines(&["--quiet"]), Vec::<String>::new());
-    let (code, said) = fails(&mut case.build("b", &["-v", "-q"]));
-    assert!(code == 2 && said.contains("--quiet"), "{said}");
+    let (code, output) = fails(&mut case.build("b", &["-v", "-q"]));
+    assert!(code == 2 && output.contains("--quiet"), "{output}");
 }
 
 #[test]
-fn on_a_terminal_nothing_stays_but_the_end() {
+fn on_a_terminal_only_the_last_lines_remain() {
     let case = Case::new();
-    let (status, said) = on_terminal(&mut case.build("b", &[]));
-    assert!(status.success(), "{said}");
-    assert!(said.contains("Planning") && said.contains("/10 passes"), "{said}");
-    let lines = left(&said);
+    let (status, output) = on_terminal(&mut case.build("b", &[]));
+    assert!(status.success(), "{output}");
+    assert!(output.contains("Planning") && output.contains("/10 passes"), "{output}");
+    let lines = screen_lines(&output);
     assert!(is_the_end(&lines), "{lines:?}");
-    // Without progress bars there are lines, too.
-    let (_, said) = on_terminal(case.build("b", &["-v"]).env("TERM", "dumb"));
-    assert!(left(&said).iter().any(|l| l.trim_start() == "Running pass `barriers`"), "{said}");
-    // An error stands alone.
-    let (status, said) = on_terminal(&mut case.build("b", &["--print-after", "nothing"]));
+    // Without progress bars there are lines instead.
+    let (_, output) = on_terminal(case.build("b", &["-v"]).env("TERM", "dumb"));
+    assert!(screen_lines(&output).iter().any(|l| l.trim_start() == "Running pass `barriers`"), "{output}");
+    // An error is printed without other lines.
+    let (status, output) = on_terminal(&mut case.build("b", &["--print-after", "nothing"]));
     assert!(!status.success());
-    let left = left(&said);
+    let left = screen_lines(&output);
     let first = left.iter().find(|l| !l.trim_start().starts_with("Note ")).unwrap();
     assert!(first.starts_with("error: there is no pass `nothing`"), "{left:?}");
 }
 
 #[test]
-fn lines_say_what_they_count() {
+fn progress_lines_name_what_they_count() {
     let case = Case::new();
     Setup { format: "bf16", chunk: 32, batch: &[1], context: 512 }.write(&ferris(), case.0.path());
     ok(&mut case.build("b", &["--no-run"]));
@@ -362,10 +370,10 @@ fn lines_say_what_they_count() {
     let mut eval = moec();
     eval.arg("eval").arg(case.path("b")).arg("--text").arg(ferris().join("eval/text.txt"));
     eval.args(["--windows", "1", "--window", "64", "--qa"]).arg(case.path("two.jsonl"));
-    let said = stderr(&mut eval);
-    assert!(said.contains("Reading 1 window of text\n"), "{said}");
-    assert!(said.contains("Asking 2 questions\n"), "{said}");
-    let said = stderr(moec().arg("verify").arg(case.path("b")));
-    let line = said.lines().find(|l| l.contains("Verifying")).unwrap_or_else(|| panic!("{said}"));
+    let output = stderr(&mut eval);
+    assert!(output.contains("Reading 1 window of text\n"), "{output}");
+    assert!(output.contains("Asking 2 questions\n"), "{output}");
+    let output = stderr(moec().arg("verify").arg(case.path("b")));
+    let line = output.lines().find(|l| l.contains("Verifying")).unwrap_or_else(|| panic!("{output}"));
     assert!(line.ends_with(" nodes"), "{line}");
 }

@@ -1,4 +1,4 @@
-//! Measuring subcommands: what they write must be of use, whatever the times are.
+//! Measuring subcommands: their output must be usable with any times.
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use crate::support;
@@ -34,19 +34,19 @@ fn a_measured_device_is_a_target() {
     assert!(matmul.iter().all(|m| m["ms"].as_f64().unwrap() > 0.0), "{report}");
     let written = std::fs::read_to_string(dir.path().join("devices/here.toml")).unwrap();
     assert!(written.contains("name = \"disk\"") && written.contains("block_bytes = 524288"), "{written}");
-    // The file that was read is gone.
+    // The file that was measured is removed.
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
-    // A file of that name stays.
+    // An existing file of the same name is not replaced.
     assert!(fails(&mut profile(&["devices"])).1.contains("exists already"));
     let nameless = ["profile-device", "--no-matmul", "--name", "no such/name"];
     assert!(fails(moec().args(nameless)).1.contains("hint"));
 
     let device = dir.path().join("devices/here.toml");
-    // What an expert costs is read back as it was measured.
+    // The times of experts are read back exactly.
     let unit = &Device::find(device.to_str().unwrap()).unwrap().units[0];
-    for (entry, said) in unit.matmul.iter().zip(matmul) {
+    for (entry, printed) in unit.matmul.iter().zip(matmul) {
         let us = unit.matmul_us(f64::from(entry.rows), entry.weights as f64).unwrap();
-        assert!((us / 1e3 / said["ms"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{entry:?} {said}");
+        assert!((us / 1e3 / printed["ms"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{entry:?} {printed}");
         assert!(entry.source.starts_with("measured by `moec profile-device`"), "{entry:?}");
     }
     assert_eq!(unit.matmul.len(), rows.len());
@@ -70,18 +70,18 @@ fn a_measured_device_is_a_target() {
     let report = steps(&["--prefill", "5"]);
     assert_eq!((report["entry"].as_str(), report["rows"].as_u64()), (Some("prefill[16]"), Some(5)));
     let steps_of = report["steps"].as_array().unwrap();
-    let op = |wanted: &str| steps_of.iter().any(|s| s["op"] == wanted && s["kernel"] != "");
+    let op = |name: &str| steps_of.iter().any(|s| s["op"] == name && s["kernel"] != "");
     assert!(op("router") && op("dispatch") && op("attention"), "{report}");
     assert!(steps_of.iter().all(|s| s["seconds"].as_f64().unwrap() >= 0.0));
     assert_eq!(steps(&["--decode", "1", "--context", "9"])["entry"], "decode[1]");
-    let (code, said) = fails(moec().arg("steps").arg(&bundle).args(["--prefill", "17"]));
-    assert!(code == 2 && said.contains("the largest of that kind takes 16"), "{said}");
+    let (code, stderr) = fails(moec().arg("steps").arg(&bundle).args(["--prefill", "17"]));
+    assert!(code == 2 && stderr.contains("the largest of that kind takes 16"), "{stderr}");
 }
 
-/// A request for peaks and bandwidth alone does not wait for the experts, and gets no empty table.
+/// With only peaks and bandwidth requested, experts are not measured, and there is no empty table.
 #[test]
-fn the_table_of_experts_may_be_left_out() {
-    let said = ok(moec().args(["profile-device", "--threads", "1", "--no-matmul"])).stdout;
-    let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("[unit.peak.f32]") && !said.contains("matmul"), "{said}");
+fn device_profile_without_matmul_has_no_expert_table() {
+    let stdout = ok(moec().args(["profile-device", "--threads", "1", "--no-matmul"])).stdout;
+    let text = String::from_utf8(stdout).unwrap();
+    assert!(text.contains("[unit.peak.f32]") && !text.contains("matmul"), "{text}");
 }

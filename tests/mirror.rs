@@ -1,5 +1,5 @@
-//! Experts and attention on a unit with a memory of its own give what the CPU gives, to the bit, wherever
-//! they live.
+//! Experts and attention on a unit with its own memory give bit-identical results to the CPU, in every
+//! placement.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -13,7 +13,9 @@ use moec_passes::assign_units::UnitAssignment;
 use moec_runtime::exec::accelerators::Executor;
 use moec_runtime::exec::unit::{ComputeUnit, Launch, PoolThread, StepFault};
 use moec_runtime::platform::memory::Addr;
-use moec_runtime::{Decoder, Engine, Options, Program, Request, Result, Sampler, Sampling, Want, best_of};
+use moec_runtime::{
+    Decoder, Engine, LogitRows, Options, Program, Request, Result, Sampler, Sampling, best_of,
+};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,7 +29,7 @@ fn device() -> String {
     root().join("targets/mirror/mirror.toml").display().to_string()
 }
 
-/// Observations of the unit.
+/// Counts of the unit's work.
 #[derive(Default)]
 struct UnitObservations {
     taken: AtomicU64,
@@ -35,7 +37,7 @@ struct UnitObservations {
     kernels: AtomicU64,
 }
 
-/// The modelled unit, watched.
+/// The modelled unit, with counts of its work.
 struct Watched(Modelled, Arc<UnitObservations>);
 
 impl ComputeUnit for Watched {
@@ -71,7 +73,7 @@ impl ComputeUnit for Watched {
     }
 }
 
-/// Writes the `model.toml` of a model for the mirror, with what `more` says.
+/// Writes the `model.toml` of a model for the modelled unit, with these additions.
 fn toml(source: &Path, folder: &Path, name: &str, more: &str) -> PathBuf {
     let toml = folder.join(format!("{name}.toml"));
     let text = format!(
@@ -82,15 +84,15 @@ fn toml(source: &Path, folder: &Path, name: &str, more: &str) -> PathBuf {
     toml
 }
 
-/// Builds a model for the mirror with what `more` says.
+/// Builds a model for the modelled unit, with these additions.
 fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
     let toml = toml(source, folder, name, more);
     built(&toml, &["--target", &device()], &folder.join(name));
     Bundle::open(&folder.join(name)).unwrap()
 }
 
-/// Results of a bundle: logits of every token of the prompt, and ids generated after it, one sequence and two
-/// together.
+/// Results of a bundle: logits of every token of the prompt, and tokens generated after it, by one sequence
+/// and by two together.
 #[derive(Debug, PartialEq)]
 struct Computed {
     logits: Vec<u32>,
@@ -98,7 +100,7 @@ struct Computed {
     both: Vec<Vec<u32>>,
 }
 
-/// Runs a bundle; `seen` gets what its unit did.
+/// Runs a bundle; `seen` counts the work of its unit.
 fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<UnitObservations>) -> Computed {
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
@@ -116,13 +118,13 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<UnitObs
         logits.extend(row.iter().map(|x| x.to_bits()));
         Ok(())
     };
-    engine.prefill(0, 0, prompt, Want::All, &mut keep).unwrap();
+    engine.prefill(0, 0, prompt, LogitRows::All, &mut keep).unwrap();
     let request = Request { slot: 0, prompt, n: 12, end: &[] };
     let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
     let made = moec_runtime::generate(&mut engine, &request, &mut decoder, &mut sampler, &mut |_| Ok(()));
     let ids = made.unwrap().ids;
-    let how = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
-    let both = best_of(&mut engine, &request, 2, &mut Decoder::full(), &how).unwrap();
+    let sampling = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
+    let both = best_of(&mut engine, &request, 2, &mut Decoder::full(), &sampling).unwrap();
     let both = both.candidates.into_iter().map(|c| c.ids).collect();
     let promised: Vec<_> =
         (1..).zip(engine.accelerator_memories()).map(|(m, (_, taken))| (m, taken)).collect();
@@ -133,7 +135,7 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<UnitObs
     Computed { logits, ids, both }
 }
 
-/// Steps of the accelerator: kernels, copies of rows, copies of slots.
+/// Numbers of the accelerator's steps: kernels, copies of rows, copies of slots.
 fn accelerator_steps(plan: &Plan) -> [usize; 3] {
     let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
     steps.fold([0; 3], |mut n, s| {
@@ -157,10 +159,10 @@ const PLACES: [(&str, &str); 7] = [
     ("model", "[placement]\nattention = \"mirror\"\nexperts = \"mirror\"\nrest = \"mirror\"\n"),
 ];
 
-/// Every family with experts, half of the experts, attention, both, half of the experts beside a memory
-/// budget, all but experts, and the whole model: four of these for every family.
+/// Seven placements: all experts, half of them, attention, both, half of the experts with a memory budget,
+/// everything but experts, the whole model. Every family is tested with four of them.
 #[test]
-fn what_lives_elsewhere_computes_the_same_bits() {
+fn parts_on_an_accelerator_give_the_same_bits() {
     for (i, family) in MIXTURES.into_iter().enumerate() {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
@@ -169,20 +171,20 @@ fn what_lives_elsewhere_computes_the_same_bits() {
         let none = Arc::new(UnitObservations::default());
         let want = compute(&on_cpu, Options::default(), &prompt, &none);
         assert_eq!((accelerator_steps(&on_cpu.plan), none.taken.load(Relaxed)), ([0; 3], 0));
-        // Each has most places, and each place has five families at least.
+        // The placements rotate over the families, so each is tested with at least five families.
         for (name, more) in PLACES.into_iter().cycle().skip(4 * i).take(4) {
             let bundle = build(&source, folder.path(), name, more);
             let [kernels, rows, slots] = accelerator_steps(&bundle.plan);
             assert!(kernels > 0 && rows > 0, "{family}, {name}");
-            // Nothing of experts comes back where all else is there, too.
+            // If attention is on the unit, too, no rows of slots are copied.
             assert_eq!(slots > 0, !["attention", "model"].contains(&name), "{family}, {name}");
             let kernels =
                 |step: &&moec_ir::plan::Step| step.unit == 0 && matches!(step.code, Code::Kernel(_));
             let on_cpu = bundle.plan.entries.iter().flat_map(|e| &e.steps).filter(kernels).count();
-            // Mixers whose states fold tokens stay with these.
+            // Mixers with recurrent states stay on the CPU.
             let whole = name == "model" && !support::FOLDED.contains(&family);
             assert_eq!(on_cpu == 0, whole, "{family}, {name}: {on_cpu} kernels on the CPU");
-            // Caches are on the unit that computes attention, states that fold tokens in the CPU's memory.
+            // Caches are in the memory of attention's unit, recurrent states in the CPU's memory.
             let away = |s: &StateBuf| {
                 ["attention", "both", "rest", "model"].contains(&name) && !s.kind.needs_snapshots()
             };
@@ -200,10 +202,10 @@ fn what_lives_elsewhere_computes_the_same_bits() {
     }
 }
 
-/// Steps that stay on the CPU of a model some of whose layers have another mixer than attention, and
-/// `explain` on them.
+/// In a model with another mixer than attention in some layers, that mixer's steps stay on the CPU, which
+/// `explain` reports.
 #[test]
-fn mixers_have_a_unit_apart_from_attention_and_the_rest() {
+fn mixers_are_assigned_separately_from_attention() {
     let folder = tempfile::tempdir().unwrap();
     let source = checkpoint("qwen3_next");
     let bundle = build(&source, folder.path(), "model", PLACES[6].1);
@@ -217,27 +219,27 @@ fn mixers_have_a_unit_apart_from_attention_and_the_rest() {
     let on = |unit| BTreeSet::from([unit]);
     let roles = [Role::Attention, Role::Mixer, Role::Network, Role::Head].map(|role| units[&role].clone());
     assert_eq!(roles, [on(1), on(0), on(1), on(1)]);
-    // The plan alone distinguishes them, whichever layer is the first.
+    // The plan alone distinguishes the two, whatever the mixer of the first layer is.
     let assignment = UnitAssignment::of_plan(&bundle.plan, &module);
     assert_eq!((assignment.attention, assignment.mixer), (1, 0));
-    let said = String::from_utf8(ok(moec().arg("explain").arg(&bundle.folder)).stdout).unwrap();
+    let stdout = String::from_utf8(ok(moec().arg("explain").arg(&bundle.folder)).stdout).unwrap();
     let row = |op: &str, words: &[&str]| {
-        let mut lines = said.lines().filter(|l| l.contains(op));
-        assert!(lines.any(|l| words.iter().all(|w| l.contains(w))), "{op} {words:?}: {said}");
+        let mut lines = stdout.lines().filter(|l| l.contains(op));
+        assert!(lines.any(|l| words.iter().all(|w| l.contains(w))), "{op} {words:?}: {stdout}");
     };
     row("layers.*.mixer", &["linear", "cpu", "`mirror` does not run `causal_conv`"]);
     row("layers.*.attn", &["attention", "mirror", "requested by `placement.attention`"]);
     let more = "[placement]\nattention = \"mirror\"\nmixer = \"mirror\"\n";
     let toml = toml(&source, folder.path(), "mixer", more);
     let build = ["--target", &device(), "--no-run", "--quiet"];
-    let (code, said) = fails(moec().arg("build").arg(&toml).args(build));
-    assert!(code == 1 && said.contains("does not run `causal_conv` of `layers.0.mixer`"), "{said}");
+    let (code, stderr) = fails(moec().arg("build").arg(&toml).args(build));
+    assert!(code == 1 && stderr.contains("does not run `causal_conv` of `layers.0.mixer`"), "{stderr}");
 }
 
-/// Half of the experts elsewhere and the rest on disk, with room for few: the trained model gives the same
-/// results as with all on the CPU.
+/// Half of the experts on another unit and the rest on disk, with few in memory: the trained model gives the
+/// same results as with all on the CPU.
 #[test]
-fn a_budget_over_disk_beside_a_memory_of_its_own() {
+fn disk_budget_and_accelerator_memory_work_together() {
     let folder = tempfile::tempdir().unwrap();
     let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
     let on_cpu = build(&ferris(), folder.path(), "cpu", "");
@@ -246,18 +248,18 @@ fn a_budget_over_disk_beside_a_memory_of_its_own() {
     let paging = half.plan.paging.as_ref().unwrap();
     let fixed = paging.resident + paging.process + u64::from(paging.staging) * paging.frame_bytes;
     for frames in [2, 9] {
-        let how = moec_runtime::offload::paging::Paging::from_env().unwrap();
+        let settings = moec_runtime::offload::paging::Paging::from_env().unwrap();
         let budget = Some(fixed + frames * paging.frame_bytes);
-        let paging = Some(moec_runtime::offload::paging::Paging { budget, ..how });
+        let paging = Some(moec_runtime::offload::paging::Paging { budget, ..settings });
         let options = Options { threads: Some(2), paging, ..Options::default() };
         let got = compute(&half, options, &prompt, &Arc::new(UnitObservations::default()));
         assert!(got == want, "{frames} experts in memory");
     }
 }
 
-/// Lookup and head on the unit read one table, which is there once; the CPU reads none of it.
+/// Lookup and head on the unit share one table, which is stored once; the CPU reads none of it.
 #[test]
-fn a_tied_table_is_there_once() {
+fn accelerator_stores_a_tied_table_once() {
     let folder = tempfile::tempdir().unwrap();
     let (source, seen) = (checkpoint("smallthinker_4b"), Arc::new(UnitObservations::default()));
     let prompt = expected(&source).ids;
@@ -275,10 +277,9 @@ fn a_tied_table_is_there_once() {
     assert!(seen.kernels.load(Relaxed) > 0);
 }
 
-/// The unit's memory is a promise: a plan that is larger is refused by name, and so is a unit that the device
-/// has not.
+/// A plan that exceeds the unit's memory is refused by name, and so is a unit that the device lacks.
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn units_that_are_too_small_or_missing_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let device = fs::read_to_string(device()).unwrap();
     let small = folder.path().join("small.toml");
@@ -291,25 +292,25 @@ fn what_does_not_fit_is_refused_by_name() {
         build.arg("build").arg(&toml).arg("--target").arg(target).args(["--quiet", "--no-run", "-o"]);
         fails(build.arg(folder.path().join("b"))).1
     };
-    let said = refused("[placement]\nexperts = \"mirror\"\n", &small);
+    let error = refused("[placement]\nexperts = \"mirror\"\n", &small);
     assert!(
-        said.contains("into `vram`, which has 64.0 KiB") && said.contains("hint: place less there"),
-        "{said}"
+        error.contains("in `vram`, which has 64.0 KiB") && error.contains("hint: place fewer experts there"),
+        "{error}"
     );
-    let said = refused("[placement]\nexperts = \"tpu\"\n", &small);
-    assert!(said.contains("`tpu`") && said.contains("its units are `cpu`, `mirror`"), "{said}");
+    let error = refused("[placement]\nexperts = \"tpu\"\n", &small);
+    assert!(error.contains("`tpu`") && error.contains("its units are `cpu`, `mirror`"), "{error}");
     fs::write(&small, device.replace("[[link]]\nfrom = \"vram\"", "[[link]]\nfrom = \"ram\"")).unwrap();
-    let said = refused("", &small);
-    assert!(said.contains("`link`") && said.contains("from `vram` to `ram`"), "{said}");
+    let error = refused("", &small);
+    assert!(error.contains("`link`") && error.contains("from `vram` to `ram`"), "{error}");
 }
 
-/// The experts that leave the CPU are chosen by layer, and `explain` gives the reason: the requested share.
+/// `explain` gives the reason for the experts that leave the CPU in each layer: the requested share.
 #[test]
-fn explain_says_why_experts_left_the_cpu() {
+fn explain_gives_the_reason_for_experts_off_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     build(&checkpoint("olmoe"), folder.path(), "half", PLACES[1].1);
-    let said = ok(moec().arg("explain").arg(folder.path().join("half"))).stdout;
-    let half = String::from_utf8(said).unwrap();
+    let stdout = ok(moec().arg("explain").arg(folder.path().join("half"))).stdout;
+    let half = String::from_utf8(stdout).unwrap();
     assert!(
         half.contains("units of experts (assign_units)") && half.contains("4 of 8 on `mirror`"),
         "{half}"
@@ -317,28 +318,36 @@ fn explain_says_why_experts_left_the_cpu() {
     assert!(half.contains("the share that `placement.experts` requests"), "{half}");
 }
 
-/// If some experts of a layer compute nothing, the others are not divided: a setting that requests it
-/// is an error, which names the setting to change.
+/// Layers with zero-computation experts do not divide the other experts. Requesting it is an error that names
+/// the setting to change.
 #[test]
-fn experts_next_to_some_that_compute_nothing_stay_on_the_cpu() {
+fn layers_with_zero_experts_stay_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let toml = folder.path().join("model.toml");
     let source = checkpoint("longcat_flash");
     for (target, more, words) in [
-        (&*device(), "[placement]\nexperts = \"mirror\"\n", ["compute nothing", "`experts = \"cpu\"`"]),
-        ("h100-x86", "[placement]\nexperts = \"gpu\"\n", ["compute nothing", "`experts = \"cpu\"`"]),
-        ("native", "[memory]\nbudget = \"1 GiB\"\n", ["compute nothing", "`budget` under `[memory]`"]),
+        (
+            &*device(),
+            "[placement]\nexperts = \"mirror\"\n",
+            ["zero-computation experts", "`experts = \"cpu\"`"],
+        ),
+        ("h100-x86", "[placement]\nexperts = \"gpu\"\n", ["zero-computation experts", "`experts = \"cpu\"`"]),
+        (
+            "native",
+            "[memory]\nbudget = \"1 GiB\"\n",
+            ["zero-computation experts", "`budget` under `[memory]`"],
+        ),
     ] {
         fs::write(&toml, format!("[model]\nsource = {source:?}\n{more}")).unwrap();
         let mut build = moec();
         build.arg("build").arg(&toml).args(["--target", target, "--quiet", "--no-run", "-o"]);
-        let (_, said) = fails(build.arg(folder.path().join("b")));
-        assert!(words.iter().all(|w| said.contains(w)), "{target}: {said}");
+        let (_, stderr) = fails(build.arg(folder.path().join("b")));
+        assert!(words.iter().all(|w| stderr.contains(w)), "{target}: {stderr}");
         assert!(!folder.path().join("b").exists(), "{target}");
     }
 }
 
-/// A bundle for a modelled unit runs if emulation is requested, and otherwise says that it cannot.
+/// A bundle for a modelled unit runs with emulation, and otherwise reports that it cannot run.
 #[test]
 fn a_modelled_unit_is_emulated_when_requested() {
     let folder = tempfile::tempdir().unwrap();
@@ -349,14 +358,14 @@ fn a_modelled_unit_is_emulated_when_requested() {
         run.args(["generate", "--ids", "1,2,3", "-n", "4", "--json"]);
         run
     };
-    let (_, said) = fails(&mut run(&[]));
-    assert!(said.contains("the unit `mirror`") && said.contains("--emulate"), "{said}");
+    let (_, stderr) = fails(&mut run(&[]));
+    assert!(stderr.contains("the unit `mirror`") && stderr.contains("--emulate"), "{stderr}");
     ok(&mut run(&["--emulate"]));
     let info = |more: &[&str]| {
         let mut run = moec();
         run.arg("run").args(more).arg(folder.path().join("half"));
-        let said: Value = serde_json::from_slice(&ok(run.args(["info", "--json"])).stdout).unwrap();
-        said["target"].clone()
+        let report: Value = serde_json::from_slice(&ok(run.args(["info", "--json"])).stdout).unwrap();
+        report["target"].clone()
     };
     let (alone, emulated) = (info(&[]), info(&["--emulate"]));
     assert_eq!((&alone["missing_units"], &alone["runs_here"]), (&json!(["mirror"]), &json!(false)));

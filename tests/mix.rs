@@ -1,4 +1,4 @@
-//! Weights that are rounded with error feedback, and formats that are chosen for a size.
+//! Weights that are rounded with error feedback, and formats that are chosen for a size limit.
 #![allow(
     clippy::unwrap_used,
     clippy::unnecessary_debug_formatting,
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use support::{cache, calibration, fails, ferris, moec, ok, recorded};
 use tempfile::TempDir;
 
-/// A model of ferris with a profile of a few thousand tokens.
+/// The ferris model with a profile of a few thousand tokens.
 struct Case {
     folder: TempDir,
 }
@@ -29,7 +29,7 @@ impl Case {
         self.folder.path().join(name)
     }
 
-    /// A `model.toml` with these keys under `[weights]`, and what follows them.
+    /// A `model.toml` with these keys under `[weights]` and after it.
     fn toml(&self, weights: &str) -> PathBuf {
         let path = self.path("model.toml");
         let text = format!(
@@ -52,8 +52,8 @@ impl Case {
     }
 
     fn json(&self, command: &mut std::process::Command) -> Value {
-        let said = ok(command.arg("--json").env("MOEC_CACHE", cache(self.folder.path()))).stdout;
-        serde_json::from_slice(&said).unwrap()
+        let stdout = ok(command.arg("--json").env("MOEC_CACHE", cache(self.folder.path()))).stdout;
+        serde_json::from_slice(&stdout).unwrap()
     }
 }
 
@@ -62,10 +62,10 @@ fn bytes(bundle: &Path) -> u64 {
     bundle.plan.segments.iter().map(|s| s.bytes).sum()
 }
 
-/// Weights in q4 are nearer to the model as it is where errors are fed back, embedding tables among them; the
-/// bundle says so, and verifies.
+/// With error feedback, q4 weights are nearer to the exact model, embedding tables included. The bundle
+/// records it, and verifies.
 #[test]
-fn feedback_is_nearer_to_the_model() {
+fn error_feedback_brings_q4_nearer_to_the_model() {
     let case = Case::new();
     ok(&mut case.build("", "exact.moec"));
     let divergence = |class: &str, rounding: &str| {
@@ -86,7 +86,7 @@ fn feedback_is_nearer_to_the_model() {
 }
 
 #[test]
-fn a_size_is_kept_and_said() {
+fn requested_size_is_kept_and_reported() {
     let case = Case::new();
     let text = format!("text = [{:?}]\n", ferris().join("eval/calibration.txt"));
     let size = |size: &str, limit: &str| {
@@ -99,13 +99,13 @@ fn a_size_is_kept_and_said() {
     };
     let built = ok(&mut case.build(&size("5 MiB", ""), "out.moec"));
     let took = bytes(&case.path("out.moec"));
-    let said = String::from_utf8(built.stderr).unwrap();
-    // What it will take is said first. Every weight is packed once in every format, and then once for the
+    let stderr = String::from_utf8(built.stderr).unwrap();
+    // The output first states the work: every weight is packed once in every format, and then once for the
     // bundle.
-    let (_, rest) = said.split_once("with up to ").expect(&said);
+    let (_, rest) = stderr.split_once("with up to ").expect(&stderr);
     let most =
         rest.split_once(" of weights").and_then(|(size, _)| moec_base::human::parse_bytes(size)).expect(rest);
-    let packed = said
+    let packed = stderr
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Packing ").and_then(moec_base::human::parse_bytes));
     let packed = packed.sum::<u64>();
@@ -113,7 +113,10 @@ fn a_size_is_kept_and_said() {
         packed - took <= most + most / 50,
         "{packed} bytes were packed, {took} for the bundle; {most} were announced"
     );
-    assert!(said.contains("Estimated up to ") && said.find("Estimated") < said.find("Measured"), "{said}");
+    assert!(
+        stderr.contains("Estimated up to ") && stderr.find("Estimated") < stderr.find("Measured"),
+        "{stderr}"
+    );
     let left: Vec<_> = fs::read_dir(case.path("cache")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|n| !n.to_string_lossy().starts_with("scratch")), "{left:?}");
     assert!((4 << 20..=5 << 20).contains(&took), "{took} bytes");
@@ -127,14 +130,14 @@ fn a_size_is_kept_and_said() {
     let shown = String::from_utf8(ok(moec().arg("explain").arg(case.path("out.moec"))).stdout).unwrap();
     assert!(shown.contains("for 5.0 MiB"), "{shown}");
 
-    let (code, said) = fails(&mut case.build(&size("2 MiB", ""), "no.moec"));
-    assert!(code != 0 && said.contains("2.0 MiB") && said.contains("at least"), "{said}");
-    assert!(!said.contains("Packing"), "weights were packed for a size that none has: {said}");
-    let (code, said) = fails(&mut case.build(&size("4 MiB", "0%"), "no.moec"));
-    assert!(code != 0 && said.contains("max_perplexity_increase"), "{said}");
-    let (code, said) = fails(&mut case.build("size = \"5 MiB\"", "no.moec"));
-    assert!(code != 0 && said.contains("profile"), "{said}");
-    let (code, said) = fails(&mut case.build(&size("auto", ""), "no.moec"));
-    assert!(code != 0 && said.contains("max_perplexity_increase"), "{said}");
+    let (code, stderr) = fails(&mut case.build(&size("2 MiB", ""), "no.moec"));
+    assert!(code != 0 && stderr.contains("2.0 MiB") && stderr.contains("at least"), "{stderr}");
+    assert!(!stderr.contains("Packing"), "weights were packed for a size that none has: {stderr}");
+    let (code, stderr) = fails(&mut case.build(&size("4 MiB", "0%"), "no.moec"));
+    assert!(code != 0 && stderr.contains("max_perplexity_increase"), "{stderr}");
+    let (code, stderr) = fails(&mut case.build("size = \"5 MiB\"", "no.moec"));
+    assert!(code != 0 && stderr.contains("profile"), "{stderr}");
+    let (code, stderr) = fails(&mut case.build(&size("auto", ""), "no.moec"));
+    assert!(code != 0 && stderr.contains("max_perplexity_increase"), "{stderr}");
     assert!(!case.path("no.moec").exists());
 }

@@ -1,5 +1,5 @@
-//! Experts in three places: on a modelled GPU, on the CPU, and in NDP DIMMs by command
-//! streams. The reference's tokens come out, and every stream gives the bits of its family's evaluator.
+//! Experts on a modelled GPU, on the CPU, and on NDP DIMMs by command streams. The tokens are the
+//! reference's, and every stream gives the bits of its backend's evaluator.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use moec_runtime::bundle::BundleReader;
 use moec_bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code};
 use moec_runtime::schedule::dispatch::Assigned;
-use moec_runtime::{Decoder, Engine, Options, Program, Request, Sampler, Sampling, Want};
+use moec_runtime::{Decoder, Engine, LogitRows, Options, Program, Request, Sampler, Sampling};
 use moec_targets::backends;
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ use support::{MIXTURES, built, checkpoint, distance, expected, fails, ferris, mo
 /// Largest difference of any logit where experts are rounded to bf16; the logits reach 4.
 const ROUNDED: f32 = 5e-2;
 
-/// Builds a model whose experts are bf16 and all else is exact.
+/// Builds a model with bf16 experts; everything else is exact.
 fn build(source: &Path, folder: &Path, name: &str, target: &str, placement: &str) -> Bundle {
     let toml = folder.join(format!("{name}.toml"));
     let text = format!(
@@ -33,8 +33,7 @@ fn build(source: &Path, folder: &Path, name: &str, target: &str, placement: &str
     Bundle::open(&folder.join(name)).unwrap()
 }
 
-/// Results of a bundle: logits of every token of the prompt, ids generated greedily, and the units of its
-/// experts.
+/// Results of a bundle: logits of every token of the prompt, greedy tokens, and the units of its experts.
 struct Computed {
     logits: Vec<f32>,
     ids: Vec<u32>,
@@ -59,7 +58,7 @@ fn compute(bundle: &Bundle, prompt: &[u32], n: usize, threads: usize) -> Compute
         logits.extend_from_slice(row);
         Ok(())
     };
-    engine.prefill(0, 0, prompt, Want::All, &mut keep).unwrap();
+    engine.prefill(0, 0, prompt, LogitRows::All, &mut keep).unwrap();
     engine.reset(0).unwrap();
     let request = Request { slot: 0, prompt: &prompt[..prompt.len().min(16)], n, end: &[] };
     let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
@@ -75,21 +74,21 @@ fn near(a: &[f32], b: &[f32], rows: usize) -> f64 {
     near as f64 / rows as f64
 }
 
-/// `moec eval --emulate` measures a bundle whose CPU needs AMX and whose experts are DIMMs' on any machine,
-/// and says what it emulates.
+/// `moec eval --emulate` can measure on any machine a bundle whose CPU needs AMX and whose experts are on
+/// DIMMs. It reports what it emulates.
 #[test]
-fn a_bundle_for_dimms_and_amx_is_evaluated_where_neither_is() {
+fn bundle_for_dimms_and_amx_is_evaluated_by_emulation() {
     let here = is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vbmi2")
         && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("avx512bf16")
         && is_x86_feature_detected!("avx512bitalg")
         && is_x86_feature_detected!("avx512vpopcntdq");
-    if !moec_testing::SAPPHIRE_RAPIDS.by(here) {
+    if !moec_testing::SAPPHIRE_RAPIDS.holds_or_skip(here) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // Of what is not emulated, `spr-ndp` needs AVX-VNNI, which AMD's CPUs have since Zen 5 alone.
+    // Not emulated: `spr-ndp` needs AVX-VNNI, which AMD's CPUs only have since Zen 5.
     let device = fs::read_to_string(root().join("targets/devices/spr-ndp.toml")).unwrap();
     let changes =
         [("\"spr-ndp\"", "\"own\""), ("\"sapphirerapids\"", "\"cooperlake\""), ("\"avxvnni\", ", "")];
@@ -112,13 +111,13 @@ fn a_bundle_for_dimms_and_amx_is_evaluated_where_neither_is() {
         build(&ferris(), folder.path(), "dimms.moec", target.to_str().unwrap(), "experts = \"ndp\"\n");
     assert!(!dimms.plan.streams.is_empty() && dimms.plan.target.features.iter().any(|f| f == "amx-tile"));
     let native = build(&ferris(), folder.path(), "native.moec", "native", "");
-    let ((found, said), (want, _)) = (eval(&dimms), eval(&native));
+    let ((found, stderr), (want, _)) = (eval(&dimms), eval(&native));
     assert!((found / want - 1.0).abs() < 5e-3, "{found} in place of {want}");
     let amx = fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| info.contains("amx_bf16"));
-    assert!(said.contains("emulated") && (amx || said.contains("amx-tile")), "{said}");
+    assert!(stderr.contains("emulated") && (amx || stderr.contains("amx-tile")), "{stderr}");
 }
 
-/// An expert without a DIMM has a command stream that is labelled so; no two experts share rows.
+/// The command stream of an expert without a DIMM says so; no two experts share rows.
 #[test]
 fn command_streams_of_experts_without_a_dimm_are_labelled() {
     let folder = tempfile::tempdir().unwrap();
@@ -144,8 +143,9 @@ fn command_streams_of_experts_without_a_dimm_are_labelled() {
             let name = stream.lines().next().unwrap();
             assert_eq!(name.ends_with(".striped"), dimm < 0, "{name}");
             assert!(dimm < 0 || stream.contains(&format!("\ndimm {dimm}\n")), "{name}");
-            let lies = |key: &str| stream.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
-            let place = (lies("dimm "), lies("region expert"));
+            let header_line =
+                |key: &str| stream.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
+            let place = (header_line("dimm "), header_line("region expert"));
             assert!(
                 dimm < 0 || places.insert(place.clone()),
                 "{name} lies where another expert does: {place:?}"
@@ -155,9 +155,9 @@ fn command_streams_of_experts_without_a_dimm_are_labelled() {
     }
 }
 
-/// Every family: the schedule gives experts to all three, and the tokens are transformers'.
+/// Every family: the schedule uses all three units, and the tokens are transformers'.
 #[test]
-fn three_places_give_the_tokens_of_the_reference() {
+fn cpu_gpu_and_dimms_give_the_reference_tokens() {
     if !runs_here("sapphire-rapids") {
         return;
     }
@@ -168,7 +168,7 @@ fn three_places_give_the_tokens_of_the_reference() {
         let want = expected(&source);
         let on_cpu = build(&source, folder.path(), "cpu", "sapphire-rapids", "");
         let on_cpu = compute(&on_cpu, &want.ids, 24, 2);
-        // A launch costs more than experts of this size do anywhere.
+        // A launch costs more than computing an expert of this size on any unit.
         let device = fs::read_to_string(root().join("targets/devices/h100-spr-ndp.toml")).unwrap();
         let free = device.replace("dispatch_cost_us = { value = 5,", "dispatch_cost_us = { value = 0,");
         assert!(free != device);
@@ -181,8 +181,8 @@ fn three_places_give_the_tokens_of_the_reference() {
         assert_eq!(got.ids, want.greedy[16..], "{family}: greedy tokens");
         assert_eq!(got.ids, on_cpu.ids, "{family}: as with the CPU alone");
         let near = near(&got.logits, &on_cpu.logits, want.ids.len());
-        // A near tie of a router sends a row to another expert, and all that see it are off: with weights at
-        // random as far as this.
+        // A near tie in a router may send a row to another expert, which also affects later rows. With random
+        // weights, that changes up to a quarter of the rows.
         assert!(near >= 0.75, "{family}: {near} of the rows are near those of the CPU");
         let assigned = got.assigned.unwrap();
         println!("{family}: {assigned:?}");
@@ -199,7 +199,7 @@ fn three_places_give_the_tokens_of_the_reference() {
     assert!(places.iter().all(|&n| n > 0), "experts on the units: {places:?}");
 }
 
-/// Without a GPU, a trained model: experts change their places while it runs, and nothing else changes.
+/// A trained model without a GPU: experts move at run time, and the results do not change.
 #[test]
 fn experts_move_between_dimms_while_a_model_runs() {
     if !runs_here("sapphire-rapids") {
@@ -225,9 +225,9 @@ fn experts_move_between_dimms_while_a_model_runs() {
     assert!(ids.iter().all(|ids| *ids == on_cpu.ids), "{ids:?} instead of {:?}", on_cpu.ids);
 }
 
-/// A share of the experts by hand: no schedule, and streams all the same.
+/// With a configured share of the experts there is no schedule, but there are streams.
 #[test]
-fn a_share_of_the_experts_is_in_dimms() {
+fn configured_share_of_experts_is_in_dimms() {
     if !runs_here("sapphire-rapids") {
         return;
     }
@@ -241,14 +241,14 @@ fn a_share_of_the_experts_is_in_dimms() {
     assert!(got.assigned.is_none());
 }
 
-/// The streams of a layer, as people read them.
+/// The text of a layer's streams.
 #[test]
-fn streams_are_printed() {
+fn ndp_command_streams_are_printed() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&checkpoint("gpt_oss"), folder.path(), "b", "spr-ndp", "");
     let path = bundle.folder.join(&bundle.plan.streams[0].artifact);
-    let said = ok(moec().arg("inspect").arg(&path));
-    let text = String::from_utf8(said.stdout).unwrap();
+    let inspected = ok(moec().arg("inspect").arg(&path));
+    let text = String::from_utf8(inspected.stdout).unwrap();
     let first = text.split("\n\n").next().unwrap().to_owned();
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../golden/snapshots");
@@ -256,8 +256,8 @@ fn streams_are_printed() {
     settings.set_omit_expression(true);
     settings.bind(|| insta::assert_snapshot!("gpt_oss-spr-ndp@streams", first));
     fs::write(folder.path().join("x.streams"), b"moecdimm, or not").unwrap();
-    let (_, said) = fails(moec().arg("inspect").arg(folder.path().join("x.streams")));
-    assert!(said.contains("not a file of NDP command streams") && said.contains("version"), "{said}");
+    let (_, stderr) = fails(moec().arg("inspect").arg(folder.path().join("x.streams")));
+    assert!(stderr.contains("not a file of NDP command streams") && stderr.contains("version"), "{stderr}");
 }
 
 /// Invalid device files and artifacts are refused by name.
@@ -276,25 +276,37 @@ fn invalid_dimm_settings_are_reported_by_key() {
         build.arg("build").arg(&toml).arg("--target").arg(&file).args(["--quiet", "--no-run", "-o"]);
         fails(build.arg(folder.path().join("b"))).1
     };
-    let says = |said: &str, words: &[&str]| {
-        assert!(words.iter().all(|w| said.contains(w)), "{said}");
+    let assert_contains = |text: &str, words: &[&str]| {
+        assert!(words.iter().all(|w| text.contains(w)), "{text}");
     };
     let links = device.lines().find(|l| l.starts_with("link_gb_per_s")).unwrap();
-    says(&refused(links, "", ""), &["`unit.dimms.link_gb_per_s`", "16 DIMMs need links"]);
+    assert_contains(&refused(links, "", ""), &["`unit.dimms.link_gb_per_s`", "16 DIMMs need links"]);
     let to_dimms = "[[link]]\nfrom = \"dram\"\nto = \"ndp_dimms\"";
-    says(
+    assert_contains(
         &refused(to_dimms, "[[link]]\nfrom = \"ndp_dimms\"\nto = \"dram\"", ""),
         &["`link`", "from `dram` to `ndp_dimms`"],
     );
-    says(&refused("count = 16", "count = 15", ""), &["`unit.dimms.count`", "15 DIMMs", "8 channels"]);
-    says(&refused("row_bytes = 4096", "row_bytes = 4000", ""), &["`unit.dimms.row_bytes`", "lines of 64"]);
-    says(&refused("timing = \"trimoe\"", "timing = \"ddr4\"", ""), &["`unit.dimms.timing`", "`trimoe`"]);
-    says(
+    assert_contains(
+        &refused("count = 16", "count = 15", ""),
+        &["`unit.dimms.count`", "15 DIMMs", "8 channels"],
+    );
+    assert_contains(
+        &refused("row_bytes = 4096", "row_bytes = 4000", ""),
+        &["`unit.dimms.row_bytes`", "lines of 64"],
+    );
+    assert_contains(
+        &refused("timing = \"trimoe\"", "timing = \"ddr4\"", ""),
+        &["`unit.dimms.timing`", "`trimoe`"],
+    );
+    assert_contains(
         &refused("capacity = { value = 137438953472", "capacity = { value = 3145728", ""),
         &["`dimms` does not run the experts", "a DIMM has"],
     );
-    says(&refused("value = 256,", "value = 512,", ""), &["`unit.dimms.gops`"]);
-    says(&refused("count = 16", "count = 16", "[memory]\nbudget = \"1 GiB\"\n"), &["`budget`", "`dimms`"]);
+    assert_contains(&refused("value = 256,", "value = 512,", ""), &["`unit.dimms.gops`"]);
+    assert_contains(
+        &refused("count = 16", "count = 16", "[memory]\nbudget = \"1 GiB\"\n"),
+        &["`budget`", "`dimms`"],
+    );
     let narrow = "triple = \"x86_64-unknown-linux-gnu\"\ncpu = \"sapphirerapids\"";
     let features = device.find("features = [").unwrap();
     let list = &device[features..=features + device[features..].find(']').unwrap()];
@@ -306,16 +318,16 @@ fn invalid_dimm_settings_are_reported_by_key() {
     let mut build = moec();
     build.arg("build").arg(&toml).arg("--target").arg(&file).args(["--quiet", "--no-run", "-o"]);
     fs::write(&toml, format!("[model]\nsource = {source:?}\n[weights]\nexperts = \"bf16\"\n")).unwrap();
-    says(&fails(build.arg(folder.path().join("b"))).1, &["does not read weights", "nr: 16"]);
+    assert_contains(&fails(build.arg(folder.path().join("b"))).1, &["does not read weights", "nr: 16"]);
     fs::write(&toml, format!("[model]\nsource = {source:?}\n[weights]\nexperts = \"q8\"\n")).unwrap();
     let mut build = moec();
     build.arg("build").arg(&toml).args(["--target", "spr-ndp", "--quiet", "--no-run", "-o"]);
-    says(&fails(build.arg(folder.path().join("b"))).1, &["q8", "multiplies bf16"]);
+    assert_contains(&fails(build.arg(folder.path().join("b"))).1, &["q8", "multiply bf16"]);
 }
 
 /// A stream that reads outside of its rows does not run.
 #[test]
-fn a_stream_that_reads_outside_is_refused() {
+fn command_stream_that_reads_out_of_bounds_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&checkpoint("olmoe"), folder.path(), "b", "spr-ndp", "");
     let set = &bundle.plan.streams[0];
@@ -323,27 +335,27 @@ fn a_stream_that_reads_outside_is_refused() {
     let whole = fs::read(&path).unwrap();
     let mut artifact = moec_ndp::artifact::decode(&whole).unwrap();
     moec_ndp::artifact::open(&BundleReader::unchecked(&bundle.folder), set).unwrap();
-    // What is not as it was built is not even decoded.
+    // A changed artifact is not even decoded.
     let checked = bundle.files(CheckLevel::All).unwrap();
     assert!(moec_ndp::artifact::open(&checked, set).is_ok());
     let mut changed = whole.clone();
     *changed.last_mut().unwrap() ^= 1;
     fs::write(&path, changed).unwrap();
-    let said = moec_ndp::artifact::open(&checked, set).unwrap_err();
-    assert!(said.contains(&set.artifact) && said.contains("was changed after the build"), "{said}");
+    let error = moec_ndp::artifact::open(&checked, set).unwrap_err();
+    assert!(error.contains(&set.artifact) && error.contains("was changed after the build"), "{error}");
     let rows = artifact.experts[1].stream.regions[0].rows.clone();
     artifact.experts[1].stream.regions[0].rows = rows.end..rows.end;
     let refused = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
         moec_ndp::artifact::open(&BundleReader::unchecked(&bundle.folder), set).unwrap_err()
     };
-    let said = refused(&moec_ndp::artifact::encode(&artifact).unwrap());
-    assert!(said.contains("expert 1"), "{said}");
-    let said = refused(&whole[..whole.len() - 5]);
-    assert!(said.contains("cut off"), "{said}");
+    let error = refused(&moec_ndp::artifact::encode(&artifact).unwrap());
+    assert!(error.contains("expert 1"), "{error}");
+    let error = refused(&whole[..whole.len() - 5]);
+    assert!(error.contains("cut off"), "{error}");
     artifact.experts.truncate(1);
-    let said = refused(&moec_ndp::artifact::encode(&artifact).unwrap());
-    assert!(said.contains("1 experts"), "{said}");
-    let (_, said) = fails(moec().arg("verify").arg(&bundle.folder).arg("--static"));
-    assert!(said.contains("streams"), "{said}");
+    let error = refused(&moec_ndp::artifact::encode(&artifact).unwrap());
+    assert!(error.contains("1 experts"), "{error}");
+    let (_, stderr) = fails(moec().arg("verify").arg(&bundle.folder).arg("--static"));
+    assert!(stderr.contains("streams"), "{stderr}");
 }

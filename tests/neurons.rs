@@ -1,4 +1,4 @@
-//! Experts by neurons, built and run as a user would, beside whole experts of the same model.
+//! Experts by neurons, built and run from a user's view, compared with whole experts of the same model.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -7,10 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use support::{Setup, checkpoint, copy_checkpoint, distance, expected, fails, list, logits_file, moec, ok};
 
-/// Tokens that are generated.
+/// Number of generated tokens.
 const TOKENS: usize = 16;
 
-/// A copy of a golden checkpoint whose experts have ReLU in their gates.
+/// A copy of a golden checkpoint whose gates are changed to ReLU.
 fn with_relu(family: &str, folder: &Path) -> PathBuf {
     let (from, to) = (checkpoint(family), folder.join(family));
     copy_checkpoint(&from, &to);
@@ -21,10 +21,10 @@ fn with_relu(family: &str, folder: &Path) -> PathBuf {
     to
 }
 
-/// Tokens and logits of a build with this setting of `skip`; both are the same with one thread and two.
+/// Tokens and logits of a build with this `skip`; checks that they are the same with one thread and two.
 fn run(source: &Path, skip: &str, format: &str, batch: usize) -> (Vec<u32>, Vec<f32>) {
     let folder = tempfile::tempdir().unwrap();
-    // Chunks that leave a rest, so that many rows and few meet the same weights.
+    // Chunks with a remainder, so that the same weights are multiplied with many rows and with few.
     let toml = Setup { format, chunk: 20, batch: &[batch], context: 96 }.write(source, folder.path());
     let text = fs::read_to_string(&toml).unwrap();
     fs::write(&toml, format!("{text}[experts]\nskip = \"{skip}\"\n")).unwrap();
@@ -41,9 +41,9 @@ fn run(source: &Path, skip: &str, format: &str, batch: usize) -> (Vec<u32>, Vec<
         ok(command.arg(&out));
         let mut command = moec();
         command.arg("run").arg(&bundle).args(["generate", "--ids", &list(&ids[..24]), "--json"]);
-        let said = ok(command.args(["-n", &TOKENS.to_string(), "--threads", threads])).stdout;
-        let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
-        let tokens: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+        let stdout = ok(command.args(["-n", &TOKENS.to_string(), "--threads", threads])).stdout;
+        let report: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
+        let tokens: Vec<u32> = serde_json::from_value(report["ids"].clone()).unwrap();
         (tokens, logits_file(&out).1)
     };
     let (one, two) = (of("1"), of("2"));
@@ -53,7 +53,7 @@ fn run(source: &Path, skip: &str, format: &str, batch: usize) -> (Vec<u32>, Vec<
 }
 
 #[test]
-fn tokens_are_those_of_whole_experts() {
+fn neurons_give_the_tokens_of_whole_experts() {
     for (family, format, batch) in
         [("mixtral", "f32", 1), ("olmoe", "bf16", 1), ("qwen3_moe", "bf16", 4), ("qwen2_moe", "f16", 2)]
     {
@@ -66,9 +66,9 @@ fn tokens_are_those_of_whole_experts() {
     }
 }
 
-/// Bamboo and ProSparse-Llama have no experts: their networks are one that every row chooses.
+/// Bamboo and ProSparse-Llama have dense networks, which run as one expert that every row chooses.
 #[test]
-fn dense_networks_are_an_expert_of_everybody() {
+fn dense_networks_run_as_one_expert_of_all_rows() {
     for (family, format, batch) in [("bamboo", "f32", 1), ("bamboo", "bf16", 4), ("prosparse", "f16", 2)] {
         let source = checkpoint(family);
         let (whole, neurons) = (run(&source, "off", format, batch), run(&source, "on", format, batch));
@@ -83,7 +83,7 @@ fn dense_networks_are_an_expert_of_everybody() {
 }
 
 #[test]
-fn groups_along_neurons_round_as_well() {
+fn quantisation_groups_along_neurons_lose_no_accuracy() {
     for (family, format) in [("olmoe", "q8"), ("mixtral", "q4")] {
         let folder = tempfile::tempdir().unwrap();
         let source = with_relu(family, folder.path());
@@ -102,7 +102,7 @@ fn groups_along_neurons_round_as_well() {
 }
 
 #[test]
-fn what_cannot_be_skipped_is_said() {
+fn models_without_skippable_neurons_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let build = |source: &Path, more: &str| {
         let toml = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }.write(source, folder.path());
@@ -111,10 +111,10 @@ fn what_cannot_be_skipped_is_said() {
         let bundle = folder.path().join("b");
         fails(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle)).1
     };
-    let said = build(&checkpoint("olmoe"), "[experts]\nskip = \"on\"\n");
+    let error = build(&checkpoint("olmoe"), "[experts]\nskip = \"on\"\n");
     assert!(
-        said.contains("no expert and no dense network of this model can be skipped")
-            && said.contains("hint:"),
-        "{said}"
+        error.contains("no expert and no dense network of this model can be skipped")
+            && error.contains("hint:"),
+        "{error}"
     );
 }

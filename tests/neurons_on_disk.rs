@@ -1,12 +1,12 @@
-//! Neurons on disk: logits are those of the same model in memory, bit for bit, whatever the memory, the
-//! threads and the reader; and a token reads fewer bytes than of whole experts.
+//! Neurons on disk: for any memory size, threads and reader, logits are bit-identical to those of the same
+//! model in memory. A token reads fewer bytes than with whole experts.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
 
 use moec_bundle::read::Bundle;
-use moec_runtime::exec::engine::Want;
+use moec_runtime::exec::engine::LogitRows;
 use moec_runtime::offload::disk::{self, Choice};
 use moec_runtime::offload::paging::{Hooks, Paging, Report, Wrap};
 use moec_runtime::{Engine, Options, Program};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use support::{built, checkpoint, expected, fails, ferris_relu, moec, ok, root};
 
-/// Tokens that are generated after the prompt.
+/// Number of tokens that are generated after the prompt.
 const DECODED: usize = 24;
 
 fn write(source: &Path, folder: &Path, format: &str, more: &str) -> PathBuf {
@@ -38,7 +38,7 @@ fn build(source: &Path, folder: &Path, format: &str, more: &str) -> Bundle {
 
 const ON_DISK: &str = "[experts]\nskip = \"on\"\n[memory]\nbudget = \"1 GiB\"\nthreads = 3";
 
-/// Difference of a run from the plan.
+/// Settings of a run that replace the plan's.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     frames: u32,
@@ -47,7 +47,7 @@ struct Case {
     reader: Choice,
 }
 
-/// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.
+/// Logits of a prompt in chunks, then of greedy tokens, then of two sequences in one batch.
 fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u32>> {
     let mut all = Vec::new();
     let mut best = 0;
@@ -57,7 +57,7 @@ fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u
     };
     for slot in 0..2 {
         engine.reset(slot)?;
-        engine.prefill(slot, 0, prompt, Want::Last, &mut |_, l| {
+        engine.prefill(slot, 0, prompt, LogitRows::Last, &mut |_, l| {
             best = keep(&mut all, l);
             Ok(())
         })?;
@@ -86,14 +86,14 @@ fn with_engine<R>(
     let reader = case.map_or(Choice::Threads, |c| c.reader);
     let disk = disk::Options { reader, ..disk::Options::default() };
     let hooks = recorder.map(|recorder| recorder as &'static dyn Hooks);
-    let how = Paging { disk, ahead: 0, budget: None, preload: true, wrap, hooks };
+    let paging = Paging { disk, ahead: 0, budget: None, preload: true, wrap, hooks };
     if let Some((own, case)) = plan.paging.as_mut().zip(case) {
         (own.frames, own.staging) = (case.frames, case.staging);
     }
     let unit = bundle.unit().unwrap();
     let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
     let threads = Some(case.map_or(2, |c| c.threads));
-    let options = Options { threads, resident: case.is_none(), paging: Some(how), ..Options::default() };
+    let options = Options { threads, resident: case.is_none(), paging: Some(paging), ..Options::default() };
     f(&mut Engine::open(&program, &bundle.folder, options).unwrap())
 }
 
@@ -104,7 +104,7 @@ fn in_memory(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
     })
 }
 
-/// Logits, what was done, and units that tokens used: the least that a cache would have read, and all.
+/// Logits, the report, and the least units that any cache would have read, with the number of all uses.
 fn run(bundle: &Bundle, case: Case, prompt: &[u32]) -> (Vec<u32>, Report, (u64, u64)) {
     let recorder = recorder(bundle);
     with_engine(bundle, Some(case), (None, Some(recorder)), |engine| {
@@ -113,13 +113,13 @@ fn run(bundle: &Bundle, case: Case, prompt: &[u32]) -> (Vec<u32>, Report, (u64, 
     })
 }
 
-/// Lives as long as the tests: a run is given hooks that do.
+/// A recorder that lives as long as the tests, as hooks must.
 fn recorder(bundle: &Bundle) -> &'static Recorder {
     let experts: Vec<u32> = bundle.plan.paging.as_ref().unwrap().layers.iter().map(|l| l.experts).collect();
     Box::leak(Box::new(Recorder::new(&experts, frames(bundle)[0])))
 }
 
-/// Frames of an expert, and of all of them.
+/// Number of frames of an expert, and of all experts.
 fn frames(bundle: &Bundle) -> [u32; 2] {
     let paging = bundle.plan.paging.as_ref().unwrap();
     let inter = bundle.plan.segments[paging.layers[0].down as usize].extents().1;
@@ -161,7 +161,7 @@ fn families_with_relu_run_from_disk() {
         ("smallthinker_4b", "f32"),
         ("smallthinker_21b", "f32"),
         ("turbosparse_mixtral", "f32"),
-        // Scales are apart from codes.
+        // With q8, scales are stored separately from codes.
         ("smallthinker_4b", "q8"),
         ("turbosparse_mixtral", "q8"),
     ] {
@@ -169,8 +169,8 @@ fn families_with_relu_run_from_disk() {
         let folder = tempfile::tempdir().unwrap();
         let bundle = build(&checkpoint(family), folder.path(), format, ON_DISK);
         let down = bundle.plan.paging.as_ref().unwrap().layers[0].down;
-        let apart = bundle.plan.segments[down as usize].up_down().unwrap().has_split_scales();
-        assert_eq!(apart, format == "q8", "{family}");
+        let split_scales = bundle.plan.segments[down as usize].up_down().unwrap().has_split_scales();
+        assert_eq!(split_scales, format == "q8", "{family}");
         let [one, all] = frames(&bundle);
         let want = in_memory(&bundle, prompt);
         for frames in [one, (all / 2).max(one)] {
@@ -180,8 +180,8 @@ fn families_with_relu_run_from_disk() {
     }
 }
 
-/// Bytes that a token reads from disk, of the text of the golden file, and of the best cache of the same
-/// frames.
+/// Bytes that a token reads from disk on the text of the golden file; and the same for the best cache with
+/// equally many frames.
 fn per_token(bundle: &Bundle, frames: u32, text: &[u32]) -> (f64, f64) {
     let staging = bundle.plan.paging.as_ref().unwrap().staging;
     let case = Case { frames, staging, threads: 1, reader: Choice::Threads };
@@ -192,15 +192,15 @@ fn per_token(bundle: &Bundle, frames: u32, text: &[u32]) -> (f64, f64) {
         }
         let report = engine.paging().unwrap();
         let per = |bytes: u64| bytes as f64 / text.len() as f64;
-        // A read has what pads neurons on disk, too.
+        // Reads include the padding of neurons on disk.
         let read = report.disk.bytes as f64 / report.misses.max(1) as f64;
         let least = recorder.map_or(0, |r| r.least_read(frames).unwrap().0) as f64;
         (per(report.disk.bytes), least * read / text.len() as f64)
     })
 }
 
-/// Rows of the table in `docs/neuron-cache.md`: shares of the experts' bytes in memory, and kilobytes per
-/// token of whole experts, of neurons, and the least of these.
+/// Rows of the table in `docs/neuron-cache.md`. The first column is the share of the experts' bytes in
+/// memory. The others are kilobytes per token of whole experts, of neurons, and of the best cache of neurons.
 fn table() -> Vec<[f64; 4]> {
     let text = &expected(&ferris_relu()).ids;
     let text = &text[..text.len().min(96)];
@@ -224,7 +224,7 @@ fn table() -> Vec<[f64; 4]> {
 }
 
 #[test]
-fn a_token_reads_less_than_of_whole_experts() {
+fn token_reads_fewer_bytes_than_with_whole_experts() {
     const PAGE: &str = "docs/neuron-cache.md";
     let rows = table();
     for &[percent, whole, neurons, least] in &rows {
@@ -240,32 +240,32 @@ fn a_token_reads_less_than_of_whole_experts() {
     let table = format!("\n| memory | whole experts | neurons | least |\n|---|---|---|---|\n{lines}\n");
     let page = std::fs::read_to_string(root().join(PAGE)).unwrap();
     let (before, rest) = page.split_once("neurons_on_disk::` -->\n").unwrap();
-    let (stands, behind) = rest.split_once("<!-- /disk -->").unwrap();
+    let (written, after) = rest.split_once("<!-- /disk -->").unwrap();
     if std::env::var_os("MOEC_BLESS").is_some() {
-        let page = format!("{before}neurons_on_disk::` -->\n{table}<!-- /disk -->{behind}");
+        let page = format!("{before}neurons_on_disk::` -->\n{table}<!-- /disk -->{after}");
         return std::fs::write(root().join(PAGE), page).unwrap();
     }
-    // Which neurons are active may depend on how a machine rounds, a little.
+    // Which neurons are active depends slightly on the machine's rounding.
     let numbers = |text: &str| -> Vec<f64> {
         text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
     };
-    let (stand, found) = (numbers(stands), numbers(&table));
+    let (stand, found) = (numbers(written), numbers(&table));
     let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1.0 + 0.05 * b;
     assert!(
         stand.len() == found.len() && stand.iter().zip(&found).all(near),
-        "{PAGE} says{stands}and not{table}"
+        "{PAGE} says{written}and not{table}"
     );
 }
 
 #[test]
-fn auto_takes_neurons_where_calibration_says_that_they_read_less() {
+fn auto_reads_neurons_if_the_profile_predicts_fewer_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let (text, profile) = (root().join("golden/models/ferris/eval/text.txt"), folder.path().join("p.trace"));
     let toml = write(&ferris_relu(), folder.path(), "f32", "");
     let mut calibrate = moec();
     calibrate.arg("calibrate").arg(&toml).args(["--quiet", "--tokens", "2048", "--text"]).arg(text);
     ok(calibrate.arg("-o").arg(&profile));
-    // A disk on which a byte of a small read takes twice as long as one of a large read.
+    // A disk with half the bandwidth for small reads.
     let device = folder.path().join("device.toml");
     let row = |bytes: u32, rate: f32| {
         format!("  {{ block_bytes = {bytes}, gb_per_s = {rate:?}, source = \"a test\" }},\n")
@@ -277,34 +277,34 @@ fn auto_takes_neurons_where_calibration_says_that_they_read_less() {
     let device = device.display().to_string();
     let seen = format!("[calibrate]\nprofile = \"{}\"\n", profile.display());
     for (target, budget, calibrated, by_neurons, why) in [
-        (&*device, "30 MiB", true, true, "by neurons: what a token is expected to read"),
-        // Gates alone take 7 MB.
+        (&*device, "30 MiB", true, true, "by neurons: expected bytes per token"),
+        // The gates alone take 7 MB.
         (&*device, "24 MiB", true, false, "whole: gates would leave too little"),
-        // Memory holds all of it.
-        (&*device, "1 GiB", true, false, "whole: what a token is expected to read"),
+        // Everything fits into memory.
+        (&*device, "1 GiB", true, false, "whole: expected bytes per token"),
         (&*device, "30 MiB", false, false, ""),
-        // The disk's speed is not known: small reads are taken to be as slow as on the one that was measured.
-        ("native", "30 MiB", true, false, "bytes of small reads count 6.0 times"),
+        // Without figures of the disk, small reads are assumed to be as slow as on the measured disk.
+        ("native", "30 MiB", true, false, "those of small reads count 6.0 times"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let seen = if calibrated { &*seen } else { "" };
         let memory = format!("{seen}[memory]\nbudget = \"{budget}\"\nthreads = 2");
         let bundle = folder.path().join("b");
         built(&write(&ferris_relu(), folder.path(), "f32", &memory), &["--target", target], &bundle);
-        let said = String::from_utf8(ok(moec().arg("explain").arg(&bundle)).stdout).unwrap();
+        let stdout = String::from_utf8(ok(moec().arg("explain").arg(&bundle)).stdout).unwrap();
         let paging = Bundle::open(&bundle).unwrap().plan.paging.unwrap();
-        assert_eq!(paging.by_neurons(), by_neurons, "{budget} on {target}:\n{said}");
-        assert!(said.contains(why), "{budget} on {target}:\n{said}");
+        assert_eq!(paging.by_neurons(), by_neurons, "{budget} on {target}:\n{stdout}");
+        assert!(stdout.contains(why), "{budget} on {target}:\n{stdout}");
     }
 }
 
 #[test]
-fn a_disk_that_fails_is_an_error_and_the_next_call_is_right() {
+fn failing_disk_is_an_error_and_the_next_call_is_correct() {
     let prompt = &expected(&ferris_relu()).ids[..44];
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&ferris_relu(), folder.path(), "f32", ON_DISK);
     let want = in_memory(&bundle, prompt);
-    // From the 40th read on the disk is gone, and comes back after 60 more.
+    // The disk fails after 40 reads, and works again after 60 more.
     let plan = |n: u32| if (40..100).contains(&n) { Injected::Error(libc::EIO) } else { Injected::Nothing };
     let [one, all] = frames(&bundle);
     for (frames, threads) in [(all, 1), (3 * one, 2)] {
@@ -315,10 +315,10 @@ fn a_disk_that_fails_is_an_error_and_the_next_call_is_right() {
                 match logits(engine, prompt) {
                     Ok(found) => break found,
                     Err(e) => {
-                        let said = e.to_string();
-                        assert!(said.contains("experts.bin") && said.contains("extent"), "{said}");
+                        let message = e.to_string();
+                        assert!(message.contains("experts.bin") && message.contains("extent"), "{message}");
                         failures += 1;
-                        assert!(failures < 100, "it never recovers: {said}");
+                        assert!(failures < 100, "it never recovers: {message}");
                     }
                 }
             };
@@ -327,7 +327,7 @@ fn a_disk_that_fails_is_an_error_and_the_next_call_is_right() {
     }
 }
 
-/// A wrapper that lives as long as the tests: readers are opened by functions without a life of their own.
+/// A wrapper of readers that lives as long as the tests, as hooks must.
 fn faulty(plan: fn(u32) -> Injected) -> Wrap {
     let wrap = move |reader| {
         let count = AtomicU32::new(0);
@@ -338,16 +338,16 @@ fn faulty(plan: fn(u32) -> Injected) -> Wrap {
 }
 
 #[test]
-fn what_cannot_be_is_said_with_what_can() {
+fn impossible_neuron_settings_are_refused_with_alternatives() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |source: &Path, more: &str| {
         let toml = write(source, folder.path(), "bf16", more);
         fails(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(folder.path().join("b")))
             .1
     };
-    let said = refused(&ferris_relu(), "[experts]\nskip = \"on\"\n[memory]\nbudget = \"16 MiB\"");
-    assert!(said.contains("too small") && said.contains("the smallest that can work is"), "{said}");
-    let said =
+    let error = refused(&ferris_relu(), "[experts]\nskip = \"on\"\n[memory]\nbudget = \"16 MiB\"");
+    assert!(error.contains("too small") && error.contains("the minimum is"), "{error}");
+    let error =
         refused(&ferris_relu(), "[experts]\nskip = \"on\"\n[memory]\nbudget = \"1 GiB\"\npolicy = \"lfu\"");
-    assert!(said.contains("kept by `lru`"), "{said}");
+    assert!(error.contains("cached by `lru`"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The server's page in a browser. What it looks like is written to `page/` in cargo's folder for tests,
+//! The server's page in a browser. Screenshots are written to `page/` in cargo's folder for tests,
 //! `target/tmp`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -9,13 +9,13 @@ use crate::support::{Setup, built, ferris, moec};
 use browser::Browser;
 use moec_testing::CHROMIUM;
 use moec_testing::server::Server;
-use scripted::{ENDLESS, FAILURES, LENGTH, THOUGHT};
+use scripted::{ENDLESS, FAILURES, LENGTH, REASONING};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Turns on the page, errors of the last one, and the field, as an expression.
+/// Expressions for the turns on the page, the status line, and the input field.
 const TURNS: &str = "[...document.querySelectorAll('.turn')].map(t => t.innerText).join('|')";
 const STATE: &str = "document.getElementById('state').textContent";
 const FIELD: &str = "document.getElementById('text').value";
@@ -28,36 +28,36 @@ fn pictures() -> PathBuf {
 
 #[test]
 fn conversations_on_the_page() {
-    if !CHROMIUM.here() {
+    if !CHROMIUM.met_or_skip() {
         return;
     }
     let (address, seen) = scripted::start();
-    let asked = |i: usize| seen.lock().unwrap().asked[i].clone();
+    let body_of = |i: usize| seen.lock().unwrap().bodies[i].clone();
     let mut page = Browser::open(&format!("http://{address}/"));
     page.look(900, 700, "light");
-    thoughts_are_shown_apart(&mut page, &asked);
+    reasoning_is_shown_separately(&mut page, &body_of);
     let before = page.text(TURNS);
-    // What fails is not there any more; its text is in the field again.
+    // A failed turn is removed from the page, and its text is in the input field again.
     for (text, why) in FAILURES {
-        page.ask(text);
+        page.send_and_wait(text);
         assert_eq!((page.text(TURNS), page.text(FIELD)), (before.clone(), text.to_owned()));
         assert_eq!(page.text(STATE), why);
         assert_eq!(page.value("document.getElementById('state').className"), "error");
     }
-    page.ask(LENGTH);
-    let messages = asked(4)["messages"].clone();
+    page.send_and_wait(LENGTH);
+    let messages = body_of(4)["messages"].clone();
     let roles: Vec<&str> = messages.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["user", "assistant", "user"], "{messages}");
     assert_eq!(messages[1]["reasoning_content"], "Two and two are to be added.\nThat is easy.");
     let last = page.text("document.querySelector('.turn:last-child').innerText");
     assert!(last.contains("Cut: the context is full"), "{last}");
     pictures_of(&mut page);
-    // A new conversation while an answer comes ends that answer.
+    // Starting a new conversation ends a running answer.
     page.send(ENDLESS);
     page.until("document.getElementById('turns').innerText.includes('leak')");
     page.value("document.getElementById('new').click()");
-    page.ask(THOUGHT);
-    assert_eq!(asked(6)["messages"], json!([{"role": "user", "content": THOUGHT}]));
+    page.send_and_wait(REASONING);
+    assert_eq!(body_of(6)["messages"], json!([{"role": "user", "content": REASONING}]));
     let turns = page.text(TURNS);
     assert!(!turns.contains("leak") && turns.matches("You").count() == 1, "{turns}");
     let start = Instant::now();
@@ -65,7 +65,7 @@ fn conversations_on_the_page() {
         assert!(start.elapsed() < Duration::from_secs(30), "the answer of the old conversation still comes");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // What was stopped stays, and so does what is typed meanwhile.
+    // A stopped answer remains, and so does text typed meanwhile.
     page.send(ENDLESS);
     page.until("document.querySelector('.turn:last-child').innerText.includes('leak')");
     page.call("Input.insertText", json!({"text": "meanwhile"}));
@@ -73,18 +73,18 @@ fn conversations_on_the_page() {
     page.until("running === null");
     assert_eq!((page.text(FIELD), page.text(STATE)), ("meanwhile".to_owned(), "stopped".to_owned()));
     assert_eq!(page.value("turns.length"), 4);
-    // The limit of the settings, and the server's choice where nothing is set.
+    // The limit of the settings; without one, the server's default.
     page.value("document.getElementById('max_tokens').value = '60'");
-    page.ask(LENGTH);
-    assert_eq!(asked(8)["max_tokens"], 60);
+    page.send_and_wait(LENGTH);
+    assert_eq!(body_of(8)["max_tokens"], 60);
     let last = page.text("document.querySelector('.turn:last-child').innerText");
     assert!(last.contains("Cut at 60 tokens"), "{last}");
 }
 
-fn thoughts_are_shown_apart(page: &mut Browser, asked: &impl Fn(usize) -> Value) {
-    page.ask(THOUGHT);
+fn reasoning_is_shown_separately(page: &mut Browser, body_of: &impl Fn(usize) -> Value) {
+    page.send_and_wait(REASONING);
     for name in ["max_tokens", "temperature", "top_p", "seed"] {
-        assert!(asked(0).get(name).is_none(), "{}", asked(0));
+        assert!(body_of(0).get(name).is_none(), "{}", body_of(0));
     }
     assert_eq!(page.text("document.querySelector('.thinking summary').textContent"), "Thinking");
     let reasoning = page.text("document.querySelector('.thinking div').textContent");
@@ -97,7 +97,7 @@ fn thoughts_are_shown_apart(page: &mut Browser, asked: &impl Fn(usize) -> Value)
     assert_eq!(page.text(STATE).split(", ").next(), Some("9 prompt tokens (3 cached)"));
 }
 
-/// Light, dark and narrow: colours follow, and nothing is wider than the window.
+/// Light, dark and narrow: the colours change, and nothing is wider than the window.
 fn pictures_of(page: &mut Browser) {
     page.value(
         "document.querySelector('.thinking').open = true; document.getElementById('turns').scrollTop = 0",
@@ -125,11 +125,10 @@ fn pictures_of(page: &mut Browser) {
     page.look(900, 700, "light");
 }
 
-/// The real server, with a template that begins reasoning: the demo model never ends it, and its answer is
-/// cut.
+/// The real server with a template that begins reasoning. The demo model never ends it, so its answer is cut.
 #[test]
 fn a_thinking_template_on_the_page() {
-    if !CHROMIUM.here() {
+    if !CHROMIUM.met_or_skip() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -144,7 +143,7 @@ fn a_thinking_template_on_the_page() {
         Server::start(&mut command).unwrap()
     };
     let server = serve(&["--template", template.to_str().unwrap()]);
-    // A link may bring the first text.
+    // A link may contain the first text.
     let mut page = Browser::open(&format!("http://{}/#ask=The%20borrow%20checker", server.address()));
     page.until("running === null && turns.length === 2");
     let reasoning = page.text("document.querySelector('.thinking div').textContent");
@@ -153,10 +152,10 @@ fn a_thinking_template_on_the_page() {
     let note = page.text("document.querySelector('.note').textContent");
     assert!(note.starts_with("Cut: the context is full"), "{note}");
     drop(page);
-    // Without a template a text goes on, up to the end of the context.
+    // Without a template a text is continued up to the end of the context.
     let server = serve(&[]);
     let mut page = Browser::open(&format!("http://{}/", server.address()));
-    page.ask("The borrow checker");
+    page.send_and_wait("The borrow checker");
     let state = page.text(STATE);
     let out: u32 = state.split(" generated").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
     assert!(out > 16, "{state}");

@@ -1,5 +1,5 @@
-//! Experts on disk: under any budget, policy, prefetching, number of threads and reader the logits are those
-//! of the same model in memory, bit for bit; and a disk that fails ends in an error or in the same logits.
+//! Experts on disk: for any budget, policy, prefetching, threads and reader, logits are bit-identical to
+//! those of the same model in memory. If the disk fails there is an error, or the same logits.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use crate::support;
 
 use moec_bundle::read::Bundle;
 use moec_ir::plan::Plan;
-use moec_runtime::exec::engine::Want;
+use moec_runtime::exec::engine::LogitRows;
 use moec_runtime::offload::disk::{self, Choice};
 use moec_runtime::offload::paging::{Paging, Report, Wrap};
 use moec_runtime::{Engine, Options, Program};
@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use support::{MIXTURES, built, checkpoint, expected, fails, ferris, moec, ok};
 
-/// Most bytes of a read: little, so that an expert takes several.
+/// Maximum bytes of a read: small, so that an expert takes several.
 const BLOCK: u32 = 16 << 10;
 
-/// Tokens that are generated after the prompt.
+/// Number of tokens that are generated after the prompt.
 const DECODED: usize = 16;
 
 fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
@@ -42,7 +42,7 @@ fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
     bundle
 }
 
-/// Difference of a run from the plan.
+/// Settings of a run that replace the plan's.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     frames: u32,
@@ -61,7 +61,7 @@ fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
     Paging { disk, ahead: case.ahead, budget: None, preload: true, wrap, hooks: None }
 }
 
-/// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.
+/// Logits of a prompt in chunks, then of greedy tokens, then of two sequences in one batch.
 fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u32>> {
     let mut all = Vec::new();
     let mut best = 0;
@@ -72,7 +72,7 @@ fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u
     };
     for slot in 0..2 {
         engine.reset(slot)?;
-        engine.prefill(slot, 0, prompt, Want::Last, &mut |_, l| {
+        engine.prefill(slot, 0, prompt, LogitRows::Last, &mut |_, l| {
             best = keep(&mut all, l);
             Ok(())
         })?;
@@ -92,7 +92,7 @@ fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u
     Ok(all)
 }
 
-/// Opens the bundle as the case says, and hands over the engine.
+/// Opens the bundle with a case's settings, and passes the engine on.
 fn with_engine<R>(
     bundle: &Bundle,
     case: Case,
@@ -152,7 +152,7 @@ fn logits_are_those_of_the_model_in_memory() {
         assert!(found == want, "{case:?} gives other logits");
         assert!(report.misses > 0 && report.disk.bytes > 0, "{case:?}: {report:?}");
         if case.frames == all {
-            // An expert that was read stays.
+            // Experts stay in memory once they are read.
             assert!(report.misses + report.ahead <= u64::from(all), "{case:?}: {report:?}");
         }
         if case.ahead == 0 {
@@ -178,10 +178,10 @@ fn families_run_from_disk() {
     }
 }
 
-/// Fault of the read of a number.
+/// Returns the fault of the read with this number.
 type Stumble = fn(u32) -> Injected;
 
-/// A wrapper that lives as long as the tests: readers are opened by functions without a life of their own.
+/// A wrapper of readers that lives as long as the tests, as hooks must.
 fn faulty(plan: impl Fn(u32) -> Injected + Send + Sync + Clone + 'static, gate: Gate) -> Wrap {
     let wrap = move |reader| {
         let (plan, count) = (plan.clone(), AtomicU32::new(0));
@@ -192,7 +192,7 @@ fn faulty(plan: impl Fn(u32) -> Injected + Send + Sync + Clone + 'static, gate: 
 }
 
 #[test]
-fn the_policy_is_the_one_that_replays_choose() {
+fn cache_policy_is_chosen_by_replaying_the_profile() {
     let folder = tempfile::tempdir().unwrap();
     let text = ferris().join("eval/calibration.txt");
     let memory = format!("budget = \"30 MiB\"\n[calibrate]\ntokens = 4096\ntext = [\"{}\"]", text.display());
@@ -205,12 +205,12 @@ fn the_policy_is_the_one_that_replays_choose() {
     assert!(figures["held_out_hit_share"] >= figures["lru_held_out_hit_share"], "{decision:?}");
     let rates = || decision.alternatives.iter().map(|a| a.figures["hit_share"]);
     assert!(rates().count() > 1 && rates().all(|rate| rate <= figures["bound_hit_share"]), "{decision:?}");
-    let said = String::from_utf8(ok(moec().arg("explain").arg(&path)).stdout).unwrap();
-    assert!(said.contains("bound hit") && said.contains(&decision.chosen), "{said}");
+    let stdout = String::from_utf8(ok(moec().arg("explain").arg(&path)).stdout).unwrap();
+    assert!(stdout.contains("bound hit") && stdout.contains(&decision.chosen), "{stdout}");
 }
 
 #[test]
-fn more_threads_than_the_budget_is_for_are_refused() {
+fn more_threads_than_budgeted_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&ferris(), folder.path(), "budget = \"1 GiB\"", "q8");
     let run = |extra: &[&str]| {
@@ -219,11 +219,11 @@ fn more_threads_than_the_budget_is_for_are_refused() {
         command.args(extra);
         command
     };
-    let (_, said) = fails(&mut run(&[]));
-    assert!(said.contains("3 threads") && said.contains("--no-budget"), "{said}");
+    let (_, stderr) = fails(&mut run(&[]));
+    assert!(stderr.contains("3 threads") && stderr.contains("--no-budget"), "{stderr}");
     ok(&mut run(&["--no-budget"]));
-    let (_, said) = fails(moec().arg("run").arg(&bundle).args(["bench", "--budget", "3MiB"]));
-    assert!(said.contains("too small"), "{said}");
+    let (_, stderr) = fails(moec().arg("run").arg(&bundle).args(["bench", "--budget", "3MiB"]));
+    assert!(stderr.contains("too small"), "{stderr}");
     ok(moec().arg("run").arg(&bundle).args(["bench", "--gen", "4", "--prompt", "4", "--budget", "40MiB"]));
     let output = ok(moec().arg("run").arg(&bundle).args([
         "generate",
@@ -235,9 +235,9 @@ fn more_threads_than_the_budget_is_for_are_refused() {
         "--prefetch",
         "0",
     ]));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let disk = &said["disk"];
-    assert!(disk["bytes"].as_u64() > Some(0) && disk["checked"].as_u64() > Some(0), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let disk = &report["disk"];
+    assert!(disk["bytes"].as_u64() > Some(0) && disk["checked"].as_u64() > Some(0), "{report}");
     let mut unchecked = moec();
     unchecked.arg("run").arg(&bundle).args([
         "generate",
@@ -251,8 +251,8 @@ fn more_threads_than_the_budget_is_for_are_refused() {
     let output = ok(&mut unchecked);
     let unchecked: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(unchecked["disk"]["checked"], 0, "{unchecked}");
-    assert_eq!(unchecked["ids"], said["ids"], "{unchecked}");
-    assert_eq!(said["cache"]["read_ahead"], 0, "{said}");
+    assert_eq!(unchecked["ids"], report["ids"], "{unchecked}");
+    assert_eq!(report["cache"]["read_ahead"], 0, "{report}");
     let text = String::from_utf8(ok(moec().arg("run").arg(&bundle).arg("info")).stdout).unwrap();
     assert!(text.contains("budget") && text.contains("on disk"), "{text}");
 }
@@ -281,7 +281,7 @@ fn big_little_decoding_gives_the_same_tokens_from_disk() {
 }
 
 #[test]
-fn a_disk_that_stumbles_gives_the_same_logits() {
+fn disk_with_transient_errors_gives_the_same_logits() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
     let prompt = &expected(&ferris()).ids[..44];
@@ -300,12 +300,12 @@ fn a_disk_that_stumbles_gives_the_same_logits() {
 }
 
 #[test]
-fn a_disk_that_fails_is_named_and_the_next_call_goes_on() {
+fn failing_disk_is_reported_and_the_next_call_works() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
     let prompt = &expected(&ferris()).ids[..44];
     let want = in_memory(&bundle, prompt);
-    // From the 40th read on the disk is gone, and comes back after 60 more.
+    // The disk fails after 40 reads, and works again after 60 more.
     let plan = |n: u32| if (40..100).contains(&n) { Injected::Error(libc::EIO) } else { Injected::Nothing };
     for case in [USUAL, Case { threads: 1, ahead: 0, ..USUAL }, Case { frames: 1, threads: 3, ..USUAL }] {
         with_engine(&bundle, case, Some(faulty(plan, Gate::default())), |engine| {
@@ -314,10 +314,10 @@ fn a_disk_that_fails_is_named_and_the_next_call_goes_on() {
                 match logits(engine, prompt) {
                     Ok(found) => break found,
                     Err(e) => {
-                        let said = e.to_string();
-                        assert!(said.contains("experts.bin") && said.contains("extent"), "{said}");
+                        let message = e.to_string();
+                        assert!(message.contains("experts.bin") && message.contains("extent"), "{message}");
                         failures += 1;
-                        assert!(failures < 100, "it never recovers: {said}");
+                        assert!(failures < 100, "it never recovers: {message}");
                     }
                 }
             };
@@ -327,17 +327,17 @@ fn a_disk_that_fails_is_named_and_the_next_call_goes_on() {
 }
 
 #[test]
-fn a_spoilt_expert_is_never_used() {
+fn corrupted_expert_is_never_used() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
     let prompt = &expected(&ferris()).ids[..44];
     let want = in_memory(&bundle, prompt);
-    // One read in fifty has a flipped bit.
+    // One in fifty reads has a flipped bit.
     let wrap = faulty(|n| if n % 50 == 9 { Injected::Flip(7) } else { Injected::Nothing }, Gate::default());
-    let how = paging(USUAL, Some(wrap));
+    let settings = paging(USUAL, Some(wrap));
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
-    let options = Options { paging: Some(how), ..Options::default() };
+    let options = Options { paging: Some(settings), ..Options::default() };
     let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
     assert!(logits(&mut engine, prompt).unwrap() == want, "a flipped bit changes logits");
     let report = engine.paging().unwrap();
@@ -345,24 +345,24 @@ fn a_spoilt_expert_is_never_used() {
 }
 
 #[test]
-fn a_disk_that_stalls_ends_in_an_error() {
+fn stalled_disk_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
     let gate = Gate::default();
     let wrap = faulty(|n| if n == 30 { Injected::Stall } else { Injected::Nothing }, gate.clone());
-    let mut how = paging(USUAL, Some(wrap));
-    how.disk.time_limit = Duration::from_millis(200);
+    let mut settings = paging(USUAL, Some(wrap));
+    settings.disk.time_limit = Duration::from_millis(200);
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
-    let options = Options { paging: Some(how), ..Options::default() };
+    let options = Options { paging: Some(settings), ..Options::default() };
     let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
-    let said = logits(&mut engine, &expected(&ferris()).ids[..44]).unwrap_err().to_string();
-    assert!(said.contains("experts.bin"), "{said}");
+    let error = logits(&mut engine, &expected(&ferris()).ids[..44]).unwrap_err().to_string();
+    assert!(error.contains("experts.bin"), "{error}");
     gate.open();
 }
 
 #[test]
-fn a_file_that_was_cut_is_found() {
+fn truncated_weight_file_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16");
     let bundle = Bundle::open(&path).unwrap();
@@ -371,15 +371,15 @@ fn a_file_that_was_cut_is_found() {
         logits(engine, prompt).unwrap();
         let file = std::fs::OpenOptions::new().write(true).open(path.join("weights/experts.bin")).unwrap();
         file.set_len(8192).unwrap();
-        let said = logits(engine, prompt).unwrap_err().to_string();
-        assert!(said.contains("experts.bin"), "{said}");
+        let error = logits(engine, prompt).unwrap_err().to_string();
+        assert!(error.contains("experts.bin"), "{error}");
     });
 }
 
-/// Bytes that a disk loses while a bundle runs are noticed before they are used: they are read again, and
+/// Bytes that are corrupted on disk during a run are detected before they are used. They are read again, and
 /// then there is an error that names the expert.
 #[test]
-fn bytes_that_rot_during_a_run_are_told_and_never_used() {
+fn bytes_corrupted_during_a_run_are_reported_and_not_used() {
     let folder = tempfile::tempdir().unwrap();
     let path = build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16");
     let bundle = Bundle::open(&path).unwrap();
@@ -395,11 +395,11 @@ fn bytes_that_rot_during_a_run_are_told_and_never_used() {
             sound.iter().enumerate().map(|(i, b)| if i % 1000 == 500 { b ^ 1 } else { *b }).collect();
         std::fs::write(&weights, spoilt).unwrap();
         let error = logits(engine, prompt).unwrap_err();
-        let said = error.to_string();
+        let message = error.to_string();
         for word in ["cannot read expert ", " of layer ", "experts.bin", "CRC-32C", "4 attempts"] {
-            assert!(said.contains(word), "`{word}` is not in: {said}");
+            assert!(message.contains(word), "`{word}` is not in: {message}");
         }
-        assert!(error.hint().is_some_and(|hint| hint.contains("copy the bundle again")), "{said}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("copy the bundle again")), "{message}");
         assert!(engine.paging().unwrap().disk.repeated >= 3);
         std::fs::write(&weights, &sound).unwrap();
         assert!(logits(engine, prompt).unwrap() == want, "the engine does not recover");
@@ -407,7 +407,7 @@ fn bytes_that_rot_during_a_run_are_told_and_never_used() {
 }
 
 #[test]
-fn a_budget_that_cannot_work_names_the_smallest_that_can() {
+fn too_small_budget_is_refused_with_the_smallest_valid_one() {
     let folder = tempfile::tempdir().unwrap();
     let toml = folder.path().join("model.toml");
     let write = |budget: &str| {
@@ -424,10 +424,10 @@ fn a_budget_that_cannot_work_names_the_smallest_that_can() {
         command
     };
     write("5 MiB");
-    let (_, said) = fails(&mut build());
-    let least = said.split("the smallest that can work is ").nth(1).and_then(|s| s.split(';').next());
-    let least = least.unwrap_or_else(|| panic!("{said}")).to_owned();
-    assert!(said.contains("the KV cache"), "{said}");
+    let (_, stderr) = fails(&mut build());
+    let least = stderr.split("the minimum is ").nth(1).and_then(|s| s.split(';').next());
+    let least = least.unwrap_or_else(|| panic!("{stderr}")).to_owned();
+    assert!(stderr.contains("the KV cache"), "{stderr}");
     let mib: u64 = least.trim_end_matches(" MiB").parse().unwrap();
     write(&format!("{} MiB", mib - 1));
     fails(&mut build());

@@ -1,9 +1,9 @@
-//! Golden snapshots: every family through the pipeline, the generated source. What each pass does, one by
-//! one, stands in `golden/passes` (`filetests.rs`).
+//! Golden snapshots: every family through the pipeline, and the generated source. Tests of single passes are
+//! in `golden/passes` (`filetests.rs`).
 //!
-//! The target is a fixed one, so that snapshots do not depend on the machine. The whole text after `lower`,
-//! `rewrite` and `barriers` stands in `golden/snapshots`. `INSTA_UPDATE=always cargo test --test passes`
-//! renews them; read the difference.
+//! The target is fixed, so snapshots do not depend on the machine. The text after `lower`, `rewrite` and
+//! `barriers` is in `golden/snapshots`. `INSTA_UPDATE=always cargo xtask test passes` updates them; check the
+//! difference.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use moec_runtime::offload::disk::{Extent, ExtentTable, FileEntry};
 use moec_targets::target;
 use support::{FAMILIES, MIXTURES, Setup, checkpoint};
 
-/// Passes whose whole result is kept.
+/// Passes whose whole output is a snapshot.
 const WHOLE: [&str; 3] = ["lower", "rewrite", "barriers"];
 
 fn settings() -> insta::Settings {
@@ -28,12 +28,12 @@ fn settings() -> insta::Settings {
     settings
 }
 
-/// Texts after each pass, and the final state.
+/// Texts after each pass, and the final state of the compilation.
 fn texts(family: &str, format: &str, visit: &mut dyn FnMut(&Compilation<'_>)) -> Vec<(&'static str, String)> {
     texts_with(family, format, "", visit)
 }
 
-/// As [`texts`], with more in `model.toml`.
+/// Like [`texts`], with additions to `model.toml`.
 fn texts_with(
     family: &str,
     format: &str,
@@ -80,7 +80,7 @@ fn every_family_through_the_pipeline() {
 }
 
 #[test]
-fn text_forms_parse_back() {
+fn text_and_stored_forms_parse_back() {
     for family in FAMILIES {
         texts(family, "bf16", &mut |c| {
             let graph = moec_ir::text::parse_module(&c.module.to_string()).unwrap();
@@ -108,10 +108,10 @@ fn the_generated_source_is_readable() {
     });
 }
 
-/// A budget that holds a part of the experts.
+/// A memory budget with room for some of the experts.
 const MEMORY: &str = "[memory]\nbudget = \"17 MiB\"\nthreads = 2\nprefetch = 2\n";
 
-/// Every expert of every family is read in one piece: aligned, apart from the others, and whole.
+/// Every expert of every family is read in one piece, which is aligned and shared with no other expert.
 #[test]
 fn experts_have_extents() {
     for family in MIXTURES {

@@ -1,7 +1,7 @@
-//! Placements for devices with a neural processing unit or a GPU: what the passes decide for real models, and
-//! that nothing illegal goes where it cannot run.
+//! Placements for devices with a neural processing unit or a GPU: the passes' decisions for real models, with
+//! only legal operators on each unit.
 //!
-//! Snapshots lie in `golden/snapshots`; `INSTA_UPDATE=always cargo test --test placement` renews them.
+//! `cargo xtask test placement` runs them.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use moec_costs::timeline::Queue;
 use moec_costs::units::Units;
 use moec_device::{BUILT_IN, Device};
 use moec_import::ImportOptions;
-use moec_ir::placement::{OpPlace, Placement};
+use moec_ir::placement::{OpAssignment, Placement};
 use moec_ir::text::parse_placement;
 use moec_ir::{EntryKind, Op, Operand, Role, WeightClass};
 use moec_passes::outline_graphs::Statics;
@@ -46,14 +46,14 @@ fn devices() -> Vec<Device> {
 }
 
 #[test]
-fn a_network_that_no_operator_joins_is_refused_by_name() {
+fn network_with_an_unsupported_activation_is_refused_by_name() {
     let device = Device::find("m2-ultra").unwrap();
     let refused =
         compile(&checkpoint("prosparse"), &device, ATTENTION_ON_NPU, "assign_residency", None, &mut |_| {});
     let e = refused.unwrap_err();
-    let said = format!("{e}: {}", e.causes.join(", "));
-    assert!(said.contains("`layers.0.ffn` cannot be a graph") && said.contains("FATReLU"), "{said}");
-    // Left to moec, it stays on the CPU, and the placement says why.
+    let message = format!("{e}: {}", e.causes.join(", "));
+    assert!(message.contains("`layers.0.ffn` cannot be a graph") && message.contains("FATReLU"), "{message}");
+    // Under `auto` the network stays on the CPU, and the placement says why.
     compile(&checkpoint("prosparse"), &device, "", "assign_residency", None, &mut |c| {
         let ops = &c.placed.placement.as_ref().unwrap().ops;
         let mut networks = ops.iter().filter(|o| o.op == "linear_glu");
@@ -62,8 +62,8 @@ fn a_network_that_no_operator_joins_is_refused_by_name() {
     .unwrap();
 }
 
-/// A profile as skewed as those of large models, the same on every machine: expert `e` is chosen about half
-/// as often as expert `e / 2`. The last expert of every layer is hardly ever met.
+/// A profile as skewed as those of large models, identical on every machine. Expert `e` is chosen about half
+/// as often as expert `e / 2`, and the last expert of every layer hardly ever.
 fn skewed(spec: &moec_import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile {
     let mut state = 1_u32;
     let mut random = move |below: usize| {
@@ -127,7 +127,7 @@ fn skewed(spec: &moec_import::ModelSpec, routers: &[(u32, usize, usize)]) -> Pro
     }
 }
 
-/// Compiles up to a pass for a device, and lets `visit` look.
+/// Compiles for a device up to a pass, and calls `visit` with the result.
 fn compile(
     source: &Path,
     device: &Device,
@@ -140,7 +140,7 @@ fn compile(
     compile_with(setup, source, device, more, pass, quality, visit)
 }
 
-/// The same with other sizes.
+/// Like [`compile`], with other shapes.
 fn compile_with(
     setup: Setup<'_>,
     source: &Path,
@@ -172,10 +172,10 @@ fn compile_with(
 }
 
 #[test]
-fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
+fn every_operator_has_a_unit_where_it_is_legal() {
     for device in devices() {
         let units = Units::of(&device).unwrap();
-        // Networks of phones keep no state, as attention does.
+        // Graphs of phones hold no state, which attention would need.
         let attention = if device.backend == "coreml" { "attention = \"npu\"\n" } else { "" };
         let npu = format!("[placement]\n{attention}experts = \"npu\"\n");
         let configs = ["", &npu, "[placement]\nattention = \"cpu\"\n"];
@@ -215,14 +215,15 @@ fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
 fn attention_of_prompts_and_decoding_is_on_one_unit() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
-    // Decoding a token costs less on the CPU, launches considered, and the KV cache is where attention is.
+    // Decoding a token costs less on the CPU, including launches, and the KV cache is on the unit of
+    // attention.
     for (setting, unit) in [("auto", units.cpu_index()), ("npu", units.npu_index())] {
         let more = format!("[placement]\nattention = \"{setting}\"\n");
         compile(&ferris(), &device, &more, "assign_residency", None, &mut |c| {
             let p = c.placed.placement.as_ref().unwrap();
             let attention = p.ops.iter().filter(|o| o.op == "attention");
             assert_eq!(attention.map(|o| o.unit).collect::<Vec<_>>(), [unit, unit], "{setting}");
-            // The residual and the router stay (NPUMoE, §3.2 and Table 4).
+            // Residual additions and routers stay on the CPU (NPUMoE, §3.2 and Table 4).
             for op in ["add", "router", "dispatch", "combine", "embed"] {
                 assert!(p.ops.iter().filter(|o| o.op == op).all(|o| o.unit == units.cpu_index()), "{op}");
             }
@@ -231,7 +232,8 @@ fn attention_of_prompts_and_decoding_is_on_one_unit() {
     }
 }
 
-/// A layer of Phi-tiny's shapes, 4096 channels and 16 experts, all of its weights zero: the file is a hole.
+/// A checkpoint with one layer of Phi-tiny's shapes, 4096 channels and 16 experts. All weights are zero, in a
+/// sparse file.
 fn phi_layer(folder: &Path) {
     let (hidden, inner, experts, vocab, q, kv) = (4096, 448, 16, 320, 4096, 1024);
     let text = fs::read_to_string(checkpoint("phimoe").join("config.json")).unwrap();
@@ -287,16 +289,16 @@ fn phi_layer(folder: &Path) {
     fs::File::options().write(true).open(&path).unwrap().set_len((bytes.len() + at) as u64).unwrap();
 }
 
-/// Prompts gain on the NPU and decoding loses: the request decides, both parts of it together.
+/// Prompts are faster on the NPU, decoding is slower: the typical request decides for both together.
 #[test]
-fn attention_lives_where_a_request_ends_first() {
+fn attention_is_placed_where_a_request_takes_less_time() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
     let folder = tempfile::tempdir().unwrap();
     phi_layer(folder.path());
     let mut decisions = Vec::new();
     for (more, unit) in [
-        // By default a long prompt with a short answer.
+        // The default is a long prompt with a short answer.
         ("", units.npu_index()),
         ("[placement]\ngenerate = 512\n", units.cpu_index()),
         ("[placement]\nprompt = 9000\ngenerate = 0\n", units.npu_index()),
@@ -319,13 +321,13 @@ fn attention_lives_where_a_request_ends_first() {
     for (d, (prompt, generated)) in decisions.iter().zip([(4088, 8), (3584, 512), (4096, 0)]) {
         assert_eq!(d.reason, format!("a request of {prompt} tokens with {generated} generated, simulated"));
     }
-    // A long answer costs more there, whatever the prompt.
+    // A long answer is faster on the CPU, whatever the prompt.
     let ms = |i: usize, unit: &str| {
         let on = decisions[i].alternatives.iter().find(|h| h.what == unit).unwrap();
         on.figures["request_ms"]
     };
     assert!(ms(1, "npu") > ms(0, "npu"), "{decisions:?}");
-    // It is decided where it is left open, and nowhere else.
+    // Only `auto` is decided by the request.
     for more in ["[placement]\nattention = \"npu\"\n", "[placement]\nattention = \"cpu\"\n"] {
         let setup = Setup { format: "f16", chunk: 256, batch: &[1], context: 2048 };
         compile_with(setup, folder.path(), &device, more, "assign_residency", None, &mut |c| {
@@ -335,9 +337,10 @@ fn attention_lives_where_a_request_ends_first() {
     }
 }
 
-/// A call takes the smallest size that holds its tokens: sizes save rows, and drop nothing more.
+/// A call takes the smallest size that fits its tokens. More sizes mean less padding, and no more dropped
+/// rows.
 #[test]
-fn sizes_pad_less_and_drop_nothing_more() {
+fn graph_sizes_reduce_padding_and_drop_no_more_rows() {
     let device = Device::find("m2-ultra").unwrap();
     let mut rates = Vec::new();
     for sizes in [1, 2, 4, 8] {
@@ -373,13 +376,13 @@ fn sizes_pad_less_and_drop_nothing_more() {
     assert!(rates[2][0].padding < rates[0][0].padding - 0.03, "{:?} {:?}", rates[2][0], rates[0][0]);
 }
 
-/// Everything that can be on the Neural Engine is.
+/// Attention and everything else that the Neural Engine supports, except experts.
 const ATTENTION_ON_NPU: &str = "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n";
 
-/// The Graph of what lives on the unit stays as it was: its form is the backend's, which says how much it
-/// made of each part.
+/// Legalisation does not change the Graph of a part on the unit. The backend reports its counts for each
+/// part.
 #[test]
-fn legalisation_is_counted_and_leaves_the_graph_alone() {
+fn legalisation_is_counted_and_keeps_the_graph() {
     let device = Device::find("m2-ultra").unwrap();
     for family in GRAPHS {
         let mut texts = Vec::new();
@@ -396,12 +399,12 @@ fn legalisation_is_counted_and_leaves_the_graph_alone() {
                     assert_eq!(layers, attend.filter_map(|n| n.scope.layer).collect(), "{family}");
                 }
                 for d in attention {
-                    // Queries, keys and values, what joins the heads, and for a latent its projections.
+                    // Projections of queries, keys, values and results; for latent attention also those of
+                    // the latent.
                     let (layers, changes) =
                         (d.figure("convolutions").unwrap(), d.figure("layout_changes").unwrap());
                     assert!((4.0..=7.0).contains(&layers), "{family}: {d:?}");
-                    // The rows and what comes of them, angles where they are rotated, operands and result of
-                    // the attention.
+                    // Input and output rows, angles if there is a rotation, operands and result of attention.
                     assert!((6.0..=7.0).contains(&changes), "{family}: {d:?}");
                 }
                 for d in made.iter().filter(|d| d.subject == "graph `head`") {
@@ -418,10 +421,10 @@ fn legalisation_is_counted_and_leaves_the_graph_alone() {
     }
 }
 
-/// A mixer that is no attention stays on the CPU of a device with static graphs, and costs what its own
-/// matrices cost there: it is counted neither as attention nor as a dense network, wherever these run.
+/// A mixer other than attention stays on the CPU of a device with static graphs, and costs what its own
+/// matrices cost. It counts neither as attention nor as a dense network, wherever those run.
 #[test]
-fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
+fn mixers_are_costed_separately_from_attention_and_ffn() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
     compile(
@@ -436,11 +439,8 @@ fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
             for op in &mixers {
                 assert_eq!(op.unit, units.cpu_index(), "{} of {}: {}", op.op, op.scope, op.why);
             }
-            // Exact weights have a reason of their own.
-            assert!(
-                mixers.iter().any(|op| op.why == "a graph holds no state that folds tokens"),
-                "{mixers:?}"
-            );
+            // Operators with exact weights have another reason.
+            assert!(mixers.iter().any(|op| op.why == "graphs cannot hold recurrent states"), "{mixers:?}");
             let layers = c.inputs.spec().unwrap().layers.len() as u32;
             let model = Model::of(&c.module, "a hybrid", layers).unwrap();
             let prefill = c.module.entries.iter().find(|g| g.kind.is_prefill()).unwrap();
@@ -451,7 +451,7 @@ fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
                 let found = (layer.attention > 0, layer.mixer > 0);
                 assert_eq!(found, (has(Role::Attention), has(Role::Mixer)), "layer {}", layer.layer);
                 both.insert(found);
-                // Networks are counted by themselves.
+                // Dense networks are counted separately.
                 let weights = |n: &moec_ir::Node| match (&n.op, n.inputs.get(1)) {
                     (Op::Linear { .. } | Op::LinearGlu { .. }, Some(&Operand::Weight(w))) => {
                         let weight = c.module.weight(w);
@@ -463,9 +463,9 @@ fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
                 assert_eq!(layer.dense, own().map(weights).sum::<u64>(), "layer {}", layer.layer);
             }
             assert_eq!(both, BTreeSet::from([(true, false), (false, true)]));
-            // Dense networks on the unit take no mixer with them.
+            // Mixers do not follow dense networks to the unit.
             let mut moved = p.clone();
-            let network = |o: &OpPlace| o.scope.role() == Role::Network && o.op.starts_with("linear");
+            let network = |o: &OpAssignment| o.scope.role() == Role::Network && o.op.starts_with("linear");
             for op in &mut moved.ops {
                 op.unit = if op.scope.role() == Role::Mixer { units.npu_index() } else { units.cpu_index() };
             }
@@ -477,14 +477,15 @@ fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
     .unwrap();
 }
 
-/// A dense network can be on the unit for prompts alone; it is one part all the same.
+/// A dense network may be on the unit for prompts only; it is still one part.
 #[test]
-fn a_part_may_be_on_the_unit_for_prompts_alone() {
+fn part_may_be_on_the_npu_only_for_prompts() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
     compile(&checkpoint("qwen2_moe"), &device, ATTENTION_ON_NPU, "assign_residency", None, &mut |c| {
         let (module, mut placement) = (c.module.clone(), c.placed.placement.clone().unwrap());
-        let here = |o: &OpPlace| matches!(o.entry, EntryKind::Decode(_)) && o.scope.role() != Role::Attention;
+        let here =
+            |o: &OpAssignment| matches!(o.entry, EntryKind::Decode(_)) && o.scope.role() != Role::Attention;
         placement.ops.iter_mut().filter(|o| here(o)).for_each(|o| o.unit = units.cpu_index());
         let statics = Statics::of(&module, &placement, &units).unwrap();
         let of =
@@ -496,8 +497,8 @@ fn a_part_may_be_on_the_unit_for_prompts_alone() {
     .unwrap();
 }
 
-/// Every device with an NPU has a CPU beside it, which computes the rows past a capacity: nothing is lost
-/// unless the user asks for it.
+/// Every device with an NPU also has a CPU, which computes the rows past a capacity. No rows are dropped
+/// unless the user requests it.
 #[test]
 fn rows_past_a_capacity_spill_to_the_cpu_by_default() {
     let npu = "[placement]\nexperts = \"npu\"\n";
@@ -526,7 +527,7 @@ fn rows_past_a_capacity_spill_to_the_cpu_by_default() {
     }
 }
 
-/// Loses one percent for each percent of the pairs that are dropped.
+/// A quality probe that reports a loss of one percent for each percent of dropped pairs.
 #[derive(Debug)]
 struct Proportional;
 
@@ -550,7 +551,7 @@ impl QualityProbe for Proportional {
 
 #[test]
 fn a_quality_budget_chooses_the_capacities() {
-    // Experts as small as these would share a capacity to save a launch; where it costs nothing, rows decide.
+    // So small experts would share a capacity to save launches; with free launches, rows decide.
     let mut device = Device::find("m2-ultra").unwrap();
     device.units.iter_mut().for_each(|u| (u.dispatch_cost_us, u.sync_cost_us) = (None, None));
     let mut rows = Vec::new();
@@ -561,7 +562,7 @@ fn a_quality_budget_chooses_the_capacities() {
         compile(&ferris(), &device, &more, "tier", Some(&Proportional), &mut |c| {
             let p = c.placed.placement.as_ref().unwrap();
             let budget = c.inputs.config.quality.max_perplexity_increase.unwrap();
-            // Where the user says what may be lost, rows are dropped.
+            // If the user allows a loss, rows are dropped.
             assert_eq!(p.overflow, Overflow::Prune);
             assert!(Proportional::loss(p) <= budget);
             rows.push(p.experts.iter().flat_map(|t| &t.experts).map(|r| r.capacity).sum::<u32>());
@@ -569,7 +570,7 @@ fn a_quality_budget_chooses_the_capacities() {
         .unwrap();
     }
     assert!(rows.is_sorted_by(|a, b| a > b), "a larger budget computes fewer rows: {rows:?}");
-    // Without something that measures, a promise cannot be kept; spilling needs none.
+    // Without a quality probe a limit on the loss cannot be kept; spilling needs none.
     let budget = "[quality]\nmax_perplexity_increase = \"1%\"\n";
     let e = compile(&ferris(), &device, budget, "tier", None, &mut |_| {}).unwrap_err();
     assert!(e.to_string().contains("m2-ultra") && e.hint.unwrap().contains("coverage"));
@@ -577,10 +578,10 @@ fn a_quality_budget_chooses_the_capacities() {
     compile(&ferris(), &device, &spill, "tier", None, &mut |_| {}).unwrap();
 }
 
-/// Experts leave the CPU where another unit is expected to take less time for them, way there and back
-/// included, as far as its memory has room; the decision says what either side costs.
+/// Experts leave the CPU if another unit is expected to be faster, including copies, as far as its memory has
+/// room. The decision states the costs on both sides.
 #[test]
-fn experts_go_where_they_cost_less_and_the_decision_says_so() {
+fn experts_are_placed_where_they_cost_less_with_a_reason() {
     let text = fs::read_to_string(support::root().join("targets/cuda/cuda.toml")).unwrap();
     let near = text.replace("latency_us = 5\n", "latency_us = 0\n").replace("value = 5,", "value = 0,");
     assert_ne!(text, near);
@@ -604,15 +605,15 @@ fn experts_go_where_they_cost_less_and_the_decision_says_so() {
     else {
         panic!("{placed:?}")
     };
-    // 15 µs of a launch and two ways are more than an expert of this size takes on the CPU.
+    // A launch and two copies take 15 µs, which is longer than an expert of this size on the CPU.
     assert!(far.iter().all(|&n| n == 0) && as_far == cpu, "{why:?}");
     assert!(why.iter().all(|d| d.reason == "no other unit costs less and has room"), "{why:?}");
     assert!(near.iter().all(|&n| n == 24) && as_near < cpu, "{all:?}");
     assert!(all.iter().all(|d| d.reason == "they cost less there than on the CPU"), "{all:?}");
-    let beside: f64 = all.iter().map(|d| d.figures["all_beside_it_us"]).sum();
-    assert!((beside - as_near).abs() < 1e-9 * beside, "{all:?}");
-    // The first layers fill what a memory has; of the layer in which it ends, the experts that are chosen
-    // most often are there.
+    let alternative: f64 = all.iter().map(|d| d.figures["all_beside_it_us"]).sum();
+    assert!((alternative - as_near).abs() < 1e-9 * alternative, "{all:?}");
+    // The first layers fill the memory; of the last layer that fits in part, the most popular experts are
+    // there.
     assert!(some.iter().sum::<usize>() < 4 * 24 && as_near < as_some && as_some < cpu, "{part:?}");
     assert!(some.is_sorted_by(|a, b| a >= b) && some[0] > 0, "{some:?}");
 }

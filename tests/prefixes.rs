@@ -1,6 +1,6 @@
-//! States that fold tokens (Qwen3-Next's, Kimi Linear's, Granite 4's): prefixes of prompts are taken over
-//! from snapshots, by clients of a server, in conversations, and from files, and tokens are those of a run
-//! that reads all of it.
+//! Recurrent states (Qwen3-Next's, Kimi Linear's, Granite 4's). Prefixes of prompts are reused from
+//! snapshots, by clients of a server, in conversations, and from files. Tokens are those of a run that
+//! computes the whole prompt.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -8,7 +8,7 @@ use crate::support;
 
 use moec_bundle::read::Bundle;
 use moec_runtime::serving::scheduler::{Setting, Sharing};
-use moec_runtime::{Decoder, Engine, Request, Sampler, Sampling, Want, generate};
+use moec_runtime::{Decoder, Engine, LogitRows, Request, Sampler, Sampling, generate};
 use moec_testing::http::{get, post};
 use moec_testing::server::Server;
 use serde_json::{Value, json};
@@ -24,15 +24,14 @@ use tempfile::TempDir;
 
 const CONTEXT: usize = 256;
 const CHUNK: usize = 16;
-/// Models that fold tokens: by the delta rule with one decay for each head and with one for each channel, and
-/// by state spaces.
+/// Models with recurrent states: delta rules with one decay per head and per channel, and state-space models.
 const HYBRIDS: [&str; 3] = ["qwen3_next", "kimi_linear", "granitemoehybrid"];
 
-/// Template of conversations: a word for each role, and the text.
+/// A chat template: a word for each role, and the text.
 const TEMPLATE: &str = "{% for m in messages %}{{ {'system': 'w1', 'user': 'w2', 'assistant': 'w3'}[m.role] }} {{ m.content | trim }} \
                         {% endfor %}{% if add_generation_prompt %}w3{% endif %}";
 
-/// A tiny checkpoint with the words `w0` … `w319`, compiled.
+/// A compiled tiny checkpoint with the words `w0` … `w319`.
 struct Case {
     folder: TempDir,
 }
@@ -57,7 +56,7 @@ impl Case {
         self.path("b")
     }
 
-    /// Tokens from a snapshot to the next, however full the slots are, as `info` says.
+    /// Number of tokens between snapshots, from `info`.
     fn distance(&self) -> usize {
         let info = json_of(moec().arg("run").arg(self.bundle()).args(["info", "--json"]));
         let memory = &info["memory"];
@@ -75,7 +74,7 @@ impl Case {
     }
 }
 
-/// Words that no other prompt has.
+/// A prompt that no other test uses.
 fn words(n: usize, seed: u32) -> Vec<u32> {
     (0..n as u32).map(|i| 10 + (i * i * 7 + i * 31 + seed * 97 + seed * seed * 13) % (WORDS - 10)).collect()
 }
@@ -91,19 +90,18 @@ fn ids(text: &str) -> Vec<u32> {
     text.split_whitespace().map(|word| word.strip_prefix('w').unwrap().parse().unwrap()).collect()
 }
 
-/// Results of a run that reads all of its prompt.
+/// Tokens of a run that computes its whole prompt.
 fn cold(engine: &mut Engine<'_>, prompt: &[u32], n: usize) -> Vec<u32> {
     let request = Request { slot: 0, prompt, n, end: &[] };
     let mut sampler = Sampler::new(Sampling::default());
     generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap().ids
 }
 
-/// Largest difference between logits of the same tokens whose sums were made in another order; they are about
-/// 1.
+/// Bound on differences of logits that are caused by another order of sums; logits are about 1.
 const ORDER: f32 = 1e-4;
 
-/// A prompt read in chunks, from a snapshot, or from a copy of one: the logits have the same bits. Pieces
-/// that end elsewhere sum in another order.
+/// A prompt gives the same bits in chunks, from a snapshot, and from a copy of one. Other splits change the
+/// order of sums.
 #[test]
 fn chunks_and_snapshots_give_the_same_bits() {
     for family in HYBRIDS.into_iter().chain(["lfm2_moe"]) {
@@ -120,7 +118,7 @@ fn chunks_and_snapshots_give_the_same_bits() {
                             last = logits.to_vec();
                             Ok(())
                         };
-                        engine.prefill(slot, start, &prompt[start..end], Want::Last, sink).unwrap();
+                        engine.prefill(slot, start, &prompt[start..end], LogitRows::Last, sink).unwrap();
                         engine.snapshot(slot).unwrap();
                     }
                     last
@@ -148,16 +146,16 @@ fn chunks_and_snapshots_give_the_same_bits() {
     }
 }
 
-/// Whatever lies in the slots, and however little room there is for snapshots: answers to prompts are those
-/// of a run that shares nothing, with `exact` to the bit. With the plan's own room less than the distance is
-/// read again of each.
+/// With any contents of the slots and any room for snapshots, answers are those of a run without sharing, bit
+/// for bit with `exact`. With the plan's room, less than one snapshot distance of each prompt is computed
+/// again.
 #[test]
-fn what_is_shared_changes_no_answer_whatever_is_evicted() {
+fn prefix_sharing_changes_no_answer_under_eviction() {
     for family in HYBRIDS {
         let case = Case::new(family, &[1, 2]);
         let distance = case.distance();
-        // Beginnings of one another, edits in them, and others in between, so that slots and snapshots are
-        // taken away. An answer of one token leaves nothing that was decoded.
+        // Prefixes of one another, edited prompts, and unrelated ones, so that slots and snapshots are
+        // evicted. Answers of one token decode nothing.
         let base = words(200, 1);
         let edits = [
             (90, 20),
@@ -215,8 +213,8 @@ fn what_is_shared_changes_no_answer_whatever_is_evicted() {
     }
 }
 
-/// A reply of the server: its words, and tokens of the prompt that it had already.
-fn ask(server: &Server, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
+/// Reply of the server: its words, and the number of cached prompt tokens.
+fn complete(server: &Server, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
     let body = json!({"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true});
     let reply = post(server.address(), "/v1/completions", body).call().unwrap();
     let reply: Value = serde_json::from_str(&reply.body).unwrap();
@@ -233,10 +231,10 @@ fn metric(server: &Server, name: &str) -> u64 {
     line.unwrap().parse().unwrap()
 }
 
-/// Sixteen clients begin alike, edit what they have asked, and go on after the answer: of none more than the
-/// distance is read again, and every answer is that of a run by itself.
+/// Sixteen clients share a prefix, edit their requests, and continue after the answer. At most one snapshot
+/// distance is computed again, and every answer is that of a single run.
 #[test]
-fn clients_of_a_server_share_a_prompt_and_edit_their_own() {
+fn server_clients_share_a_prompt_prefix_and_edit_it() {
     const CLIENTS: u32 = 16;
     let system = words(101, 3);
     for (family, options) in [("qwen3_next", &[][..]), ("kimi_linear", &["--exact"])] {
@@ -247,23 +245,23 @@ fn clients_of_a_server_share_a_prompt_and_edit_their_own() {
         let mut command = moec();
         command.arg("run").arg(case.bundle()).args(["serve", "--port", "0", "--threads", "1"]).args(options);
         let server = Server::start(&mut command).unwrap();
-        let (_, nothing) = ask(&server, &[&system[..], &[7]].concat(), 2);
+        let (_, nothing) = complete(&server, &[&system[..], &[7]].concat(), 2);
         assert_eq!(nothing, 0);
         let before =
             (metric(&server, "moec_prompt_tokens_total"), metric(&server, "moec_shared_tokens_total"));
         let client = |i: u32| {
             let mut seen = Vec::new();
-            let asked = [&system[..], &words(20, 100 + i)].concat();
-            let edited = [&asked[..112], &words(12, 200 + i)].concat();
-            for (prompt, equal) in [(&asked, 101), (&edited, 112)] {
-                let (answer, cached) = ask(&server, prompt, 12);
+            let extended = [&system[..], &words(20, 100 + i)].concat();
+            let edited = [&extended[..112], &words(12, 200 + i)].concat();
+            for (prompt, equal) in [(&extended, 101), (&edited, 112)] {
+                let (answer, cached) = complete(&server, prompt, 12);
                 seen.push((prompt.clone(), answer, cached, equal));
             }
             let answered = [&edited[..], &seen[1].1].concat();
             let next = [&answered[..], &words(9, 300 + i)].concat();
-            // Of answers nothing is shared where all is to be exact.
+            // With `exact`, answers are not shared.
             let equal = if exact { edited.len() } else { answered.len() - 1 };
-            let (answer, cached) = ask(&server, &next, 12);
+            let (answer, cached) = complete(&server, &next, 12);
             seen.push((next, answer, cached, equal));
             seen
         };
@@ -296,7 +294,7 @@ fn clients_of_a_server_share_a_prompt_and_edit_their_own() {
     }
 }
 
-/// Answers of `chat` to lines, an object for each.
+/// Answers of `chat` to these lines, one JSON object each.
 fn chat(case: &Case, options: &[&str], lines: &[String]) -> Vec<Value> {
     let mut command = moec();
     command.arg("run").arg(case.bundle()).args([
@@ -317,17 +315,17 @@ fn chat(case: &Case, options: &[&str], lines: &[String]) -> Vec<Value> {
     String::from_utf8(done.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A turn that is answered anew, one whose answer a text has stopped, and one after it.
+/// A regenerated turn, an answer that ended at a stop string, and the turn after it.
 #[test]
-fn conversations_go_back_to_snapshots() {
+fn conversations_resume_from_snapshots() {
     for family in HYBRIDS {
         let case = Case::new(family, &[1, 2]);
         let distance = case.distance();
         let (system, lines) = (text(&words(60, 5)), [words(15, 6), words(18, 7)].map(|ids| text(&ids)));
-        let said = |of: &Value| ids(of["text"].as_str().unwrap());
+        let ids_of = |of: &Value| ids(of["text"].as_str().unwrap());
         let plain = chat(&case, &["--system", &system], &lines[..1]);
         // The answer ends before its fifth word.
-        let stop = format!("w{}", said(&plain[0])[4]);
+        let stop = format!("w{}", ids_of(&plain[0])[4]);
         let again = [lines[0].clone(), "/regenerate".to_owned(), lines[1].clone()];
         for options in [&["--system", &system][..], &["--system", &system, "--stop", &stop]] {
             let turns = chat(&case, options, &again);
@@ -335,10 +333,10 @@ fn conversations_go_back_to_snapshots() {
             let prompts = [
                 first.clone(),
                 first.clone(),
-                format!("{first} {} w2 {} w3", text(&said(&turns[1])), lines[1]),
+                format!("{first} {} w2 {} w3", text(&ids_of(&turns[1])), lines[1]),
             ]
             .map(|p| ids(&p));
-            // What each prompt has in common with the conversation before it.
+            // Common prefix of each prompt with the conversation before it.
             let same = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
             let made = |i: usize| -> Vec<u32> {
                 let of: Vec<u32> = serde_json::from_value(turns[i]["ids"].clone()).unwrap();
@@ -369,10 +367,10 @@ fn conversations_go_back_to_snapshots() {
     }
 }
 
-/// A saved prompt holds its snapshots: one that parts from it inside goes on from the last before that. Draft
-/// tokens are taken back.
+/// A saved prompt has its snapshots: a prompt that diverges from it continues from the last snapshot before
+/// that position. Rejected draft tokens are taken back.
 #[test]
-fn saved_prompts_and_draft_tokens_go_back_to_snapshots() {
+fn saved_prompts_and_draft_tokens_resume_from_snapshots() {
     for family in HYBRIDS {
         let case = Case::new(family, &[1, 4]);
         let distance = case.distance();
@@ -403,7 +401,7 @@ fn saved_prompts_and_draft_tokens_go_back_to_snapshots() {
             assert_eq!(done["prefilled_tokens"], prompt.len() - loaded);
             assert_eq!(done["ids"], run(&prompt, &[])["ids"], "{family}, {same} shared");
         }
-        // A text that quotes how it goes on.
+        // A prompt that contains its own continuation.
         let quotes = |engine: &mut Engine<'_>| {
             (1..100).find_map(|seed| {
                 let ends = words(32, seed);

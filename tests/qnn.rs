@@ -1,5 +1,4 @@
-//! Bundles for phones: groups of experts become quantised networks that verify, and compute what the CPU
-//! does.
+//! Bundles for phones: groups of experts become quantised networks that verify, with the CPU's results.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
@@ -32,8 +31,8 @@ use support::{Setup, cache, calibration, checkpoint, expected, fails, ferris, mo
 
 const PHONE: &str = "snapdragon-8-gen-3";
 
-/// The phone's device file without the costs of launches and contexts: networks of models as small as those
-/// of tests never pay for them.
+/// The phone's device file without the costs of launches and contexts, which the networks of the tests' small
+/// models would never pay for.
 fn without_costs() -> String {
     let device = String::from_utf8(ok(moec().args(["targets", PHONE])).stdout).unwrap();
     let costs = |line: &&str| line.starts_with("dispatch_cost_us") || line.starts_with("context_cost_us");
@@ -51,7 +50,7 @@ impl Case {
         Self::of("ferris", 64, "")
     }
 
-    /// A model of `golden/models`, for prompts in chunks of `chunk`, with more keys.
+    /// A model of `golden/models` with prompts in chunks of `chunk`, and more keys.
     fn of(model: &str, chunk: usize, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let setup = Setup { format: "f16", chunk, batch: &[1], context: 256 };
@@ -85,7 +84,7 @@ impl Case {
         ok(&mut command);
     }
 
-    /// As [`forge`].
+    /// See [`forge`].
     fn forge(&self, bundle: &str, file: &str, bytes: &[u8]) {
         forge(&self.path(bundle), file, bytes);
     }
@@ -97,7 +96,7 @@ impl Case {
     }
 }
 
-/// A bundle of a tiny checkpoint, with what the CPU computes in f16.
+/// A bundle of a tiny checkpoint, in which the CPU's weights are f16.
 struct Tiny {
     folder: tempfile::TempDir,
     model: String,
@@ -105,12 +104,12 @@ struct Tiny {
 }
 
 impl Tiny {
-    /// One for decoding batches of these sizes, with more in its `model.toml`, built without tools.
+    /// Builds a bundle without tools, for these decode batches, with additions to `model.toml`.
     fn new(model: &str, batch: &[usize], more: &str) -> Self {
         Self::with(model, batch, more, Vec::new())
     }
 
-    /// The same with tools: variables of the environment.
+    /// Like [`Self::new`], with tools, given by environment variables.
     fn with(model: &str, batch: &[usize], more: &str, tools: Vec<(&'static str, PathBuf)>) -> Self {
         let built = Self::calibrated(model, batch, more, tools);
         let device = built.at("phone.toml");
@@ -119,7 +118,7 @@ impl Tiny {
         built
     }
 
-    /// The same, with nothing built yet.
+    /// Like [`Self::with`], without building the bundle.
     fn calibrated(model: &str, batch: &[usize], more: &str, tools: Vec<(&'static str, PathBuf)>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let setup = Setup { format: "f16", chunk: 16, batch, context: 64 };
@@ -169,7 +168,7 @@ impl Tiny {
     }
 }
 
-/// Replaces a file of a bundle like an attacker with write access: its hash is updated.
+/// Replaces a file of a bundle, as an attacker with write access would: its hash is updated.
 fn forge(bundle: &Path, file: &str, bytes: &[u8]) {
     fs::write(bundle.join(file), bytes).unwrap();
     let path = bundle.join("manifest.json");
@@ -216,7 +215,7 @@ fn groups_of_experts_become_networks_that_verify() {
     assert!(a.len() >= 3 * packages.len());
     assert!(a == b, "two builds differ");
 
-    // Text is about as likely as on this machine's CPU.
+    // The perplexity is about that of this machine's CPU.
     let eval = |more: &[&str]| {
         let text = ferris().join("eval/text.txt");
         let given = [&["--text", text.to_str().unwrap(), "--windows", "1", "--window", "100"], more].concat();
@@ -230,36 +229,37 @@ fn groups_of_experts_become_networks_that_verify() {
     let cpu = eval(&[]);
     assert!((phone / cpu - 1.0).abs() < 0.02, "{phone} and {cpu}");
 
-    // A network that was changed is refused before anything runs.
+    // A changed network is refused before anything runs.
     let (name, _) = packages.first_key_value().unwrap();
     let weights = case.path("b.moec").join(name).join("weights.bin");
     let mut bytes = fs::read(&weights).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x40;
     fs::write(&weights, bytes).unwrap();
-    let (code, said) = fails(case.moec("verify").arg(case.path("b.moec")));
-    assert!(code == 1 && said.contains("weights.bin") && said.contains("changed"), "{said}");
+    let (code, stderr) = fails(case.moec("verify").arg(case.path("b.moec")));
+    assert!(code == 1 && stderr.contains("weights.bin") && stderr.contains("changed"), "{stderr}");
 }
 
-/// Parts beside experts of models of every shape: dense networks, shared experts, the head.
+/// Parts other than experts, of models of every shape: dense networks, shared experts, the head.
 #[test]
-fn every_part_that_has_no_state_becomes_networks_that_verify() {
+fn every_stateless_part_becomes_networks_that_verify() {
     let models: [(&str, &[&str]); 6] = [
         ("bamboo", &["head", "layers.0.ffn", "layers.1.ffn"]),
         ("deepseek_v2", &["head", "layers.0.ffn", "layers.1.shared"]),
         ("glm4_moe", &["head", "layers.0.ffn", "layers.1.shared"]),
         ("mixtral", &["head"]),
-        // The step of FATReLU is no operator of a network.
+        // Networks have no operator for FATReLU.
         ("prosparse", &["head"]),
         ("qwen2_moe", &["head", "layers.0.shared"]),
     ];
-    for (model, wanted) in models {
+    for (model, network_parts) in models {
         let built = Tiny::new(model, &[1, 2], "");
-        // What lives on the unit alone has no segment in the bundle: the reference is the checkpoint.
+        // Weights that only the unit has are in no segment, so the reference is the checkpoint.
         if model == "bamboo" {
-            let (code, said) = fails(built.moec("verify").arg(built.bundle()));
-            let expected = ["a.moec` alone has not all that its", "lives on another unit", "--source"];
-            assert!(code == 1 && expected.iter().all(|words| said.contains(words)), "{said}");
+            let (code, stderr) = fails(built.moec("verify").arg(built.bundle()));
+            let expected =
+                ["a.moec` does not contain all weights", "in a package of another unit", "--source"];
+            assert!(code == 1 && expected.iter().all(|words| stderr.contains(words)), "{stderr}");
         }
         let report = built.verify();
         let functions = report["packages"].as_array().unwrap();
@@ -272,7 +272,7 @@ fn every_part_that_has_no_state_becomes_networks_that_verify() {
             let name = name.strip_prefix("artifacts/").and_then(|n| n.strip_suffix(".qnn")).unwrap();
             found.entry(name).or_default().push(f["function"].as_str().unwrap());
         }
-        for name in wanted {
+        for name in network_parts {
             let functions = found.get(name).unwrap_or_else(|| panic!("{model} has no `{name}`: {found:?}"));
             assert_eq!(functions.len(), 3, "{model}: {found:?}");
         }

@@ -1,9 +1,9 @@
-//! Bundles that take the place of others: nothing that is not one is ever touched, and a build that is killed
-//! while it replaces one leaves the old or the new, whole.
+//! Replacing bundles: nothing but bundles is changed. If a build is killed while it replaces a bundle, the
+//! old or the new one is left, complete.
 //!
-//! Most cases replace a small bundle by the library's own means in a process of their own, which takes
-//! milliseconds: so every step and every system call can be the last. `MOEC_KILLS=200 cargo test -p moec
-//! --test end_to_end replace::real` kills as many real builds at random moments.
+//! Most cases replace a small bundle with the library's functions in a separate process, which takes
+//! milliseconds. So every step and every system call can be the last. `MOEC_KILLS=200 cargo test -p moec
+//! --test end_to_end killed_builds_leave_a_whole_bundle` kills as many real builds at random moments.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use support::{Setup, checkpoint, fails, moec, ok, tree};
 use tempfile::TempDir;
 
-/// Files of the small bundle.
+/// Files of a small bundle.
 const FILES: [&str; 6] = [
     "weights/dense.bin",
     "artifacts/kernels.o",
@@ -33,10 +33,11 @@ const FILES: [&str; 6] = [
     "runner/Cargo.toml",
 ];
 
-/// The two ways in which names change: at once, or by two renames.
-const WAYS: [(&str, &str); 2] = [("at once", "MOEC_NO_SUCH_THING"), ("by two renames", "MOEC_RENAME_TWICE")];
+/// The two ways to exchange names: at once, or by two renames.
+const METHODS: [(&str, &str); 2] =
+    [("at once", "MOEC_NO_SUCH_THING"), ("by two renames", "MOEC_RENAME_TWICE")];
 
-/// Writes the small bundle, in which every file says `mark`.
+/// Writes a small bundle, whose files all contain `mark`.
 fn write(root: &Path, mark: &str) {
     let mut files = BTreeMap::new();
     for name in FILES {
@@ -59,18 +60,18 @@ fn write(root: &Path, mark: &str) {
     fs::write(root.join("manifest.json"), serde_json::to_string(&manifest).unwrap()).unwrap();
 }
 
-/// The mark of the bundle in `folder`, which must be whole; `None` if there is nothing at all.
+/// The mark of the bundle in `folder`, which must be complete; `None` if there is no bundle.
 fn mark(folder: &Path) -> Option<String> {
     if folder.symlink_metadata().is_err() {
         return None;
     }
     let manifest = Manifest::read(folder).unwrap();
     manifest.check(folder, true).unwrap();
-    assert_eq!(destination::strangers(folder, &manifest.listed()).unwrap(), [] as [&str; 0]);
+    assert_eq!(destination::unlisted_entries(folder, &manifest.listed()).unwrap(), [] as [&str; 0]);
     Some(manifest.family)
 }
 
-/// A folder in which a bundle `b` is replaced.
+/// A folder with a bundle `b` that is replaced.
 struct Place(TempDir);
 
 impl Place {
@@ -85,13 +86,13 @@ impl Place {
     /// A process that replaces the bundle by one with this mark.
     fn build(&self, mark: &str) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "replace::a_process_that_replaces", "--ignored"]);
+        command.args(["--exact", "replace::replacing_child_process", "--ignored"]);
         command.env("REPLACE_PLACE", self.bundle()).env("REPLACE_MARK", mark);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command
     }
 
-    /// Entries beside the bundle.
+    /// Other entries in the bundle's folder.
     fn left(&self) -> Vec<String> {
         let all = fs::read_dir(self.0.path()).unwrap();
         let names = all.map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -100,9 +101,9 @@ impl Place {
         left
     }
 
-    /// The next build goes well, and nothing is left of those before it.
-    fn next(&self, way: &str, what: &str) {
-        ok(self.build("next").env(way, "1"));
+    /// Checks that the next build succeeds and removes leftovers of earlier ones.
+    fn next(&self, method: &str, what: &str) {
+        ok(self.build("next").env(method, "1"));
         assert_eq!(mark(&self.bundle()).as_deref(), Some("next"), "{what}");
         assert_eq!(self.left(), [] as [&str; 0], "{what}: left behind");
     }
@@ -110,7 +111,7 @@ impl Place {
 
 #[test]
 #[ignore = "the other tests start it"]
-fn a_process_that_replaces() {
+fn replacing_child_process() {
     let Some(at) = std::env::var_os("REPLACE_PLACE") else { return };
     let partial = Partial::create(Path::new(&at)).unwrap();
     write(partial.path(), &std::env::var("REPLACE_MARK").unwrap());
@@ -120,10 +121,10 @@ fn a_process_that_replaces() {
     partial.commit().unwrap();
 }
 
-/// A reader of a bundle whose build may have been killed.
-fn read(place: &Place, way: &str) -> Option<String> {
+/// Reads the bundle after its build may have been killed.
+fn read(place: &Place, method: &str) -> Option<String> {
     let at = place.bundle();
-    if way == WAYS[1].1 && !at.exists() {
+    if method == METHODS[1].1 && !at.exists() {
         assert!(
             moec_bundle::workspace::recover(&at).unwrap().is_some(),
             "nothing was put back: {:?}",
@@ -134,62 +135,62 @@ fn read(place: &Place, way: &str) -> Option<String> {
 }
 
 #[test]
-fn every_step_of_a_replacement_may_be_the_last() {
-    if !ASSERTIONS.here() {
+fn replacement_survives_a_kill_after_any_step() {
+    if !ASSERTIONS.met_or_skip() {
         return;
     }
-    for (name, way) in WAYS {
+    for (name, method) in METHODS {
         let mut survived = Vec::new();
         for step in swap::STEPS {
             let what = format!("{name}, killed after `{step}`");
             let place = Place::new();
             ok(&mut place.build("old"));
-            let status = place.build("new").env(way, "1").env("MOEC_DIE_AFTER", step).status().unwrap();
+            let status = place.build("new").env(method, "1").env("MOEC_DIE_AFTER", step).status().unwrap();
             if status.success() {
                 survived.push(step);
             }
-            let found = read(&place, way);
+            let found = read(&place, method);
             assert!(["old", "new"].contains(&found.as_deref().unwrap_or("nothing")), "{what}: {found:?}");
             let before = !status.success() && ["folder", "lock", "write", "sync", "take"].contains(&step);
             assert_eq!(found.as_deref() == Some("old"), before, "{what}: {found:?}");
-            place.next(way, &what);
+            place.next(method, &what);
 
-            // The same where there was none.
+            // The same without an earlier bundle.
             let place = Place::new();
-            let status = place.build("new").env(way, "1").env("MOEC_DIE_AFTER", step).status().unwrap();
+            let status = place.build("new").env(method, "1").env("MOEC_DIE_AFTER", step).status().unwrap();
             let found = mark(&place.bundle());
             assert!(!status.success() || found.is_some(), "{what}, where there was none: {found:?}");
             assert!(
                 matches!(found.as_deref(), None | Some("new")),
                 "{what}, where there was none: {found:?}"
             );
-            place.next(way, &what);
+            place.next(method, &what);
         }
-        let others: &[&str] = if name == WAYS[0].0 { &["take", "place"] } else { &["exchange"] };
+        let others: &[&str] = if name == METHODS[0].0 { &["take", "place"] } else { &["exchange"] };
         assert_eq!(survived, others, "{name}: not every step was reached");
     }
 }
 
 #[test]
-fn two_hundred_random_moments() {
-    for (name, way) in WAYS {
+fn replacement_survives_kills_at_random_moments() {
+    for (name, method) in METHODS {
         let place = Place::new();
         ok(&mut place.build("old"));
         let start = Instant::now();
-        ok(place.build("old").env(way, "1"));
+        ok(place.build("old").env(method, "1"));
         let whole = start.elapsed();
         let mut killed = 0;
-        // Moments spread evenly over the run, and a little past its end: the golden ratio's multiples.
+        // Moments spread evenly over the run and a little past its end, by multiples of the golden ratio.
         for i in 0..100_u32 {
             let moment = whole.mul_f64(f64::from(i) * 0.618_033_988_75 % 1.0 * 1.2);
-            let mut child = place.build("new").env(way, "1").spawn().unwrap();
+            let mut child = place.build("new").env(method, "1").spawn().unwrap();
             std::thread::sleep(moment);
             child.kill().unwrap();
             killed += u32::from(!child.wait().unwrap().success());
             let what = format!("{name}, killed after {moment:?}");
-            let found = read(&place, way);
+            let found = read(&place, method);
             assert!(["old", "new"].contains(&found.as_deref().unwrap_or("nothing")), "{what}: {found:?}");
-            place.next(way, &what);
+            place.next(method, &what);
             ok(&mut place.build("old"));
         }
         assert!(killed > 20, "{name}: only {killed} of 100 were killed");
@@ -197,36 +198,36 @@ fn two_hundred_random_moments() {
 }
 
 #[test]
-fn every_system_call_of_a_replacement_may_be_the_last() {
-    if !STRACE.here() {
+fn replacement_survives_a_kill_after_any_system_call() {
+    if !STRACE.met_or_skip() {
         return;
     }
-    let traced = |place: &Place, mark: &str, way: &str, what: &[&str]| {
+    let traced = |place: &Place, mark: &str, method: &str, what: &[&str]| {
         let build = place.build(mark);
         let mut command = Command::new("strace");
         command.args(["-f", "-o"]).arg(place.0.path().with_extension("log")).args(what);
         command.arg(build.get_program()).args(build.get_args());
-        command.envs(build.get_envs().filter_map(|(k, v)| Some((k, v?)))).env(way, "1");
+        command.envs(build.get_envs().filter_map(|(k, v)| Some((k, v?)))).env(method, "1");
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command
     };
     const CALLS: &str = "mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,fsync,flock";
-    for (name, way) in WAYS {
+    for (name, method) in METHODS {
         let place = Place::new();
         ok(&mut place.build("old"));
-        ok(&mut traced(&place, "old", way, &["-e", &format!("trace=?{}", CALLS.replace(',', ",?"))]));
+        ok(&mut traced(&place, "old", method, &["-e", &format!("trace=?{}", CALLS.replace(',', ",?"))]));
         let log = fs::read_to_string(place.0.path().with_extension("log")).unwrap();
         let mut killed = 0;
         for call in CALLS.split(',') {
             let times = log.lines().filter(|l| l.contains(&format!(" {call}("))).count();
             for nth in 1..=times {
                 let inject = format!("inject={call}:signal=KILL:when={nth}");
-                let status = traced(&place, "new", way, &["-e", &inject]).status().unwrap();
+                let status = traced(&place, "new", method, &["-e", &inject]).status().unwrap();
                 killed += u32::from(!status.success());
                 let what = format!("{name}, killed at `{call}` {nth}");
-                let found = read(&place, way);
+                let found = read(&place, method);
                 assert!(["old", "new"].contains(&found.as_deref().unwrap_or("nothing")), "{what}: {found:?}");
-                place.next(way, &what);
+                place.next(method, &what);
                 ok(&mut place.build("old"));
             }
         }
@@ -235,7 +236,7 @@ fn every_system_call_of_a_replacement_may_be_the_last() {
     }
 }
 
-/// Says stop when it goes, in an unwinding, too.
+/// Sets the flag when dropped, also during a panic.
 struct Stops<'a>(&'a AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -244,15 +245,15 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// A reader never finds nothing, and the last of several builds at once wins, whole.
+/// A reader always finds a bundle, and after several concurrent builds the last one is complete.
 #[test]
-fn builds_at_once() {
-    for (name, way) in WAYS {
+fn concurrent_builds_leave_one_whole_bundle() {
+    for (name, method) in METHODS {
         let place = Place::new();
         ok(&mut place.build("old"));
         let stop = AtomicBool::new(false);
         let absent = std::thread::scope(|scope| {
-            // A round that fails ends the reader, too.
+            // The reader also ends if a round fails.
             let stops = Stops(&stop);
             let reader = scope.spawn(|| {
                 let mut absent = 0;
@@ -264,7 +265,7 @@ fn builds_at_once() {
             for round in 0..6 {
                 let marks = [1, 2, 3].map(|i| format!("{round}.{i}"));
                 let children: Vec<_> =
-                    marks.iter().map(|m| place.build(m).env(way, "1").spawn().unwrap()).collect();
+                    marks.iter().map(|m| place.build(m).env(method, "1").spawn().unwrap()).collect();
                 for mut child in children {
                     assert!(child.wait().unwrap().success(), "{name}: a build failed beside others");
                 }
@@ -275,26 +276,26 @@ fn builds_at_once() {
             drop(stops);
             reader.join().unwrap()
         });
-        if way == WAYS[0].1 && cfg!(target_os = "linux") {
+        if method == METHODS[0].1 && cfg!(target_os = "linux") {
             assert_eq!(absent, 0, "{name}: there was a moment without a bundle");
         }
     }
 }
 
 #[test]
-fn process_ids_decide_nothing() {
-    if !ASSERTIONS.here() {
+fn process_ids_do_not_decide_cleanup() {
+    if !ASSERTIONS.met_or_skip() {
         return;
     }
-    // What a dead build left goes, though its id is that of a living process.
+    // Leftovers of a dead build are removed, although its process id is in use again.
     let place = Place::new();
     assert!(!place.build("new").env("MOEC_DIE_AFTER", "write").status().unwrap().success());
     let [dead] = &place.left()[..] else { panic!("{:?}", place.left()) };
     let own = format!(".b.partial-{}", std::process::id());
     fs::rename(place.0.path().join(dead), place.0.path().join(&own)).unwrap();
-    place.next(WAYS[0].1, "the id of a living process");
+    place.next(METHODS[0].1, "the id of a living process");
 
-    // What a living build writes stays, though there is no process of its id.
+    // Files of a running build remain, although no process has its id.
     let living = Partial::create(&place.bundle()).unwrap();
     write(living.path(), "living");
     let other = place.0.path().join(".b.partial-99999999");
@@ -308,11 +309,11 @@ fn process_ids_decide_nothing() {
 }
 
 #[test]
-fn what_earlier_versions_left_goes_and_what_is_nobodys_stays() {
+fn leftovers_of_earlier_versions_are_removed() {
     let place = Place::new();
     let at = |name: &str| place.0.path().join(name);
     write(&at(".b.replaced-99999999"), "replaced");
-    // The bundle itself is gone: it was being replaced.
+    // The bundle itself is missing, since it was being replaced.
     assert!(moec_bundle::workspace::recover(&place.bundle()).unwrap().is_some());
     assert_eq!(mark(&place.bundle()).as_deref(), Some("replaced"));
     assert_eq!(place.left(), [] as [&str; 0]);
@@ -321,7 +322,7 @@ fn what_earlier_versions_left_goes_and_what_is_nobodys_stays() {
     fs::create_dir_all(at(".b.partial-99999999/weights")).unwrap();
     fs::write(at(".b.partial-99999999/weights/dense.bin"), "half").unwrap();
     fs::create_dir(at(".b.partial-99999998")).unwrap();
-    place.next(WAYS[0].1, "what earlier versions left");
+    place.next(METHODS[0].1, "what earlier versions left");
 
     let mine = [".b.partial-99999999", ".b.replaced-99999998", ".b.partial-mine", ".c.partial-99999999"];
     for name in mine {
@@ -337,12 +338,12 @@ fn what_earlier_versions_left_goes_and_what_is_nobodys_stays() {
 }
 
 #[test]
-fn what_appears_during_a_build_stays() {
-    for (name, way) in WAYS {
+fn files_added_during_a_build_are_kept() {
+    for (name, method) in METHODS {
         let place = Place::new();
         ok(&mut place.build("old"));
         let mut build = place.build("new");
-        build.env(way, "1").env("REPLACE_STRANGER", "1");
+        build.env(method, "1").env("REPLACE_STRANGER", "1");
         assert!(!build.status().unwrap().success(), "{name}");
         assert_eq!(fs::read(place.bundle().join("thesis.txt")).unwrap(), b"years of work", "{name}");
         assert_eq!(place.left(), [] as [&str; 0], "{name}");
@@ -374,9 +375,9 @@ fn a_folder_of_the_users_is_never_replaced() {
     let odd = good.replacen("\"family\"", "\"vendor\": \"x\", \"family\"", 1);
     let leaves = good.replacen("\"plan.bin\"", "\"../plan.bin\"", 1);
     let manifests: [(&str, &str); 6] = [
-        ("{}", "not one of moec's"),
-        ("", "not one of moec's"),
-        ("{\"name\": \"an app\", \"version\": 1}", "not one of moec's"),
+        ("{}", "not a manifest of moec"),
+        ("", "not a manifest of moec"),
+        ("{\"name\": \"an app\", \"version\": 1}", "not a manifest of moec"),
         (&later, "version 99"),
         (&odd, "vendor"),
         (&leaves, "../plan.bin"),
@@ -386,27 +387,27 @@ fn a_folder_of_the_users_is_never_replaced() {
         fs::write(at("fm/manifest.json"), manifest).unwrap();
         fs::write(at("fm/src/thesis.txt"), "years of work").unwrap();
         let before = tree(&at("fm"));
-        let (code, said) = fails(&mut build("fm"));
-        assert_eq!(code, 2, "{said}");
+        let (code, stderr) = fails(&mut build("fm"));
+        assert_eq!(code, 2, "{stderr}");
         assert!(
-            said.contains("fm` already exists and is not a moec bundle") && said.contains(word),
-            "`{word}`: {said}"
+            stderr.contains("fm` already exists and is not a moec bundle") && stderr.contains(word),
+            "`{word}`: {stderr}"
         );
-        assert!(said.contains("hint: "), "{said}");
-        assert!(!said.contains("Reading"), "refused too late: {said}");
+        assert!(stderr.contains("hint: "), "{stderr}");
+        assert!(!stderr.contains("Reading"), "refused too late: {stderr}");
         assert!(tree(&at("fm")) == before);
         fs::remove_dir_all(at("fm")).unwrap();
     }
 
-    // A bundle with something else in it.
+    // A bundle with an additional file.
     let before = tree(&at("bundle.moec"));
     let refused = |names: &[&str]| {
-        let (code, said) = fails(&mut build("bundle.moec"));
-        assert_eq!(code, 2, "{said}");
+        let (code, stderr) = fails(&mut build("bundle.moec"));
+        assert_eq!(code, 2, "{stderr}");
         for name in names {
-            assert!(said.contains(&format!("`{name}`")), "`{name}` is not named: {said}");
+            assert!(stderr.contains(&format!("`{name}`")), "`{name}` is not named: {stderr}");
         }
-        assert!(said.contains("hint: ") && !said.contains("Reading"), "{said}");
+        assert!(stderr.contains("hint: ") && !stderr.contains("Reading"), "{stderr}");
     };
     fs::write(at("bundle.moec/weights/thesis.txt"), "years of work").unwrap();
     refused(&["weights/thesis.txt"]);
@@ -417,7 +418,7 @@ fn a_folder_of_the_users_is_never_replaced() {
     fs::remove_file(at("bundle.moec/weights/thesis.txt")).unwrap();
     fs::remove_dir(at("bundle.moec/notes")).unwrap();
     fs::remove_file(at("bundle.moec/home")).unwrap();
-    // A listed file that is a link now.
+    // A listed file that was replaced by a link.
     fs::rename(at("bundle.moec/plan.txt"), at("my plan.txt")).unwrap();
     symlink(at("my plan.txt"), at("bundle.moec/plan.txt")).unwrap();
     refused(&["plan.txt"]);
@@ -427,16 +428,16 @@ fn a_folder_of_the_users_is_never_replaced() {
     // Links to bundles, with and without a slash after them.
     symlink(at("bundle.moec"), at("link.moec")).unwrap();
     for name in ["link.moec", "link.moec/"] {
-        let (code, said) = fails(&mut build(name));
-        assert!(code == 2 && said.contains("is a link"), "{said}");
+        let (code, stderr) = fails(&mut build(name));
+        assert!(code == 2 && stderr.contains("is a link"), "{stderr}");
     }
     assert!(at("link.moec").is_symlink());
     fs::write(at("file"), "mine").unwrap();
-    let (code, said) = fails(&mut build("file"));
-    assert!(code == 2 && said.contains("is not a folder"), "{said}");
+    let (code, stderr) = fails(&mut build("file"));
+    assert!(code == 2 && stderr.contains("is not a folder"), "{stderr}");
     assert!(tree(&at("bundle.moec")) == before);
 
-    // What may be there: a signature, a `run` that was built later; and an empty folder is as good as none.
+    // Permitted: a signature, a `run` that was built later. An empty folder counts as no bundle.
     fs::write(at("bundle.moec/manifest.json.minisig"), "signed").unwrap();
     fs::write(at("bundle.moec/run"), "built on a Mac").unwrap();
     fs::create_dir(at("empty.moec")).unwrap();
@@ -446,17 +447,17 @@ fn a_folder_of_the_users_is_never_replaced() {
     }
 }
 
-/// Real builds, killed at random moments and at the steps that change names: what is there is whole for every
-/// reader.
+/// Real builds, killed at random moments and at the steps that exchange names: readers always find a complete
+/// bundle.
 #[test]
-fn real_builds_are_killed() {
+fn killed_builds_leave_a_whole_bundle() {
     let home = tempfile::tempdir().unwrap();
     let build = real(home.path());
     let at = home.path().join("b");
     ok(build("b").arg("-q"));
     let right = tree(&at);
     let whole = |what: &str| {
-        // Readers, too, put back what a killed build has moved.
+        // Readers also restore a bundle that a killed build has moved.
         ok(moec().args(["verify", "--static", "-q"]).arg(&at));
         assert!(tree(&at) == right, "{what}");
     };
@@ -466,11 +467,12 @@ fn real_builds_are_killed() {
         let left: Vec<_> = fs::read_dir(home.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left.len(), 2, "{what} left something behind: {left:?}");
     };
-    for (step, way) in [("sync", 0), ("exchange", 0), ("file", 0), ("take", 1), ("place", 1)] {
-        if !ASSERTIONS.here() {
+    for (step, method) in [("sync", 0), ("exchange", 0), ("file", 0), ("take", 1), ("place", 1)] {
+        if !ASSERTIONS.met_or_skip() {
             break;
         }
-        let output = build("b").arg("-q").env(WAYS[way].1, "1").env("MOEC_DIE_AFTER", step).output().unwrap();
+        let output =
+            build("b").arg("-q").env(METHODS[method].1, "1").env("MOEC_DIE_AFTER", step).output().unwrap();
         assert!(!output.status.success(), "`{step}` was not reached");
         assert!(step != "take" || !at.exists());
         whole(step);

@@ -1,4 +1,4 @@
-//! `moec report`, `moec compare` and `moec self-test`, as a user meets them.
+//! `moec report`, `moec compare` and `moec self-test` from a user's view.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -22,7 +22,7 @@ fn bundle(folder: &Path, name: &str, target: &str, more: &str) -> PathBuf {
     out
 }
 
-/// Text of a page without what is between `<` and `>`; tags must match.
+/// Text of a page without its tags, which must be balanced.
 fn text_of(page: &str) -> String {
     let mut open: Vec<String> = Vec::new();
     let mut text = String::new();
@@ -45,7 +45,7 @@ fn text_of(page: &str) -> String {
 }
 
 #[test]
-fn pages_say_what_a_bundle_is() {
+fn report_pages_describe_the_bundle() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
         ("cpu", "x86-64-v3", "", &["cpu", "attention", "Expected speed", "barriers"][..]),
@@ -58,23 +58,21 @@ fn pages_say_what_a_bundle_is() {
         let page = folder.path().join(format!("{name}.html"));
         ok(moec().arg("report").arg(&bundle).arg("-o").arg(&page));
         let html = fs::read_to_string(&page).unwrap();
-        // All there is of other places is the language of the drawings.
+        // The page has no scripts and no external links.
         assert!(!html.contains("<script") && !html.contains("http"), "{name}");
-        let said = text_of(&html);
-        for word in
-            words.iter().chain(&["What runs where", "Memory", "Formats of weights", "Decisions", "Files"])
-        {
-            assert!(said.contains(word), "{name}: `{word}` is not in:\n{said}");
+        let page_text = text_of(&html);
+        for word in words.iter().chain(&["Placement", "Memory", "Formats of weights", "Decisions", "Files"]) {
+            assert!(page_text.contains(word), "{name}: `{word}` is not in:\n{page_text}");
         }
         assert!(!html.contains("NaN") && !html.contains("=\"-"), "{name}: an invalid coordinate");
-        assert!(!said.contains('`'), "{name}: code that is not marked up");
+        assert!(!page_text.contains('`'), "{name}: code that is not marked up");
     }
-    // A page takes the place of another, or of nothing.
-    let (code, said) = fails(moec().arg("report").arg(folder.path()));
-    assert!(code == 1 && said.contains("hint"), "{said}");
+    // A page does not replace a folder.
+    let (code, stderr) = fails(moec().arg("report").arg(folder.path()));
+    assert!(code == 1 && stderr.contains("hint"), "{stderr}");
 }
 
-/// A bundle whose weights were rounded by a profile shows it; rates are modelled, in the unit of `run bench`.
+/// A page shows the profile that rounded the weights, and modelled rates in the unit of `run bench`.
 #[test]
 fn a_page_shows_the_profile_and_modelled_rates() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,21 +90,23 @@ fn a_page_shows_the_profile_and_modelled_rates() {
     let json: Value = serde_json::from_slice(&out).unwrap();
     let html = fs::read_to_string(&page).unwrap();
     assert_eq!(json["bytes"].as_u64(), Some(html.len() as u64));
-    let said = text_of(&html);
+    let page_text = text_of(&html);
     for words in [
-        "How often calibration has seen an expert chosen",
+        "Tokens that chose an expert in calibration",
         "corpus.txt",
         "Modelled, not measured",
         "chunk of a prompt",
         "decode step",
     ] {
-        assert!(said.contains(words), "`{words}` is not in:\n{said}");
+        assert!(page_text.contains(words), "`{words}` is not in:\n{page_text}");
     }
     assert!(
-        said.contains("tokens/s") && !said.contains("rows per second") && !said.contains("no profile"),
-        "{said}"
+        page_text.contains("tokens/s")
+            && !page_text.contains("rows per second")
+            && !page_text.contains("no profile"),
+        "{page_text}"
     );
-    // Every part of a memory has its colour at any width: the bar is no drawing that is scrolled.
+    // Every part of a memory is in the bar, at any width.
     let bars: Vec<&str> =
         html.split("<div class=\"stack\"").skip(1).map(|bar| bar.split("</div>").next().unwrap()).collect();
     let parts: usize = bars.iter().map(|bar| bar.matches("<span class=\"c").count()).sum();
@@ -170,7 +170,7 @@ fn expected_speed_has_every_step_and_respects_the_bandwidth() {
         );
         let rate = |e: &Value| e["tokens_per_s"].as_f64().unwrap();
         assert!((rate(slow) * seconds(slow, "seconds") / entry.kind.rows() as f64 - 1.0).abs() < 1e-9);
-        // A slow memory bounds matrices, a fast one leaves arithmetic.
+        // With a slow memory, reading limits matrices; with a fast one, arithmetic does.
         assert!(seconds(slow, "reading_seconds") > 0.9 * seconds(slow, "matrices_seconds"), "{slow}");
         assert!(seconds(fast, "reading_seconds") < 0.5 * seconds(fast, "matrices_seconds"), "{fast}");
         assert!(rate(fast) > 2.0 * rate(slow), "{fast} {slow}");
@@ -187,8 +187,8 @@ fn expected_speed_has_every_step_and_respects_the_bandwidth() {
     }
 }
 
-/// A model with more layers takes longer; sequences decoded together take longer than one, and less than one
-/// after the other.
+/// A model with more layers takes longer. Two sequences in a decode call take longer than one, but less than
+/// twice as long.
 #[test]
 fn expected_speed_follows_layers_and_sequences() {
     let folder = tempfile::tempdir().unwrap();
@@ -218,7 +218,7 @@ fn expected_speed_follows_layers_and_sequences() {
         for part in ["seconds", "matrices_seconds", "attention_seconds", "barriers_seconds"] {
             assert!(more(part) > 1.1, "{part}: {all} {fewer}");
         }
-        // Attention is the layers' alone.
+        // Attention scales with the number of layers.
         assert!((more("attention_seconds") / (layers as f64 / (layers - 1) as f64) - 1.0).abs() < 1e-6);
     }
     let of = |name: &str| all.iter().find(|e| e["entry"] == name).map(|e| seconds(e, "seconds")).unwrap();
@@ -227,7 +227,7 @@ fn expected_speed_follows_layers_and_sequences() {
 }
 
 #[test]
-fn two_bundles_beside_each_other() {
+fn compare_shows_two_bundles_side_by_side() {
     let folder = tempfile::tempdir().unwrap();
     let a = bundle(folder.path(), "a", "x86-64-v3", "");
     let b = bundle(folder.path(), "b", "x86-64-v3", "[memory]\nkv_cache = \"q8\"\n");
@@ -246,13 +246,13 @@ fn two_bundles_beside_each_other() {
     let few = String::from_utf8(compare(&[&a, &b], &["--different"]).stdout).unwrap();
     assert!(few.contains("* KV cache") && !few.contains("family"), "{few}");
     let same = String::from_utf8(compare(&[&a, &a], &["--different"]).stdout).unwrap();
-    assert!(same.contains("nothing differs"), "{same}");
+    assert!(same.contains("the bundles do not differ"), "{same}");
     let same: Value = serde_json::from_slice(&compare(&[&a, &a], &["--json"]).stdout).unwrap();
     assert_eq!(same["different"].as_u64(), Some(0));
 }
 
 #[test]
-fn moec_tests_itself() {
+fn self_test_passes() {
     let out = ok(moec().args(["self-test", "--json", "--quiet"]));
     let json: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!((json["verdict"].as_str(), json["tokens"]["same"].as_u64()), (Some("ok"), Some(64)), "{json}");
@@ -273,17 +273,17 @@ fn strings<'v>(value: &'v Value, all: &mut Vec<&'v str>) {
     }
 }
 
-/// One command tries and times every unit, and what it writes tells nothing of whose machine it is.
+/// One command tests and times every unit, and its report does not identify the machine's owner.
 #[test]
-fn a_report_to_be_sent_has_every_unit_and_nothing_private() {
+fn shared_report_has_every_unit_and_no_private_data() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().join("mara-home");
     fs::create_dir(&home).unwrap();
     let report = folder.path().join("report.json");
     let mut test = moec();
     test.env("HOME", &home).env("USER", "mara").env("LOGNAME", "mara").env("MOEC_CACHE", home.join("cache"));
-    let said = ok(test.args(["self-test", "--quiet", "--report"]).arg(&report)).stdout;
-    assert!(String::from_utf8(said).unwrap().contains(": ok, 64 of 64 tokens"));
+    let stdout = ok(test.args(["self-test", "--quiet", "--report"]).arg(&report)).stdout;
+    assert!(String::from_utf8(stdout).unwrap().contains(": ok, 64 of 64 tokens"));
     let text = fs::read_to_string(&report).unwrap();
     let json: Value = serde_json::from_str(&text).unwrap();
 
@@ -305,7 +305,7 @@ fn a_report_to_be_sent_has_every_unit_and_nothing_private() {
     for rate in ["prefill_tokens_per_s", "decode_tokens_per_s"] {
         assert!(cpu["bench"][rate].as_f64() > Some(0.0), "{cpu}");
     }
-    // Most machines have neither.
+    // Most machines have neither a GPU nor an NPU.
     for unit in ["gpu", "npu"].map(unit) {
         let why = unit["why"].as_str().unwrap_or_default();
         assert!(unit["state"] == "ok" || unit["state"] == "missing" && !why.is_empty(), "{unit}");
@@ -321,12 +321,12 @@ fn a_report_to_be_sent_has_every_unit_and_nothing_private() {
     }
     let mut words = all.iter().flat_map(|text| text.split(|c: char| !c.is_alphanumeric() && c != '-'));
     assert!(words.all(|word| word != host.trim()), "the host's name is in the report:\n{text}");
-    // Sources of figures may name files of the kernel's.
+    // Sources of figures may name files of the Linux kernel.
     let mut words = all.iter().flat_map(|text| text.split([' ', '`', '"', '\'']));
     let path = words.find(|word| word.starts_with('/') && !word.starts_with("/sys/"));
     assert!(path.is_none(), "the report has a path: {path:?}");
 
-    // Where nothing can be written nothing is tried.
-    let (code, said) = fails(moec().args(["self-test", "--report"]).arg(folder.path()));
-    assert!(code == 1 && said.contains("cannot write"), "{said}");
+    // If the report cannot be written, no test is started.
+    let (code, stderr) = fails(moec().args(["self-test", "--report"]).arg(folder.path()));
+    assert!(code == 1 && stderr.contains("cannot write"), "{stderr}");
 }

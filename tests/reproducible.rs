@@ -6,7 +6,7 @@ use crate::support;
 use std::path::Path;
 use support::{Setup, checkpoint, copy_checkpoint, moec, ok, tree};
 
-/// Builds in a folder of its own, with a cache that may be another's.
+/// Builds in `folder` with this cache.
 fn build(folder: &Path, cache: &Path, more: &[&str]) -> Vec<(String, Vec<u8>)> {
     let source = folder.join("checkpoint");
     copy_checkpoint(&checkpoint("deepseek_v3"), &source);
@@ -24,10 +24,10 @@ fn bundles_are_equal_byte_for_byte() {
     equal(&[], caches.each_ref().map(tempfile::TempDir::path));
 }
 
-/// The caches stay: in each of them the runtime is compiled once for every version of its source, which takes
-/// minutes.
+/// The caches are kept, since compiling the runtime takes minutes in each, once for every version of its
+/// source.
 #[test]
-fn bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte() {
+fn bundles_compiled_by_cargo_are_equal_byte_for_byte() {
     let usual = moec_base::cache_dir::path().unwrap();
     let another = Path::new(env!("CARGO_TARGET_TMPDIR")).join("another/cache");
     std::fs::create_dir_all(&another).unwrap();
@@ -36,7 +36,7 @@ fn bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte() {
 
 fn equal(more: &[&str], caches: [&Path; 2]) {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    // The second folder is deeper, and its cache is another one: no path may show.
+    // The second folder is nested deeper, and its cache is another one, so paths in the output would show.
     let deep = b.path().join("some/where/else");
     std::fs::create_dir_all(&deep).unwrap();
     let one = build(a.path(), caches[0], more);

@@ -1,4 +1,4 @@
-//! Later builds take packed weights from earlier bundles where they would come out equal, and only there.
+//! Later builds reuse packed weights from earlier bundles exactly if they would be equal.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use support::{Setup, checkpoint, copy_checkpoint, moec, ok, tree};
 use tempfile::TempDir;
 
-/// A copy of a tiny checkpoint, and a cache of its own.
+/// A copy of a tiny checkpoint with its own cache.
 struct Case(TempDir);
 
 impl Case {
@@ -23,7 +23,7 @@ impl Case {
         self.0.path().join(name)
     }
 
-    /// `model.toml` of that format, with lines more under `[weights]`.
+    /// A `model.toml` with this format and more lines under `[weights]`.
     fn toml(&self, format: &str, more: &str) -> PathBuf {
         let setup = Setup { format, chunk: 16, batch: &[1], context: 64 };
         let path = setup.write(&self.path("hf"), self.0.path());
@@ -32,13 +32,13 @@ impl Case {
         path
     }
 
-    /// Builds, and tells how many bytes of weights there are and how many of them an earlier bundle had.
+    /// Builds; returns the bytes of all weights, and of those that were reused from an earlier bundle.
     fn build(&self, toml: &Path, bundle: &str, more: &[&str]) -> (u64, u64) {
         let mut build = moec();
         build.arg("build").arg(toml).arg("-o").arg(self.path(bundle)).args(["--no-run", "--quiet", "--json"]);
-        let said = ok(build.args(more).env("MOEC_CACHE", self.path("cache"))).stdout;
-        let said: Value = serde_json::from_slice(&said).unwrap();
-        let of = |key: &str| said[key].as_u64().unwrap();
+        let stdout = ok(build.args(more).env("MOEC_CACHE", self.path("cache"))).stdout;
+        let report: Value = serde_json::from_slice(&stdout).unwrap();
+        let of = |key: &str| report[key].as_u64().unwrap();
         (of("weight_bytes"), of("reused_bytes"))
     }
 
@@ -47,7 +47,7 @@ impl Case {
         tree(&self.path(a)) == tree(&self.path(b))
     }
 
-    /// Notes of what is packed where.
+    /// Records of packed weights.
     fn notes(&self) -> Vec<PathBuf> {
         let all = tree(&self.path("cache/packed")).into_iter().map(|(name, _)| name.into());
         all.collect()
@@ -55,14 +55,14 @@ impl Case {
 }
 
 #[test]
-fn what_is_equal_is_taken_from_an_earlier_bundle() {
+fn equal_weights_are_reused_from_an_earlier_bundle() {
     for format in ["bf16", "q8", "q4", "q4o"] {
         let case = Case::new("olmoe");
         let toml = case.toml(format, "");
         let (all, reused) = case.build(&toml, "first", &[]);
         assert_eq!(reused, 0, "{format}");
         assert_eq!(case.build(&toml, "again", &["--no-reuse"]), (all, 0));
-        // Another bundle, then the place of an earlier one.
+        // Another bundle, then the same path again.
         assert_eq!(case.build(&toml, "second", &[]), (all, all), "{format}");
         assert_eq!(case.build(&toml, "second", &[]), (all, all), "{format}");
         assert!(case.equal("first", "again") && case.equal("first", "second"), "{format}");
@@ -70,7 +70,7 @@ fn what_is_equal_is_taken_from_an_earlier_bundle() {
 }
 
 #[test]
-fn another_target_takes_what_lies_there_as_it_does_here() {
+fn target_with_the_same_layout_reuses_packed_weights() {
     let case = Case::new("deepseek_v2");
     let toml = case.toml("bf16", "");
     case.build(&toml, "v4", &["--target", "x86-64-v4"]);
@@ -81,7 +81,7 @@ fn another_target_takes_what_lies_there_as_it_does_here() {
 }
 
 #[test]
-fn other_formats_take_what_keeps_its_own() {
+fn changed_format_reuses_weights_of_unchanged_format() {
     let case = Case::new("qwen3_moe");
     let (all, _) = case.build(&case.toml("bf16", ""), "bf16", &[]);
     let toml = case.toml("q8", "");
@@ -92,7 +92,7 @@ fn other_formats_take_what_keeps_its_own() {
 }
 
 #[test]
-fn experts_on_disk_are_those_that_were_in_memory() {
+fn experts_on_disk_reuse_those_packed_for_memory() {
     let case = Case::new("olmoe");
     let toml = case.toml("bf16", "");
     let (all, _) = case.build(&toml, "memory", &[]);
@@ -117,7 +117,7 @@ fn a_block_that_was_damaged_is_packed() {
     fs::remove_dir_all(case.path("whole")).unwrap();
     let (_, reused) = case.build(&toml, "second", &[]);
     assert!(0 < reused && reused < all, "{reused} of {all}");
-    // A file that ends early.
+    // A truncated file.
     fs::write(&path, &bytes[..100]).unwrap();
     fs::remove_dir_all(case.path("second")).unwrap();
     let (_, fewer) = case.build(&toml, "second", &[]);
@@ -127,7 +127,7 @@ fn a_block_that_was_damaged_is_packed() {
 }
 
 #[test]
-fn a_checkpoint_that_was_written_again_is_another() {
+fn rewritten_checkpoint_is_not_reused() {
     let case = Case::new("olmoe");
     let toml = case.toml("bf16", "");
     case.build(&toml, "first", &[]);
@@ -141,19 +141,19 @@ fn a_checkpoint_that_was_written_again_is_another() {
 }
 
 #[test]
-fn notes_go_with_their_bundles() {
+fn reuse_notes_are_removed_with_their_bundles() {
     let case = Case::new("olmoe");
     let toml = case.toml("bf16", "");
     case.build(&toml, "first", &[]);
     case.build(&toml, "second", &[]);
     assert_eq!(case.notes().len(), 2);
     fs::remove_dir_all(case.path("first")).unwrap();
-    // One that cannot be read is none.
+    // An unreadable record is ignored.
     fs::write(case.path("cache").join("packed").join(&case.notes()[0]).with_file_name("x.json"), "{")
         .unwrap();
     assert!(case.build(&toml, "third", &[]).1 > 0);
     assert_eq!(case.notes().len(), 2);
-    // What cannot be noted is no failure.
+    // A failure to write the record is not an error.
     let mut build = moec();
     build.arg("build").arg(&toml).arg("-o").arg(case.path("fourth")).args(["--no-run", "--quiet"]);
     ok(build.env("MOEC_CACHE", "/proc/nowhere"));

@@ -1,15 +1,16 @@
-//! Distance of packages in f16 from the model, and tokens that go to other experts because of it.
+//! Difference between packages in f16 and the exact model, and the tokens that go to other experts because of
+//! it.
 //!
-//! Random checkpoints of every family, of other seeds and depths than those of `golden/hf`: each is built for
-//! `m2-ultra` with everything on the Neural Engine that can be there, run with that emulated, and held
-//! against the evaluator on the checkpoint's own weights. Rows past a capacity spill, so nothing but f16 lies
-//! between the two.
+//! Random checkpoints of every family are tested, with other seeds and depths than those of `golden/hf`. Each
+//! is built for `m2-ultra` with everything on the Neural Engine that it supports. The emulated bundle is
+//! compared with the evaluator on the checkpoint's weights. Rows past a capacity spill, so f16 is the only
+//! difference.
 //!
-//! A router is a matrix of 32-bit floats on the CPU. Whether it, or what it reads, sends a token elsewhere is
-//! found out by giving it the other side's input:
+//! A router is an f32 matrix on the CPU. A token may go elsewhere because of the router or because of its
+//! input. To tell the two apart, routers are also evaluated on the other run's input:
 //!
-//! - its own choice again, by the evaluator, on the hidden states of the emulated run: differences are the router's;
-//! - a router in f16 on the hidden states of the evaluator: differences are what such a router would add.
+//! - an exact router on the hidden states of the emulated run: differences are caused by the router;
+//! - an f16 router on the hidden states of the exact run: differences are those that such a router would add.
 //!
 //! `cargo test -p moec --test end_to_end routing:: -- --ignored --nocapture` runs all of them and prints the
 //! table of docs/benchmarks.md. If coremltools is not installed, these tests report it and pass.
@@ -29,7 +30,7 @@ use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
 use moec_import::{ImportOptions, ModelSpec};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
-use moec_ir::plan::{Entry, Place};
+use moec_ir::plan::{BufferColumns, Entry};
 use moec_ir::{Format, Graph, Module, Node, NodeId, Op, Operand, Source, ValueId};
 use moec_measure::host_build::HostBuild;
 use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
@@ -41,7 +42,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use support::{FAMILIES, PACKAGED, Setup, cache, checkpoint, coreml, moec, ok};
 
-/// A prompt is one chunk.
+/// Tokens of a prompt, which is one chunk.
 const TOKENS: usize = 48;
 const SETUP: Setup<'_> = Setup { format: "f16", chunk: TOKENS, batch: &[1], context: 64 };
 const ON_NPU: &str = "[placement]\nexperts = \"npu\"\nattention = \"npu\"\n[experts]\noverflow = \"spill\"\n";
@@ -63,19 +64,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform in 0 < x < 1.
+    /// A uniform random number in 0 < x < 1.
     fn uniform(&mut self) -> f64 {
         ((self.next() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
     }
 
-    /// Normal (Box, Muller, 1958).
+    /// A normal random number (Box, Muller, 1958).
     fn normal(&mut self) -> f64 {
         (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
     }
 }
 
-/// Another checkpoint of a family: `times` as deep, each tensor drawn anew with the mean and the spread that
-/// it has.
+/// A random checkpoint of a family with `times` as many layers; each tensor keeps its mean and spread.
 fn another(family: &str, seed: u64, times: usize, folder: &Path) -> PathBuf {
     let from = checkpoint(family);
     let mut config: Value = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
@@ -100,7 +100,7 @@ fn another(family: &str, seed: u64, times: usize, folder: &Path) -> PathBuf {
             let numbers = (0..n as usize).map(|_| bf16::from_f64(mean + spread * random.normal()));
             drawn.insert(name, (tensor.shape().to_vec(), numbers.flat_map(bf16::to_le_bytes).collect()));
         };
-        // Layers past the last one are as the last one is.
+        // Additional layers have the last layer's shapes, means and spreads.
         let last = format!("model.layers.{}.", depth - 1);
         if let Some(rest) = name.strip_prefix(&last) {
             (depth..deep).for_each(|layer| draw(format!("model.layers.{layer}.{rest}")));
@@ -118,7 +118,7 @@ fn another(family: &str, seed: u64, times: usize, folder: &Path) -> PathBuf {
     out
 }
 
-/// A profile in which every expert is chosen as often as any other.
+/// A profile in which all experts are chosen equally often.
 fn profile(source: &moec_import::Checkpoint, spec: &ModelSpec) -> Profile {
     let mut layers = Vec::new();
     let mut loads = Vec::new();
@@ -158,7 +158,7 @@ fn profile(source: &moec_import::Checkpoint, spec: &ModelSpec) -> Profile {
     }
 }
 
-/// A router in the Graph, with the matrix before it.
+/// A router of the Graph, with the linear layer before it.
 struct Router<'a> {
     node: &'a Node,
     id: NodeId,
@@ -178,7 +178,7 @@ fn routers<'a>(module: &'a Module, graph: &'a Graph) -> Vec<Router<'a>> {
         let linear_id = graph.def(value(node, 0)).unwrap();
         let linear = &graph.nodes[linear_id.0 as usize];
         assert!(matches!(linear.op, Op::Linear { .. }), "{}", linear.op.name());
-        // What decides is kept in 32 bits, whatever the format of the other matrices.
+        // Routers are stored in f32, whatever the format of the other matrices.
         let Operand::Weight(w) = linear.inputs[1] else { panic!("a router without weights") };
         assert_eq!(module.weight(w).format, Format::F32, "{}", module.weight(w).name);
         Router { node, id, linear, linear_id }
@@ -186,8 +186,7 @@ fn routers<'a>(module: &'a Module, graph: &'a Graph) -> Vec<Router<'a>> {
     graph.nodes.iter().filter(is_router).map(of).collect()
 }
 
-/// Results of a run: by layer what its router read, what it made of that, and which experts it chose; and the
-/// logits.
+/// Results of a run: the input, logits and chosen experts of each layer's router; and the model's logits.
 #[derive(Default)]
 struct RunResult {
     hidden: Vec<Vec<f32>>,
@@ -196,7 +195,7 @@ struct RunResult {
     logits: Vec<f32>,
 }
 
-/// The evaluator, in f32 with sums in f64.
+/// Runs the evaluator, in f32 with sums in f64.
 fn exact(
     module: &Module,
     entry: usize,
@@ -207,7 +206,7 @@ fn exact(
     let graph = &module.entries[entry];
     let mut seen = RunResult::default();
     let mut values: BTreeMap<ValueId, Vec<f32>> = BTreeMap::new();
-    let wanted: BTreeSet<ValueId> =
+    let recorded: BTreeSet<ValueId> =
         routers.iter().flat_map(|r| [value(r.linear, 0), value(r.node, 0)]).collect();
     let numbers = |n: usize| (0..n as i32).collect::<Vec<_>>();
     let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
@@ -216,7 +215,7 @@ fn exact(
     let logits =
         evaluator.run_with(entry, &ids, &numbers(TOKENS), &[0; TOKENS], &rows, &mut |id, results| {
             let node = &graph.nodes[id.0 as usize];
-            for (v, tensor) in node.outputs.iter().zip(results).filter(|(v, _)| wanted.contains(v)) {
+            for (v, tensor) in node.outputs.iter().zip(results).filter(|(v, _)| recorded.contains(v)) {
                 values.insert(*v, tensor.as_f32().to_vec());
             }
             if let Op::Router(_) = node.op {
@@ -231,7 +230,7 @@ fn exact(
 
 /// Numbers of a value in memory.
 fn words(entry: &Entry, v: ValueId, view: &StepView<'_>) -> Vec<[u8; 4]> {
-    let Place { buffer, column, cols } = entry.places[v.0 as usize].unwrap();
+    let BufferColumns { buffer, column, cols } = entry.locations[v.0 as usize].unwrap();
     let stride = entry.buffers[buffer as usize].stride as usize;
     let bytes = view.buffer(buffer).unwrap();
     let row = |i: usize| {
@@ -241,7 +240,7 @@ fn words(entry: &Entry, v: ValueId, view: &StepView<'_>) -> Vec<[u8; 4]> {
     (0..TOKENS).flat_map(row).collect()
 }
 
-/// The bundle on a host build, its Neural Engine emulated.
+/// Runs the bundle in a host build with an emulated Neural Engine.
 fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) -> RunResult {
     let host_build = HostBuild::of(bundle, &Progress::silent()).unwrap();
     let plan = host_build.plan();
@@ -255,9 +254,9 @@ fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) 
     let body = |engine: &mut Engine<'_>| {
         let mut seen = RunResult::default();
         let rows: Vec<Row> = ids.iter().enumerate().map(|(pos, &id)| Row { slot: 0, pos, id }).collect();
-        let wanted: Vec<usize> = (0..TOKENS).collect();
+        let positions: Vec<usize> = (0..TOKENS).collect();
         let end = steps.steps.len() - 1;
-        let result = engine.trace_entry(entry, &rows, &wanted, TOKENS, &mut |moment, view| {
+        let result = engine.trace_entry(entry, &rows, &positions, TOKENS, &mut |moment, view| {
             match moment {
                 Moment::Before => {
                     if let Some(&i) = before.get(&view.index()) {
@@ -289,8 +288,8 @@ fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) 
     host_build.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), body).unwrap()
 }
 
-/// Experts that a router chooses for what it reads, by the evaluator; numbers pass through `round` on the
-/// way.
+/// Experts that a router chooses for its input, by the evaluator; intermediate numbers are rounded by
+/// `round`.
 fn choice(
     evaluator: &mut Evaluator<'_>,
     router: &Router<'_>,
@@ -323,19 +322,19 @@ struct CheckpointResult {
     family: String,
     /// Choices of all routers: tokens × layers with experts.
     choices: usize,
-    /// Those that went elsewhere.
+    /// Choices that differ between the two runs.
     flips: usize,
-    /// Of the emulated run's choices, those that an exact router makes otherwise of the same hidden states.
+    /// Choices of the emulated run that an exact router would make differently for the same hidden states.
     of_router: usize,
-    /// Of the exact run's choices, those that a router in f16 makes otherwise of the same hidden states.
+    /// Choices of the exact run that an f16 router would make differently for the same hidden states.
     of_f16_router: usize,
-    /// By flip that no earlier one precedes: how far f16 had moved what the router read, over its length.
+    /// For each flip without an earlier one: change of the router's input by f16, relative to its length.
     moved: Vec<f64>,
-    /// By such a flip of a router without groups and biases: how far apart the two experts' router logits are
-    /// in the exact run, over their spread.
+    /// For each such flip of a router without groups and biases: difference of the two experts' router logits
+    /// in the exact run, relative to their spread.
     gaps: Vec<f64>,
-    /// Error of each token's logits over the spread of all, and whether it or an earlier token was sent
-    /// elsewhere.
+    /// For each token: error of its logits relative to the spread of all; and whether it or an earlier token
+    /// changed experts.
     tokens: Vec<(f64, bool)>,
 }
 
@@ -346,7 +345,7 @@ impl CheckpointResult {
     }
 }
 
-/// Distance of `a` from `b`, over the length of `b`.
+/// Distance of `a` from `b`, relative to the length of `b`.
 fn relative(a: &[f32], b: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x).powi(2);
     let off: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
@@ -358,7 +357,7 @@ fn spread(x: &[f32]) -> f64 {
     (x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / x.len() as f64).sqrt()
 }
 
-/// Builds a checkpoint and runs it both ways.
+/// Builds a checkpoint, and runs it exactly and emulated.
 fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBuf); 2]) -> CheckpointResult {
     let folder = tempfile::tempdir().unwrap();
     let source = another(family, seed, times, folder.path());
@@ -391,7 +390,7 @@ fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBu
     let differ = |a: &[i32], b: &[i32]| (0..TOKENS).filter(|&t| set(a, t) != set(b, t)).count();
     let (mut flips, mut of_router, mut of_f16_router) = (0, 0, 0);
     let (mut moved, mut gaps) = (Vec::new(), Vec::new());
-    // First token that was sent elsewhere: what comes after it reads its keys and values.
+    // First token that changed experts. Later tokens read its keys and values.
     let mut first = TOKENS;
     let in_f16 = |x: f32| f16::from_f32(x).to_f32();
     for (i, router) in routers.iter().enumerate() {
@@ -442,7 +441,7 @@ fn median(mut x: Vec<f64>) -> f64 {
     if x.is_empty() { 0.0 } else { x[x.len() / 2] }
 }
 
-/// The table of docs/benchmarks.md.
+/// Prints the table of docs/benchmarks.md.
 fn table(all: &[CheckpointResult]) -> String {
     let mut out = String::from(
         "| family | checkpoints | choices | elsewhere | by the router itself | a router in f16 would add | \
@@ -473,20 +472,19 @@ fn table(all: &[CheckpointResult]) -> String {
     out + &row("all", &all.iter().collect::<Vec<_>>())
 }
 
-/// Measures checkpoints: family, seed, how many times as deep as the golden one.
+/// Measures checkpoints, given by family, seed, and depth as a multiple of the golden checkpoint's.
 fn several(checkpoints: impl Iterator<Item = (&'static str, u64, usize)>) {
     let Some(found) = coreml() else { return };
     let mut all = Vec::new();
     for (family, seed, times) in checkpoints {
         let f = measure(family, seed, times, &found);
         println!("{family}, seed {seed}, {times} times as deep: {:.1e}, {} elsewhere", f.error(), f.flips);
-        // The router's own arithmetic sends no token elsewhere: what it reads does.
+        // Tokens change experts by the router's input, never by its arithmetic.
         assert_eq!(f.of_router, 0, "{family}, seed {seed}");
-        // No token goes elsewhere that was not nearly undecided: f16 moves what a router reads by next to
-        // nothing.
+        // Only tokens with nearly equal scores change experts: f16 hardly moves a router's input.
         assert!(f.moved.iter().all(|&x| x < 1e-2), "{family}, seed {seed}: {:?}", f.moved);
         assert!(f.gaps.iter().all(|&gap| gap < 2e-2), "{family}, seed {seed}: {:?}", f.gaps);
-        // Where none did, f16 is all there is.
+        // For tokens that did not change experts, f16 is the only difference.
         let quiet = f.tokens.iter().filter(|t| !t.1).map(|t| t.0).fold(0.0, f64::max);
         assert!(quiet < 1e-2, "{family}, seed {seed}: {quiet}");
         assert!(f.error() > 0.0, "{family}: nothing was computed in f16");
@@ -513,14 +511,14 @@ fn several(checkpoints: impl Iterator<Item = (&'static str, u64, usize)>) {
 }
 
 #[test]
-fn who_goes_elsewhere_in_f16_was_nearly_undecided() {
-    // In two of these f16 sends tokens elsewhere, in one by a group of experts.
+fn tokens_routed_differently_in_f16_are_near_ties() {
+    // In two of these, f16 changes the experts of tokens, in one of them by a group of experts.
     several([("deepseek_v3", 2, 1), ("mixtral", 1, 1), ("qwen3_moe", 1, 3)].into_iter());
 }
 
 #[test]
 #[ignore = "some five minutes; prints the table of docs/benchmarks.md"]
-fn every_family_three_seeds_two_depths() {
+fn f16_moves_only_near_ties_over_seeds_and_depths() {
     let of =
         |family| [1, 3].into_iter().flat_map(move |times| (1..=3).map(move |seed| (family, seed, times)));
     several(PACKAGED.into_iter().flat_map(of));

@@ -1,4 +1,4 @@
-//! Every rewrite rule, checked numerically: both sides are evaluated on the same numbers.
+//! Tests of every rewrite rule, with both sides evaluated on the same numbers.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ const T: usize = 5;
 const C: usize = 8;
 const VOCAB: usize = 11;
 
-/// Numbers between −1 and 1 that depend on the tensor's name and the place only.
+/// Numbers between −1 and 1 that depend only on the tensor's name and the index.
 struct Numbers;
 
 impl Source for Numbers {
@@ -38,7 +38,7 @@ impl Source for Numbers {
     }
 }
 
-/// Builds one block on the stream `x[T, C]`.
+/// Builds a block on the residual stream `x[T, C]`.
 struct Block<'a, 'm> {
     b: &'a mut GraphBuilder<'m>,
     x: ValueId,
@@ -67,7 +67,7 @@ impl Block<'_, '_> {
         }
         self.op(Op::Linear { bias }, &inputs)
     }
-    /// Channels of rows.
+    /// Number of channels of a value.
     fn cols(&self, x: ValueId) -> usize {
         self.b.ty(x).unwrap().shape[1]
     }
@@ -114,7 +114,7 @@ impl Block<'_, '_> {
 
 type Build = fn(&mut Block<'_, '_>) -> ValueId;
 
-/// A block per rule, and the rules that must be on for the target to choose the right side.
+/// A block for each rule, and the rules that must be on so that the target prefers the right side.
 fn cases() -> Vec<(&'static str, &'static [&'static str], Build)> {
     vec![
         ("act-mul", &[], |b| {
@@ -191,7 +191,7 @@ fn cases() -> Vec<(&'static str, &'static [&'static str], Build)> {
     ]
 }
 
-/// Costs of a unit that runs everything.
+/// Costs of a unit that runs every operator.
 const ALL: Costs<'_> = Costs { legal: &|_| true, launch: 64.0 };
 
 /// Rewrites with all rules.
@@ -220,7 +220,7 @@ fn logits(module: &Module) -> Vec<f32> {
 }
 
 #[test]
-fn both_sides_of_every_rule_are_equal() {
+fn rewrite_rules_preserve_values() {
     let mut seen = BTreeSet::new();
     for (rule, helpers, build) in cases() {
         let before = module(build);
@@ -258,7 +258,7 @@ fn scales_are_not_folded_into_rounded_weights() {
 }
 
 #[test]
-fn what_nobody_reads_is_dropped() {
+fn unread_values_are_removed() {
     let mut m = module(|b| {
         let unread = b.linear("unread", b.x, 4, false);
         b.act(Activation::Relu, unread);
@@ -272,7 +272,7 @@ fn what_nobody_reads_is_dropped() {
 }
 
 #[test]
-fn what_the_target_may_not_run_is_not_chosen() {
+fn operators_illegal_on_the_target_are_not_chosen() {
     let mut m = module(|b| {
         let (g, u) = (b.linear("g", b.x, 6, false), b.linear("u", b.x, 6, false));
         let g = b.act(Activation::Silu, g);

@@ -21,7 +21,7 @@ use std::process::Command;
 use std::time::Duration;
 use support::{Setup, built, clean, fails, ferris, moec, ok, root};
 
-/// `moec run BUNDLE serve`, as `run` says it.
+/// `moec run` with arguments `run`, for `BUNDLE serve`.
 fn serve(run: &[&str], bundle: &Path, options: &[&str]) -> Command {
     let mut command = moec();
     command.arg("run").args(run).arg(bundle).args(["serve", "--port", "0", "--threads", "1"]).args(options);
@@ -32,16 +32,16 @@ fn start(bundle: &Path, options: &[&str]) -> Server {
     Server::start(&mut serve(&[], bundle, options)).unwrap()
 }
 
-/// A request of JSON.
+/// A request with a JSON body.
 fn request(server: &Server, body: &Value) -> Request {
     post(server.address(), "/v1/completions", body)
 }
 
 /// Answers to requests that are sent at once.
 fn together(server: &Server, bodies: &[Value]) -> Vec<Answer> {
-    let ask = |body| Answer::of(&request(server, body).call().unwrap(), false).unwrap();
+    let answer_to = |body| Answer::of(&request(server, body).call().unwrap(), false).unwrap();
     std::thread::scope(|scope| {
-        let threads: Vec<_> = bodies.iter().map(|body| scope.spawn(move || ask(body))).collect();
+        let threads: Vec<_> = bodies.iter().map(|body| scope.spawn(move || answer_to(body))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -54,14 +54,14 @@ fn bundle(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn openais_client_is_answered() {
-    if !OPENAI.here() {
+fn openai_client_works_with_the_server() {
+    if !OPENAI.met_or_skip() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(folder.path());
     let template = root().join("golden/plain.jinja");
-    // Ferris is a base model: without a template it continues texts, with one it also talks.
+    // Ferris is a base model: without a template the server continues texts, with one it also chats.
     for (options, talks) in [(&[][..], "0"), (&["--template", template.to_str().unwrap()], "1")] {
         let server = start(&bundle, options);
         let mut python = clean(Command::new(moec_testing::openai().unwrap()));
@@ -71,7 +71,7 @@ fn openais_client_is_answered() {
 }
 
 #[test]
-fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
+fn served_answers_equal_generate_and_finish_after_sigterm() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(folder.path());
     let prompt = "The borrow checker";
@@ -81,7 +81,7 @@ fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
     let mut server = start(&bundle, &["--exact"]);
     let body = json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
     assert!(together(&server, &vec![body; 6]).iter().all(|answer| answer.text == alone["text"]));
-    // What has begun is finished; then it ends without an error.
+    // A running answer is completed; then the server ends without an error.
     let body =
         json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "stream": true, "ignore_eos": true});
     let mut last = request(&server, &body).send().unwrap();
@@ -92,10 +92,10 @@ fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
     assert_eq!(server.ended(Duration::from_mins(1)).unwrap().code(), Some(0));
 }
 
-/// A bundle's own `run` and `moec run` start themselves again for grammars: a short schema
-/// whose grammar takes too much is refused, and answers follow any other.
+/// A bundle's own `run` and `moec run` start worker processes for grammars. A short schema with an expensive
+/// grammar is refused, and other requests are answered.
 #[test]
-fn both_programs_hold_answers_to_schemas() {
+fn both_programs_constrain_answers_to_schemas() {
     let folder = tempfile::tempdir().unwrap();
     let setup = Setup { format: "bf16", chunk: 64, batch: &[1, 2], context: 256 };
     let bundle = folder.path().join("ferris.moec");
@@ -122,8 +122,8 @@ fn both_programs_hold_answers_to_schemas() {
     }
 }
 
-/// Bundles whose experts are not simply in memory: a name, what `model.toml` says beside the shapes, the
-/// target, options of `moec run`, and whether answers can be those of single runs to the bit.
+/// Bundles whose experts are not all in memory: name, additions to `model.toml`, target, options of `moec
+/// run`, whether answers can be bit-identical to single runs.
 type Kind = (&'static str, &'static str, &'static str, &'static [&'static str], bool);
 const KINDS: [Kind; 4] = [
     ("big-little", "[decode]\nbig_little = true\n", "native", &[], true),
@@ -140,12 +140,12 @@ const KINDS: [Kind; 4] = [
 const CAPACITIES: &str =
     "[placement]\nexperts = \"npu\"\n[calibrate]\nprofile = \"PROFILE\"\n[experts]\noverflow = \"prune\"\n";
 
-/// Several clients at once get what each gets by itself, whatever the bundle's experts are: to the bit with
-/// `--exact`, else up to rounding, and where `--exact` cannot be, that is said.
+/// For any kind of bundle, concurrent clients get the answers of single runs: bit for bit with `--exact`,
+/// otherwise up to rounding. If `--exact` is impossible, the server reports it.
 #[test]
-fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
+fn concurrent_clients_get_the_answers_of_single_runs() {
     for (name, more, target, run, exact) in KINDS {
-        if target == "m2-ultra" && !COREML.here() {
+        if target == "m2-ultra" && !COREML.met_or_skip() {
             continue;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -177,8 +177,8 @@ fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
         assert_eq!(figures.contains("moec_expert_rows_past_capacity_expected "), name == "capacities");
         drop(server);
         if !exact {
-            let (_, said) = fails(&mut serve(&["--exact"]));
-            assert!(said.contains("assigned to units"), "{name}: {said}");
+            let (_, stderr) = fails(&mut serve(&["--exact"]));
+            assert!(stderr.contains("assigned to units"), "{name}: {stderr}");
             continue;
         }
         let server = Server::start(&mut serve(&["--exact"])).unwrap();
@@ -192,7 +192,7 @@ fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
     }
 }
 
-/// Builds the demo model for four sequences at once, with what `more` says.
+/// Builds the demo model for four concurrent sequences, with these additions to `model.toml`.
 fn kind(folder: &Path, more: &str, target: &str) -> PathBuf {
     let at = |name: &str| folder.join(name);
     let setup = Setup { format: "bf16", chunk: 16, batch: &[1, 2, 4], context: 128 };
@@ -208,7 +208,7 @@ fn kind(folder: &Path, more: &str, target: &str) -> PathBuf {
     fs::write(&toml, format!("{shapes}{more}")).unwrap();
     let mut target = target.to_owned();
     if root().join(&target).is_file() {
-        // A modelled unit says where its memory is, and here what an expert costs.
+        // A modelled unit needs its memory and, for this test, the times of experts.
         let mut device = fs::read_to_string(root().join(&target)).unwrap();
         for (memory, ms) in [("ram", 2.0), ("vram", 0.2)] {
             let line = format!("memory = \"{memory}\"\n");
@@ -224,15 +224,14 @@ fn kind(folder: &Path, more: &str, target: &str) -> PathBuf {
     at("b")
 }
 
-/// The option that leaves room for what must lie in memory and for some of the experts, where they are on
-/// disk.
+/// The budget option with room for resident data and some of the experts, if experts are on disk.
 fn budget(bundle: &Path) -> Vec<String> {
     let plan = Plan::decode(&fs::read(bundle.join("plan.bin")).unwrap()).unwrap();
     let least = |p: &Paging| p.resident + p.process + (u64::from(p.staging) + 12) * p.frame_bytes;
     plan.paging.iter().flat_map(|p| ["--budget".to_owned(), least(p).to_string()]).collect()
 }
 
-/// A tenth of what `cargo xtask hostile-requests` plays.
+/// Plays a tenth of the requests of `cargo xtask hostile-requests`.
 #[cfg(target_os = "linux")]
 #[test]
 fn hostile_requests_neither_stop_the_server_nor_fill_its_memory() {
@@ -251,9 +250,9 @@ fn hostile_requests_neither_stop_the_server_nor_fill_its_memory() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// A line for each request, for people or as JSON, and none by default.
+/// One line per request, as text or JSON; none by default.
 #[test]
-fn requests_are_logged_where_that_is_wanted() {
+fn requests_are_logged_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(folder.path());
     let log = |options: &[&str]| {

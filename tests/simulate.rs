@@ -74,8 +74,8 @@ fn a_bundle_is_simulated() {
     }
     let legend: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("system  ")).collect();
     for (name, words) in [("this bundle", "plan"), ("anemll", "(project)"), ("ours-tg", "NPUMoE (paper)")] {
-        let said = legend.iter().any(|line| line.starts_with(name) && line.contains(words));
-        assert!(said, "`{name}` is not explained:\n{text}");
+        let explained = legend.iter().any(|line| line.starts_with(name) && line.contains(words));
+        assert!(explained, "`{name}` is not explained:\n{text}");
     }
     let trace: Value = serde_json::from_str(&fs::read_to_string(case.path("t.json")).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
@@ -88,7 +88,7 @@ fn a_bundle_is_simulated() {
         command.arg("--json");
         serde_json::from_str::<Value>(&stdout(&mut command)).unwrap()
     };
-    // The bundle launches nothing, ANEMLL one graph of attention per layer and chunk.
+    // The bundle launches no graphs, ANEMLL one graph of attention per layer and chunk.
     let traced = json(&["--trace", "a.trace"]);
     let ours = &traced["systems"][0];
     let launches = |pid: u64| events.iter().filter(|e| e["pid"] == pid && e["name"] == "launch").count();
@@ -107,7 +107,7 @@ fn a_bundle_is_simulated() {
         assert_eq!((experts.count, experts.k, experts.size.weights), (24, 4, 3 * 192 * 96));
         assert_eq!((layer.router, layer.dense), (192 * 24, 0));
     }
-    // Without a trace the bundle's own means serve; longer runs take longer.
+    // Without a trace, the mean loads of the bundle's profile are used; longer runs take longer.
     let own = json(&[]);
     assert_eq!(own["loads"], "mean loads of the bundle's own profile");
     let seconds = |v: &Value| v["systems"][0]["latency_s"].as_f64().unwrap();
@@ -118,7 +118,7 @@ fn a_bundle_is_simulated() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_said() {
+fn impossible_simulations_are_reported() {
     let case = Case::new();
     fs::write(case.path("bad.trace"), "no trace").unwrap();
     let mut cut = fs::read(case.path("a.trace")).unwrap();
@@ -134,17 +134,17 @@ fn what_cannot_be_simulated_is_said() {
         (&["--target", "native"], 1, "has no neural processing unit"),
         (&["--target", "m2-ultar"], 2, "did you mean `m2-ultra`"),
         (&["--prompt", "300"], 2, "do not fit into a context of 256"),
-        (&["--memory", "1 GiB"], 2, "`--memory` says nothing of this bundle"),
-        (&["--batch", "2"], 2, "`--batch` says nothing of this bundle"),
+        (&["--memory", "1 GiB"], 2, "`--memory` does not apply to this bundle"),
+        (&["--batch", "2"], 2, "`--batch` does not apply to this bundle"),
     ] {
-        let (code, said) = fails(&mut case.simulate(more));
-        assert!(code == expected && said.contains(words), "{more:?}: {code} {said}");
+        let (code, stderr) = fails(&mut case.simulate(more));
+        assert!(code == expected && stderr.contains(words), "{more:?}: {code} {stderr}");
     }
-    let (code, said) = fails(case.moec("simulate").arg(case.path("dynamic.moec")));
-    assert!(code == 1 && said.contains("which has no static graphs"), "{said}");
+    let (code, stderr) = fails(case.moec("simulate").arg(case.path("dynamic.moec")));
+    assert!(code == 1 && stderr.contains("which has no static graphs"), "{stderr}");
 }
 
-/// A machine with invented figures, and a link that nothing of a paged plan passes.
+/// A machine with invented figures, and a link that a paged plan does not use.
 fn machine(disk: f64) -> String {
     let source = "source = \"a test\"";
     format!(
@@ -224,14 +224,14 @@ fn experts_on_disk_are_simulated_by_the_runtime() {
     let text = stdout(&mut simulate("small", "slow.toml", &["--timeline", path("t.json").to_str().unwrap()]));
     for words in [
         "machine: a prompt of 48 tokens in chunks of 32, then 100 decoded; routing: ",
-        "times are those of a model",
+        "all times are predictions",
         "0.5 GB/s in blocks of 262144 bytes",
         "500 GOP/s of f32",
         "a test",
     ] {
         assert!(text.contains(words), "`{words}` is not in: {text}");
     }
-    // A queue for each unit and link of the device.
+    // One queue for each unit and link of the device.
     let names = |v: &Value| -> Vec<String> {
         v["queues"].as_array().unwrap().iter().map(|q| q["queue"].as_str().unwrap().to_owned()).collect()
     };
@@ -256,23 +256,23 @@ fn experts_on_disk_are_simulated_by_the_runtime() {
     assert!(experts(&slow, "misses") > 100 && experts(&slow, "streamed") > 0, "{slow}");
     assert!(waiting(&slow) > waiting(&fast), "{slow} {fast}");
     assert!(experts(&large, "misses") + experts(&large, "read_ahead") <= 96, "{large}");
-    // The same twice.
+    // Simulations are reproducible.
     assert_eq!(slow, json("small", "slow.toml"));
 
     let small = path("small");
     let mut without = run("simulate");
     without.arg(&small).arg("--target").arg(path("slow.toml"));
-    let (code, said) = fails(&mut without);
-    assert!(code == 1 && said.contains("recorded routing"), "{said}");
+    let (code, stderr) = fails(&mut without);
+    assert!(code == 1 && stderr.contains("recorded routing"), "{stderr}");
     let mut native = run("simulate");
     native.arg(&small).args(["--target", "native", "--trace"]).arg(path("a.trace"));
-    let (code, said) = fails(&mut native);
-    assert!(code == 1 && said.contains("does not say") && said.contains("profile-device"), "{said}");
-    let (code, said) = fails(&mut simulate("small", "slow.toml", &["--prompt", "200"]));
-    assert!(code == 2 && said.contains("do not fit into a context of 256"), "{said}");
+    let (code, stderr) = fails(&mut native);
+    assert!(code == 1 && stderr.contains("does not say") && stderr.contains("profile-device"), "{stderr}");
+    let (code, stderr) = fails(&mut simulate("small", "slow.toml", &["--prompt", "200"]));
+    assert!(code == 2 && stderr.contains("do not fit into a context of 256"), "{stderr}");
 }
 
-/// ferris with ReLU in its gates, for a phone, its experts on the CPU and what its neurons do counted.
+/// ferris with ReLU gates for a phone; its experts are on the CPU, and its profile counts neurons.
 fn relu_on_a_phone(folder: &std::path::Path) -> PathBuf {
     let source = ferris().parent().unwrap().join("ferris-relu");
     let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };
@@ -305,15 +305,15 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
     let number = |v: &Value, key: &str| v[key].as_f64().unwrap();
     let neurons = |v: &Value, key: &str| v["neurons"][key].as_u64().unwrap();
 
-    // All is in memory: nothing is read. A batch activates more.
+    // With everything in memory, nothing is read. A batch activates more neurons.
     let one = json(&[]);
     let four = json(&["--batch", "4"]);
     assert_eq!((number(&one, "disk_bytes"), neurons(&one, "read")), (0.0, 0), "{one}");
     assert!(neurons(&four, "active") > neurons(&one, "active"), "{one} {four}");
     assert!(neurons(&one, "hot") <= neurons(&one, "active") && neurons(&one, "active") > 0);
 
-    // Experts are 24 of 96 neurons in 4 layers. With room for a part of them some are read, and that takes
-    // time.
+    // There are 24 experts with 96 neurons in each of 4 layers. With room for a part of the neurons, some are
+    // read, which takes time.
     let tight = json(&["--memory", "1 MiB", "--timeline", "t.json"]);
     let bytes = number(&tight, "disk_bytes");
     assert!(bytes > 0.0 && number(&tight, "held") < 0.5, "{tight}");
@@ -341,15 +341,15 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
         events.iter().filter(disk).count() > 0 && events.iter().filter(disk).all(|e| e["name"] == "read")
     );
 
-    // What was decided is told, for batches of one to four sequences.
+    // The decisions are reported, for batches of one to four sequences.
     let explained = stdout(moec().arg("explain").arg(&bundle));
     assert!((1..=4).all(|n| explained.contains(&format!("hot neurons of batches of {n}"))), "{explained}");
-    let (code, said) = fails(&mut simulate(&["--batch", "5"]));
-    assert!(code == 2 && said.contains("nothing of hot neurons for 5 sequences"), "{said}");
-    let (code, said) = fails(&mut simulate(&["--prompt", "64"]));
-    assert!(code == 2 && said.contains("`--prompt` says nothing of this bundle"), "{said}");
-    let (code, said) = fails(&mut simulate(&["--memory", "much"]));
-    assert!(code == 2 && said.contains("a size has a unit"), "{said}");
+    let (code, stderr) = fails(&mut simulate(&["--batch", "5"]));
+    assert!(code == 2 && stderr.contains("no hot neurons for 5 sequences"), "{stderr}");
+    let (code, stderr) = fails(&mut simulate(&["--prompt", "64"]));
+    assert!(code == 2 && stderr.contains("`--prompt` does not apply to this bundle"), "{stderr}");
+    let (code, stderr) = fails(&mut simulate(&["--memory", "much"]));
+    assert!(code == 2 && stderr.contains("a size with a unit"), "{stderr}");
     let text = stdout(&mut simulate(&["--memory", "1 MiB"]));
     assert!(text.starts_with("snapdragon-8-gen-3: 16 tokens of each of 1 sequences"), "{text}");
     assert!(text.contains("tokens per second") && text.contains("disk per token"), "{text}");

@@ -1,4 +1,4 @@
-//! Every target compiles from any machine, and a machine that cannot run what was compiled says why.
+//! Every target compiles on any machine, and a machine that cannot run the bundle reports why.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -13,7 +13,7 @@ use support::{FAMILIES, Setup, checkpoint, clean, fails, moec, ok, tree};
 
 const SETUP: Setup<'_> = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 };
 
-/// Builds a family for a target; gives the bundle and what was said on stderr.
+/// Builds a family for a target; returns the bundle and stderr.
 fn build(family: &str, target: &str, folder: &Path, more: &[&str]) -> (PathBuf, String) {
     let toml = SETUP.write(&checkpoint(family), folder);
     let bundle = folder.join(format!("{family}.moec"));
@@ -23,7 +23,7 @@ fn build(family: &str, target: &str, folder: &Path, more: &[&str]) -> (PathBuf, 
     (bundle, String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Every other family, and each for every other target.
+/// Every other family for each target, alternating between targets.
 #[test]
 fn every_target_compiles_families_here() {
     for (t, (target, _)) in BUILT_IN.iter().enumerate() {
@@ -48,7 +48,7 @@ fn every_target_compiles_families_here() {
                 .symbols()
                 .filter(|s| s.is_definition() && s.is_global())
                 .map(|s| s.name().unwrap())
-                // Apple's linker wants an underscore before C's names.
+                // Apple's linker requires an underscore before C's names.
                 .map(|s| if apple { s.strip_prefix('_').unwrap() } else { s })
                 .collect();
             let plan = fs::read(bundle.join("plan.bin")).unwrap();
@@ -62,7 +62,7 @@ fn every_target_compiles_families_here() {
     }
 }
 
-/// A target of this machine's kind with features that no CPU has together.
+/// A target for this kind of machine, with features that no CPU has together.
 fn impossible(folder: &Path) -> PathBuf {
     let features = match std::env::consts::ARCH {
         "x86_64" => r#""avx2", "fma", "tbm", "avx512f", "amx-complex""#,
@@ -88,7 +88,7 @@ fn gpu_experts_require_a_gpu_with_known_costs() {
     let (before, rest) = text.split_once("matmul = [").unwrap();
     let device = folder.path().join("silent.toml");
     fs::write(&device, format!("{before}{}", rest.split_once("]\n").unwrap().1)).unwrap();
-    for (target, says) in [
+    for (target, expected) in [
         ("native", vec!["`--gpu-experts` requires a GPU", "`moec targets`"]),
         (
             device.to_str().unwrap(),
@@ -100,14 +100,14 @@ fn gpu_experts_require_a_gpu_with_known_costs() {
             ],
         ),
     ] {
-        let (code, said) =
+        let (code, stderr) =
             fails(moec().arg("build").arg(&toml).args(["--target", target, "--gpu-experts", "50%"]));
-        assert_eq!(code, 2, "{said}");
-        assert!(says.iter().all(|part| said.contains(part)), "{said}");
+        assert_eq!(code, 2, "{stderr}");
+        assert!(expected.iter().all(|part| stderr.contains(part)), "{stderr}");
     }
 }
 
-/// `run` of a bundle, and `moec run`.
+/// Commands for a bundle's `run` and for `moec run`.
 fn both(bundle: &Path) -> [Command; 2] {
     let mut through_moec = moec();
     through_moec.arg("run").arg(bundle);
@@ -130,12 +130,12 @@ fn a_cpu_without_the_features_is_refused_by_their_names() {
         let (bundle, _) = build("olmoe", target, folder.path(), &[]);
         let before = tree(&bundle);
         for mut run in both(&bundle) {
-            let (code, said) = fails(run.args(["generate", "--ids", "1,2", "-n", "1"]));
-            assert_eq!(code, 1, "{said}");
+            let (code, stderr) = fails(run.args(["generate", "--ids", "1,2", "-n", "1"]));
+            assert_eq!(code, 1, "{stderr}");
             for feature in &lacking {
-                assert!(said.contains(&format!("`{feature}`")), "`{feature}` is not in: {said}");
+                assert!(stderr.contains(&format!("`{feature}`")), "`{feature}` is not in: {stderr}");
             }
-            assert!(said.contains("hint:") && !said.contains("`sse3`"), "{said}");
+            assert!(stderr.contains("hint:") && !stderr.contains("`sse3`"), "{stderr}");
         }
         assert_eq!(before, tree(&bundle));
     }
@@ -149,24 +149,23 @@ fn a_bundle_for_another_architecture_or_system_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let (bundle, _) = build("olmoe", target, folder.path(), &["--no-run"]);
         let triple = Device::find(target).unwrap().triple;
-        let (code, said) =
+        let (code, stderr) =
             fails(moec().arg("run").arg(&bundle).args(["generate", "--ids", "1,2", "-n", "1"]));
-        assert_eq!(code, 1, "{said}");
-        assert!(said.contains(&triple) && said.contains(std::env::consts::ARCH), "{said}");
-        assert!(said.contains("hint:"), "{said}");
+        assert_eq!(code, 1, "{stderr}");
+        assert!(stderr.contains(&triple) && stderr.contains(std::env::consts::ARCH), "{stderr}");
+        assert!(stderr.contains("hint:"), "{stderr}");
     }
 }
 
-/// A bundle for another machine that holds no package is compiled for this one from its own graph and
-/// weights.
+/// A bundle for another machine without packages is compiled for this one from its own Graph and weights.
 #[test]
 fn a_bundle_for_another_machine_is_checked_by_its_host_build() {
     let arm = cfg!(target_arch = "aarch64");
     let others = ["apple-m2", if arm { "x86-64-v3" } else { "neoverse-v2" }];
     let generate = ["generate", "--ids", "1,2,3", "-n", "8", "--json"];
     let ids = |run: &mut Command| -> serde_json::Value {
-        let said: serde_json::Value = serde_json::from_slice(&ok(run.args(generate)).stdout).unwrap();
-        said["ids"].clone()
+        let generated: serde_json::Value = serde_json::from_slice(&ok(run.args(generate)).stdout).unwrap();
+        generated["ids"].clone()
     };
     let folder = tempfile::tempdir().unwrap();
     let (native, _) = build("olmoe", "native", folder.path(), &["--no-run"]);
@@ -185,7 +184,7 @@ fn a_bundle_for_another_machine_is_checked_by_its_host_build() {
 }
 
 #[test]
-fn a_bundle_for_a_mac_is_evaluated_anywhere() {
+fn bundle_for_a_mac_is_evaluated_on_any_machine() {
     let folder = tempfile::tempdir().unwrap();
     let toml = SETUP.write(&support::ferris(), folder.path());
     let text = "The borrow checker reads what was lent, and says so at once. ".repeat(20);
@@ -209,7 +208,7 @@ fn a_bundle_for_a_mac_is_evaluated_anywhere() {
         found["perplexity"].as_f64().unwrap()
     };
     let native = perplexity("native");
-    // Left to itself, a build of so small a model puts nothing on the Neural Engine.
+    // By default, a build of so small a model has nothing on the Neural Engine.
     for mac in ["apple-m2", "m2-ultra"] {
         let found = perplexity(mac);
         assert!((found / native - 1.0).abs() < 1e-3, "{mac}: {found} {native}");
@@ -222,27 +221,27 @@ fn a_bundle_for_a_mac_is_evaluated_anywhere() {
 
 #[test]
 #[cfg(not(target_os = "macos"))]
-fn a_mac_gets_its_code_and_a_script_that_links_there() {
+fn bundle_for_a_mac_has_its_code_and_a_link_script() {
     let folder = tempfile::tempdir().unwrap();
-    let (bundle, said) = build("olmoe", "apple-m2", folder.path(), &[]);
+    let (bundle, stderr) = build("olmoe", "apple-m2", folder.path(), &[]);
     assert!(!bundle.join("run").exists() && bundle.join("runner/src/main.rs").exists());
-    assert!(said.contains("arm64-apple-macosx14.0.0") && said.contains("sh runner/build.sh"), "{said}");
+    assert!(stderr.contains("arm64-apple-macosx14.0.0") && stderr.contains("sh runner/build.sh"), "{stderr}");
     let script = fs::read_to_string(bundle.join("runner/build.sh")).unwrap();
     assert!(script.contains("MACOSX_DEPLOYMENT_TARGET=14.0\n") && !script.contains('@'), "{script}");
 }
 
-/// Formats that are there for the codes of a checkpoint are the CPU's and the GPU's: static graphs have their
+/// Formats for a checkpoint's codes exist on the CPU and the GPU only; static graphs have formats of their
 /// own.
 #[test]
-fn codes_of_a_checkpoint_are_refused_where_graphs_are_static() {
+fn checkpoint_code_formats_are_refused_for_static_graphs() {
     let folder = tempfile::tempdir().unwrap();
     for (format, target) in [("q8h", "m2-max"), ("q4h", "snapdragon-8-gen-3"), ("mxfp4", "m2-max")] {
         let toml = Setup { format, ..SETUP }.write(&checkpoint("olmoe"), folder.path());
         let mut build = moec();
         build.arg("build").arg(&toml).args(["--quiet", "--no-run", "--target", target, "-o"]);
-        let (_, said) = fails(build.arg(folder.path().join("b")));
+        let (_, stderr) = fails(build.arg(folder.path().join("b")));
         let why = format!("cannot be {format} on a target with static graphs, which `npu` has");
-        assert!(said.contains(&why) && said.contains("hint: "), "{said}");
+        assert!(stderr.contains(&why) && stderr.contains("hint: "), "{stderr}");
         assert!(!folder.path().join("b").exists());
     }
 }

@@ -1,5 +1,5 @@
-//! Thresholds of gates after SiLU: what they cost is measured and said, a limit is kept, and what is skipped
-//! is what is set to 0. `MOEC_BLESS=1` writes the loss curve of `docs/neurons.md` anew.
+//! Thresholds of SiLU gates: their loss is measured and reported, a limit is kept, and skipped neurons equal
+//! those set to 0. `MOEC_BLESS=1` updates the loss curve of `docs/neurons.md`.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -16,7 +16,7 @@ use std::process::Command;
 use support::{cache, calibration, checkpoint, fails, ferris, moec, ok, recorded, root};
 use tempfile::TempDir;
 
-/// A model of ferris with a profile of a few thousand tokens.
+/// The ferris model with a profile of a few thousand tokens.
 struct Case {
     folder: TempDir,
     /// Keys under `[shapes]`.
@@ -48,7 +48,7 @@ impl Case {
         path
     }
 
-    /// Builds ferris with its profile and these keys under `[experts]` and after that.
+    /// Builds ferris with its profile, these keys under `[experts]`, and what follows them.
     fn build(&self, experts: &str, name: &str) -> Command {
         let profile = self.path("t.trace");
         let toml =
@@ -64,7 +64,7 @@ impl Case {
         serde_json::from_slice(&ok(&mut command).stdout).unwrap()
     }
 
-    /// Evaluation of a bundle beside another on text.
+    /// Evaluates a bundle on text, compared with another bundle.
     fn eval(&self, name: &str, against: &str, windows: usize) -> Value {
         let text = ferris().join("eval/text.txt").display().to_string();
         let against = self.path(against).display().to_string();
@@ -76,7 +76,7 @@ impl Case {
     }
 }
 
-/// Text to measure on, few tokens of it: the first of the evaluation text.
+/// Keys for a short text to measure on: the beginning of the evaluation text.
 fn quality(case: &Case) -> String {
     let text = fs::read_to_string(ferris().join("eval/text.txt")).unwrap();
     let end = text.char_indices().map(|(i, _)| i).find(|i| *i >= 24_000).unwrap();
@@ -89,7 +89,7 @@ fn number(v: &Value) -> f64 {
 }
 
 #[test]
-fn half_of_the_neurons_are_skipped_and_that_is_said() {
+fn skipping_half_of_the_neurons_is_reported() {
     let case = Case::new(8192, "max_context = 512\nprefill_chunk = 64");
     let quality = quality(&case);
     let threshold = |skip: &str| format!("skip = \"{skip}\"\nthreshold = \"50%\"\n{quality}");
@@ -103,7 +103,7 @@ fn half_of_the_neurons_are_skipped_and_that_is_said() {
     {
         assert_eq!(plan(name).contains("neuron_up"), neurons, "{name}");
         assert_eq!(plan(name).contains("_cats_at"), name != "exact.moec", "{name}");
-        // No gate bound bounds what low gates activate.
+        // Gate bounds are not used with these thresholds.
         assert!(!plan(name).contains("bounded"), "{name}");
         ok(case.moec("verify").arg(case.path(name)).arg("--quiet"));
     }
@@ -112,49 +112,49 @@ fn half_of_the_neurons_are_skipped_and_that_is_said() {
     let cost = taken(&found);
     let (rise, same) = (number(&cost["perplexity_increase_share"]), number(&cost["same_choice_share"]));
     assert!(rise > 0.0 && rise < 0.2 && same > 0.7 && number(&cost["divergence_nats"]) > 0.0, "{cost}");
-    let said = case.shown("explain", "neurons.moec");
+    let text = case.shown("explain", "neurons.moec");
     assert!(
-        said.contains("50 % of the neurons of experts count as 0: an approximation: perplexity"),
-        "{said}"
+        text.contains("50 % of the neurons of experts count as 0: an approximation: perplexity"),
+        "{text}"
     );
-    assert!(said.contains("threshold of |silu(gate)|"), "{said}");
+    assert!(text.contains("threshold of |silu(gate)|"), "{text}");
     assert!(case.shown("inspect", "neurons.moec").contains("an approximation"));
     let info = ok(case.moec("run").arg(case.path("neurons.moec")).arg("info")).stdout;
     assert!(String::from_utf8(info).unwrap().contains("50.0 % of the neurons of experts count as 0"));
     assert!(!case.shown("inspect", "exact.moec").contains("thresholds"));
 
-    // The skipped neurons are those that are set to 0: whole experts with the same thresholds say the same,
-    // but for the order of sums.
+    // Skipping neurons and setting them to 0 in whole experts gives the same results, up to the order of
+    // sums.
     let (neurons, whole) =
         (case.eval("neurons.moec", "whole.moec", 4), case.eval("neurons.moec", "exact.moec", 4));
     let (off, lost) = (number(&neurons["divergence"]), number(&whole["divergence"]));
     assert!(off.abs() < 0.02 * lost && number(&neurons["same_choice"]) > 0.99, "{neurons}, {whole}");
 }
 
-/// Decision of `explain` on the share of neurons that count as 0.
+/// `explain`'s decision about the share of neurons that count as 0.
 fn decided(explained: &Value) -> Value {
     let all = explained["decisions"].as_array().unwrap();
     all.iter().find(|d| d["subject"] == "neurons of experts").unwrap().clone()
 }
 
-/// The figures of the alternative that was taken.
+/// Figures of the chosen alternative.
 fn taken(decision: &Value) -> &Value {
     let all = decision["alternatives"].as_array().unwrap();
     &all.iter().find(|a| a["what"] == decision["chosen"]).unwrap()["figures"]
 }
 
 #[test]
-fn a_limit_is_kept_by_the_largest_share() {
+fn quality_limit_selects_the_largest_threshold() {
     let case = Case::new(8192, "max_context = 512\nprefill_chunk = 64");
-    let wanted = format!("threshold = \"auto\"\n{}max_perplexity_increase = \"2%\"\n", quality(&case));
-    ok(&mut case.build(&wanted, "auto.moec"));
+    let config = format!("threshold = \"auto\"\n{}max_perplexity_increase = \"2%\"\n", quality(&case));
+    ok(&mut case.build(&config, "auto.moec"));
     let found = decided(&case.json("explain", "auto.moec", &[]));
     let tried = found["alternatives"].as_array().unwrap().iter().map(|t| &t["figures"]);
     let tried: Vec<(f64, f64)> =
         tried.map(|t| (number(&t["zeros_share"]), number(&t["perplexity_increase_share"]))).collect();
     let share = number(&found["figures"]["zeros_share"]);
     assert!(share >= 0.1 && number(&taken(&found)["perplexity_increase_share"]) <= 0.02, "{found}");
-    // One percent more was too much, or the end.
+    // The next share, one percent more, exceeds the limit.
     let next = tried.iter().find(|(s, _)| (s - share - 0.01).abs() < 1e-9);
     assert!(next.is_some_and(|(_, rise)| *rise > 0.02), "{found}");
     let info: Value = serde_json::from_slice(
@@ -167,12 +167,12 @@ fn a_limit_is_kept_by_the_largest_share() {
     assert_eq!(gates.as_array().unwrap().len(), 4, "one row for each layer: {gates}");
     assert!(case.shown("inspect", "t.trace").contains("50 % below"));
 
-    for (keys, said) in [
+    for (keys, expected) in [
         ("threshold = \"auto\"\n", "needs a limit if it is \"auto\""),
         ("threshold = \"auto\"\n[quality]\nmax_perplexity_increase = \"1%\"\n", "needs text to measure on"),
     ] {
         let error = fails(&mut case.build(keys, "no.moec")).1;
-        assert!(error.contains(said) && error.contains("hint:"), "{error}");
+        assert!(error.contains(expected) && error.contains("hint:"), "{error}");
     }
     let no_profile = case.toml(&ferris(), "[experts]\nthreshold = \"50%\"");
     let error = fails(case.moec("build").arg(no_profile).args(["--no-run", "-o"]).arg(case.path("no"))).1;
@@ -182,7 +182,7 @@ fn a_limit_is_kept_by_the_largest_share() {
 }
 
 #[test]
-fn gates_with_relu_take_no_threshold() {
+fn threshold_is_refused_for_relu_gates() {
     let case = Case { folder: tempfile::tempdir().unwrap(), shapes: "max_context = 64" };
     let source = checkpoint("smallthinker_4b");
     let toml = case.toml(&source, "");
@@ -200,20 +200,20 @@ fn gates_with_relu_take_no_threshold() {
 /// Shares of the loss curve, in percent.
 const SHARES: [u32; 5] = [0, 30, 50, 70, 90];
 
-/// Builds ferris with a share of its neurons at 0, whole experts or neurons.
+/// Builds ferris with this share of its neurons at 0, by whole experts or by neurons.
 fn bundle(case: &Case, percent: u32, skip: &str) -> String {
     let name = format!("{percent}-{skip}.moec");
     ok(case.build(&format!("skip = \"{skip}\"\nthreshold = \"{percent}%\""), &name).arg("--quiet"));
     name
 }
 
-/// Tokens per second of one sequence, one thread.
+/// Tokens per second with one sequence and one thread.
 fn decode(case: &Case, name: &str) -> f64 {
     let more = ["bench", "--prompt", "16", "--gen", "128", "--threads", "1", "--repeat", "1"];
     number(&case.json("run", name, &more)["decode_tokens_per_s"])
 }
 
-/// Median of the ratios of neighbouring turns.
+/// Median ratio of alternating measurements.
 fn faster(case: &Case, neurons: &str, whole: &str) -> f64 {
     let mut ratios: Vec<f64> = (0..9).map(|_| decode(case, neurons) / decode(case, whole)).collect();
     ratios.sort_by(f64::total_cmp);
@@ -221,14 +221,14 @@ fn faster(case: &Case, neurons: &str, whole: &str) -> f64 {
 }
 
 #[test]
-fn the_loss_curve_is_what_the_page_says() {
+fn loss_curve_of_the_page_is_current() {
     const PAGE: &str = "docs/neurons.md";
     const MARKS: [&str; 2] = ["<!-- thresholds -->\n", "<!-- /thresholds -->"];
     let case = Case::new(16_384, "max_context = 512\nprefill_chunk = 256");
     ok(&mut case.build("skip = \"off\"", "exact.moec"));
     let page = fs::read_to_string(root().join(PAGE)).unwrap();
     let (before, rest) = page.split_once(MARKS[0]).unwrap();
-    let (stands, behind) = rest.split_once(MARKS[1]).unwrap();
+    let (written, after) = rest.split_once(MARKS[1]).unwrap();
     let row = |percent: u32, speed: &dyn Fn(&str) -> String| {
         let name = bundle(&case, percent, "on");
         let found = case.eval(&name, "exact.moec", 40);
@@ -241,12 +241,12 @@ fn the_loss_curve_is_what_the_page_says() {
         let rows = SHARES.map(|p| row(p, &|name| format!("{:.2}×", faster(&case, name, whole)))).join("\n");
         let head = "| neurons at 0 | perplexity | divergence | same next token | decoding, beside whole experts |\n\
                     |---|---|---|---|---|";
-        let page = format!("{before}{}\n{head}\n{rows}\n\n{}{behind}", MARKS[0], MARKS[1]);
+        let page = format!("{before}{}\n{head}\n{rows}\n\n{}{after}", MARKS[0], MARKS[1]);
         return fs::write(root().join(PAGE), page).unwrap();
     }
-    // A row of it is measured anew; machines round in other ways, a little.
+    // Measures a row again; rounding differs slightly between machines.
     let found = row(50, &|_| String::new());
-    let line = stands.lines().find(|l| l.starts_with("| 50 %")).unwrap();
+    let line = written.lines().find(|l| l.starts_with("| 50 %")).unwrap();
     let numbers = |line: &str| -> Vec<f64> {
         line.split('|')
             .filter_map(|cell| cell.trim().trim_end_matches([' ', '%']).parse().ok())

@@ -1,5 +1,5 @@
-//! Origin of a bundle and its checks: the manifest's own hash, signatures, and `moec verify --static`, which
-//! executes nothing.
+//! Origin and checks of a bundle: the manifest's hash, signatures, and `moec verify --static`, which executes
+//! nothing.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(
@@ -24,7 +24,7 @@ use std::process::{Command, Stdio};
 use support::{Setup, built, checkpoint, fails, moec, ok, tree};
 use tempfile::TempDir;
 
-/// A bundle of a tiny model, and a folder around it.
+/// A bundle of a tiny model, in a folder of its own.
 struct Case(TempDir);
 
 impl Case {
@@ -71,7 +71,7 @@ impl Case {
         serde_json::from_slice(&fs::read(self.at("b/manifest.json")).unwrap()).unwrap()
     }
 
-    /// Replaces a file like an attacker with write access: hashes in plan and manifest are updated.
+    /// Replaces a file, as an attacker with write access would: hashes in plan and manifest are updated.
     fn forge(&self, file: &str, bytes: &[u8]) {
         fs::write(self.at("b").join(file), bytes).unwrap();
         let mut plan = Plan::decode(&fs::read(self.at("b/plan.bin")).unwrap()).unwrap();
@@ -101,7 +101,7 @@ fn text(command: &mut Command) -> String {
 }
 
 #[test]
-fn the_manifests_own_hash_is_said_everywhere() {
+fn manifest_hash_is_reported_by_every_command() {
     let case = Case(tempfile::tempdir().unwrap());
     let built = case.build("bf16", "native");
     let right = hex(&sha256(&fs::read(case.at("b/manifest.json")).unwrap()));
@@ -119,8 +119,8 @@ fn the_manifests_own_hash_is_said_everywhere() {
             "{subcommand} {more:?}"
         );
         let more: Vec<&str> = more.iter().copied().filter(|a| *a != "--json").collect();
-        let said = text(&mut case.moec(subcommand, &more));
-        assert!(said.contains(&format!("SHA-256 {right}")), "{subcommand} {more:?}: {said}");
+        let output = text(&mut case.moec(subcommand, &more));
+        assert!(output.contains(&format!("SHA-256 {right}")), "{subcommand} {more:?}: {output}");
     }
     let again =
         text(moec().arg("build").arg(case.at("model.toml")).args(["--no-run", "-o"]).arg(case.at("b")));
@@ -131,29 +131,29 @@ fn the_manifests_own_hash_is_said_everywhere() {
 fn signatures() {
     let case = Case::new("bf16", "native");
     let before = tree(&case.at("b"));
-    let (_, said) = fails(&mut case.moec("verify", &["--static", "--key", "me.pub"]));
-    assert!(said.contains("me.pub"), "{said}");
+    let (_, stderr) = fails(&mut case.moec("verify", &["--static", "--key", "me.pub"]));
+    assert!(stderr.contains("me.pub"), "{stderr}");
 
     for args in [&["b"][..], &["b", "--key", "nowhere"]] {
-        let (_, said) = fails(&mut case.sign(args));
-        assert!(said.contains("`moec sign --new-key FILE` makes a pair of keys"), "{said}");
+        let (_, stderr) = fails(&mut case.sign(args));
+        assert!(stderr.contains("`moec sign --new-key FILE` creates a key pair"), "{stderr}");
     }
     let pair = json(&mut case.sign(&["--new-key", "me", "--json"]));
     assert_eq!(pair["public_key"], "me.pub");
     let mode = fs::metadata(case.at("me")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "others can read the secret key");
     let secret = fs::read(case.at("me")).unwrap();
-    let (code, said) = fails(&mut case.sign(&["--new-key", "me"]));
+    let (code, stderr) = fails(&mut case.sign(&["--new-key", "me"]));
     assert!(
-        code == 2 && said.contains("`me` exists") && fs::read(case.at("me")).unwrap() == secret,
-        "{said}"
+        code == 2 && stderr.contains("`me` exists") && fs::read(case.at("me")).unwrap() == secret,
+        "{stderr}"
     );
     ok(&mut case.sign(&["--new-key", "other"]));
 
-    // Not signed; then signed, and nothing else of the bundle has changed.
+    // First unsigned, then signed; signing changes nothing else in the bundle.
     let with = |key: &str| case.moec("verify", &["--static", "--key", key]);
-    let (code, said) = fails(&mut with("me.pub"));
-    assert!(code == 1 && said.contains("`b` is not signed") && said.contains("hint: "), "{said}");
+    let (code, stderr) = fails(&mut with("me.pub"));
+    assert!(code == 1 && stderr.contains("`b` is not signed") && stderr.contains("hint: "), "{stderr}");
     assert!(text(&mut case.moec("verify", &["--static"])).contains("signature    none"));
     let signed = json(&mut case.sign(&["b", "--key", "me", "--json"]));
     assert_eq!(signed["key_id"], pair["key_id"]);
@@ -174,69 +174,69 @@ fn signatures() {
     };
     ok(&mut run("me.pub"));
 
-    // Another key; what is no key.
+    // Another key; a file that is not a key.
     for mut command in [with("other.pub"), run("other.pub")] {
-        let (code, said) = fails(&mut command);
-        assert!(code == 1 && said.contains("signed with another key") && said.contains(id), "{said}");
+        let (code, stderr) = fails(&mut command);
+        assert!(code == 1 && stderr.contains("signed with another key") && stderr.contains(id), "{stderr}");
     }
     for key in ["me", "model.toml", "b/plan.bin"] {
-        let (_, said) = fails(&mut with(key));
+        let (_, stderr) = fails(&mut with(key));
         assert!(
-            said.contains(key) && (said.contains("not a public key") || said.contains("not text")),
-            "{said}"
+            stderr.contains(key) && (stderr.contains("not a public key") || stderr.contains("not text")),
+            "{stderr}"
         );
     }
-    let (_, said) = fails(&mut case.sign(&["b", "--key", "me.pub"]));
-    assert!(said.contains("`me.pub` is not a secret key"), "{said}");
+    let (_, stderr) = fails(&mut case.sign(&["b", "--key", "me.pub"]));
+    assert!(stderr.contains("`me.pub` is not a secret key"), "{stderr}");
 
-    // A file that changed, with a manifest that says so, and one without.
+    // A changed file, with an updated manifest and without.
     let plan = fs::read(case.at("b/plan.txt")).unwrap();
     let manifest = fs::read(case.at("b/manifest.json")).unwrap();
     case.forge("plan.txt", b"another plan");
     ok(&mut case.moec("verify", &["--static"]));
     for mut command in [with("me.pub"), run("me.pub")] {
-        let (code, said) = fails(&mut command);
-        assert!(code == 1 && said.contains("b/manifest.json` is not what was signed"), "{said}");
+        let (code, stderr) = fails(&mut command);
+        assert!(code == 1 && stderr.contains("b/manifest.json` was changed after it was signed"), "{stderr}");
     }
     fs::write(case.at("b/manifest.json"), &manifest).unwrap();
     for mut command in [with("me.pub"), run("me.pub"), case.sign(&["b", "--key", "me"])] {
-        let (_, said) = fails(&mut command);
-        assert!(said.contains("plan.txt` was changed"), "{said}");
+        let (_, stderr) = fails(&mut command);
+        assert!(stderr.contains("plan.txt` was changed"), "{stderr}");
     }
     fs::write(case.at("b/plan.txt"), &plan).unwrap();
     ok(&mut with("me.pub"));
-    // Weights are hashed whole before anything runs that is to be signed.
+    // If a signature is required, weights are hashed completely before anything runs.
     let weights = fs::read(case.at("b/weights/experts.bin")).unwrap();
     let mut changed = weights.clone();
     *changed.last_mut().unwrap() ^= 1;
     fs::write(case.at("b/weights/experts.bin"), changed).unwrap();
-    let (_, said) = fails(&mut run("me.pub"));
-    assert!(said.contains("experts.bin` was changed"), "{said}");
+    let (_, stderr) = fails(&mut run("me.pub"));
+    assert!(stderr.contains("experts.bin` was changed"), "{stderr}");
     fs::write(case.at("b/weights/experts.bin"), weights).unwrap();
 
     // An unsigned bundle.
     fs::write(case.at("b/artifacts/extra"), "x").unwrap();
-    let (_, said) = fails(&mut with("me.pub"));
-    assert!(said.contains("`artifacts/extra`") && said.contains("does not cover"), "{said}");
+    let (_, stderr) = fails(&mut with("me.pub"));
+    assert!(stderr.contains("`artifacts/extra`") && stderr.contains("does not cover"), "{stderr}");
     assert!(text(&mut case.moec("verify", &[])).contains("`artifacts/extra`"), "a stranger is not said");
     fs::remove_file(case.at("b/artifacts/extra")).unwrap();
 
-    // A signature that is invalid, cut off at every length, and one for another manifest.
+    // An invalid signature, truncated ones of every length, and one for another manifest.
     let path = case.at("b/manifest.json.minisig");
     let whole = fs::read(&path).unwrap();
     for cut in [0, 1, 20, 60, 100, 150, whole.len() - 20] {
         fs::write(&path, &whole[..cut]).unwrap();
-        let (code, said) = fails(&mut with("me.pub"));
-        assert!(code == 1 && said.contains("manifest.json"), "{cut}: {said}");
+        let (code, stderr) = fails(&mut with("me.pub"));
+        assert!(code == 1 && stderr.contains("manifest.json"), "{cut}: {stderr}");
     }
     fs::write(&path, whole).unwrap();
     ok(&mut with("me.pub"));
-    // Signed bundles are replaced like others, and the signature goes with the bundle that it was of.
+    // Signed bundles are replaced like others, and the signature is removed with its bundle.
     case.build("bf16", "native");
     assert!(tree(&case.at("b")) == before);
 }
 
-/// A key that the minisign tool keeps under a password works; the password comes from standard input.
+/// A password-protected key of minisign works; the password is read from standard input.
 #[test]
 fn a_key_with_a_password() {
     let case = Case::new("bf16", "native");
@@ -249,17 +249,17 @@ fn a_key_with_a_password() {
             sign.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(password.as_bytes()).unwrap();
         let done = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.success(), good, "{said}");
-        assert!(good || said.contains("password"), "{said}");
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.success(), good, "{stderr}");
+        assert!(good || stderr.contains("password"), "{stderr}");
     }
     ok(&mut case.moec("verify", &["--static", "--key", "k.pub"]));
 }
 
-/// Keys and signatures are the minisign tool's own files, in both directions.
+/// Keys and signatures are compatible with minisign in both directions.
 #[test]
-fn the_minisign_tool_agrees() {
-    if !MINISIGN.here() {
+fn keys_and_signatures_work_with_minisign() {
+    if !MINISIGN.met_or_skip() {
         return;
     }
     let case = Case::new("bf16", "native");
@@ -276,8 +276,7 @@ fn the_minisign_tool_agrees() {
     ok(&mut case.moec("verify", &["--static", "--key", "theirs.pub"]));
 }
 
-/// An attacker has put other code into the kernels, and hashes that fit. It must not run unless that is
-/// requested.
+/// Kernels were replaced, and hashes updated. They must not run unless that is requested.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn static_verification_executes_nothing() {
@@ -295,7 +294,7 @@ fn static_verification_executes_nothing() {
     };
     assert!(!traps.is_empty());
     for at in traps {
-        // `ud2`: a thread that comes here dies of SIGILL.
+        // `ud2`: a thread that reaches it ends with SIGILL.
         code[at..at + 2].copy_from_slice(&[0x0f, 0x0b]);
     }
     case.forge("artifacts/kernels.o", &code);
@@ -310,19 +309,22 @@ fn static_verification_executes_nothing() {
     );
 }
 
-/// Every machine can look at every bundle; what looks wrong is said.
+/// Bundles for any machine can be verified statically, and problems are reported.
 #[test]
 fn static_verification_reads_everything() {
     for target in ["x86-64-v3", "neoverse-v2", "apple-m2"] {
         let case = Case::new("q4", target);
         let source = checkpoint("qwen3_moe");
-        let said = text(case.moec("verify", &["--static", "--source"]).arg(&source));
-        assert!(said.contains("are the checkpoint's") && said.contains("nothing was executed"), "{said}");
+        let output = text(case.moec("verify", &["--static", "--source"]).arg(&source));
+        assert!(
+            output.contains("are those of the checkpoint") && output.contains("nothing was executed"),
+            "{output}"
+        );
         let refused = |words: &[&str]| {
-            let (code, said) = fails(case.moec("verify", &["--static", "--source"]).arg(&source));
+            let (code, stderr) = fails(case.moec("verify", &["--static", "--source"]).arg(&source));
             assert_eq!(code, 1);
             for word in words {
-                assert!(said.contains(word), "{target}: `{word}`: {said}");
+                assert!(stderr.contains(word), "{target}: `{word}`: {stderr}");
             }
         };
         let weights = fs::read(case.at("b/weights/dense.bin")).unwrap();
@@ -342,7 +344,7 @@ fn static_verification_reads_everything() {
             "artifacts/kernels.o",
             &fs::read(Case::new("q4", other).at("b/artifacts/kernels.o")).unwrap(),
         );
-        refused(&["kernels.o` is not the plan's object code", "the plan for"]);
+        refused(&["kernels.o` is not the plan's object code", "but the plan is for"]);
         case.forge("artifacts/kernels.o", &code);
 
         let plan = fs::read(case.at("b/plan.bin")).unwrap();
@@ -363,9 +365,9 @@ fn static_verification_reads_everything() {
     }
 }
 
-/// The word "untrusted" once stood for bundles that were executed anyway.
+/// The word "untrusted" was once used for bundles that were executed nevertheless.
 #[test]
-fn what_is_said_of_trust() {
+fn pages_and_help_state_what_trust_means() {
     let read = |name: &str| fs::read_to_string(support::root().join(name)).unwrap();
     let help = text(moec().args(["verify", "--help"]));
     let pages = ["README.md", "docs/trust.md", "ARCHITECTURE.md"].map(|name| (name, read(name)));

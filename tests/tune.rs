@@ -1,4 +1,4 @@
-//! Auto-tuned schedules and those of the cost model, and what `moec explain` says of them.
+//! Auto-tuned schedules compared with those of the cost model, and `moec explain`'s output about them.
 #![allow(
     clippy::unnecessary_debug_formatting,
     clippy::unwrap_used,
@@ -49,26 +49,26 @@ fn logits(folder: &Path, bundle: &str) -> Vec<u8> {
 }
 
 #[test]
-fn tuning_is_kept_explained_and_changes_no_result() {
+fn tuning_is_cached_explained_and_changes_no_result() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
     ok(&mut build(folder, "plain", &[]));
-    let said = |bundle: &str| {
+    let known_counts = |bundle: &str| {
         let output = ok(&mut build(folder, bundle, &["--tune", "--tune-time", "900"]));
         let text = String::from_utf8(output.stderr).unwrap();
-        let line = text.lines().find(|l| l.contains("known from before")).unwrap_or_else(|| panic!("{text}"));
+        let line = text.lines().find(|l| l.contains("from the cache")).unwrap_or_else(|| panic!("{text}"));
         let mut numbers = line.split_whitespace().filter_map(|w| w.parse::<usize>().ok());
         (numbers.next().unwrap(), numbers.next().unwrap())
     };
-    let (timed, known) = said("tuned");
+    let (timed, known) = known_counts("tuned");
     assert!(timed > 0 && known == 0, "{timed} {known}");
-    // The second build times nothing, and gives the same bytes.
-    assert_eq!(said("again"), (0, timed));
+    // The second build measures nothing, and gives the same bytes.
+    assert_eq!(known_counts("again"), (0, timed));
     assert!(tree(&folder.join("tuned")) == tree(&folder.join("again")), "two tuned builds differ");
-    // What cannot be read is timed anew.
+    // Schedules with unreadable records are measured again.
     let kept = fs::read_dir(folder.join("cache/schedules")).unwrap().next().unwrap().unwrap().path();
     fs::write(kept, "{\"kernel\": 1}").unwrap();
-    assert_eq!(said("mended"), (1, timed - 1));
+    assert_eq!(known_counts("mended"), (1, timed - 1));
 
     assert!(logits(folder, "plain") == logits(folder, "tuned"), "a schedule changed a result");
 
@@ -89,7 +89,7 @@ fn tuning_is_kept_explained_and_changes_no_result() {
 }
 
 #[test]
-fn the_cost_model_explains_itself() {
+fn explain_shows_the_costs_of_kernels() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
     ok(&mut build(folder, "plain", &["--target", "x86-64-v3"]));
@@ -118,7 +118,7 @@ fn the_cost_model_explains_itself() {
     for part in ["prefill[64]", "arithmetic ", "by the cost model", "bound by", "layers.*.", "assumed"] {
         assert!(text.contains(part), "`{part}` is missing:\n{text}");
     }
-    // Every matrix has its name, and nothing is left empty or unexplained.
+    // Every matrix has a name, and nothing is empty or unexplained.
     for part in [
         "linear layers.*.attn.q",
         "linear layers.*.attn.o",
@@ -139,15 +139,17 @@ fn the_cost_model_explains_itself() {
     for k in named {
         assert!(!k["matrices"].as_array().unwrap().is_empty(), "{k}");
     }
-    // A number of f32 has 32 bits; what is stored beside is said to be padding.
+    // An f32 number has 32 bits; the rest of the stored bytes is reported as padding.
     let exact: Vec<&str> = text.lines().filter(|l| l.starts_with("weights") && l.contains(": f32")).collect();
     assert!(!exact.is_empty() && exact.iter().all(|l| l.contains("f32, 32 bits each")), "{exact:?}");
     let shown = explain(&bundle, &["--expert", "0"]);
-    assert!(shown.contains("every expert takes the tokens that choose it"), "{shown}");
-    let (code, said) = fails(moec().arg("explain").arg(&bundle).args(["--expert", "999"]));
+    assert!(shown.contains("experts have no capacities"), "{shown}");
+    let (code, stderr) = fails(moec().arg("explain").arg(&bundle).args(["--expert", "999"]));
     assert!(
-        code == 2 && said.contains("`--expert` names expert 999") && said.contains("counted from 0"),
-        "{said}"
+        code == 2
+            && stderr.contains("expert 999 of `--expert` does not exist")
+            && stderr.contains("counted from 0"),
+        "{stderr}"
     );
 
     let layer = explain(&bundle, &["--layer", "0"]);
@@ -155,22 +157,22 @@ fn the_cost_model_explains_itself() {
         layer.contains("layers.0.") && !layer.contains(" head") && !layer.contains("layers.1."),
         "{layer}"
     );
-    let (code, said) = fails(moec().arg("explain").arg(&bundle).args(["--layer", "99"]));
-    assert!(code == 2 && said.contains("no layer 99") && said.contains("hint"), "{said}");
+    let (code, stderr) = fails(moec().arg("explain").arg(&bundle).args(["--layer", "99"]));
+    assert!(code == 2 && stderr.contains("no layer 99") && stderr.contains("hint"), "{stderr}");
     let shown = ok(moec().arg("inspect").arg(&bundle)).stdout;
     assert!(String::from_utf8_lossy(&shown).contains("moec explain"));
 
-    // A changed file is no bundle, and a bundle of an earlier moec says what to do.
+    // A changed file is refused; the error for a bundle of an earlier moec has a hint.
     fs::write(bundle.join("decisions.json"), "{}").unwrap();
     assert!(fails(moec().arg("explain").arg(&bundle)).1.contains("changed after the build"));
 }
 
 #[test]
-fn another_machine_is_not_timed() {
+fn tuning_for_another_machine_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let elsewhere = if cfg!(target_arch = "x86_64") { "neoverse-v2" } else { "x86-64-v3" };
-    let (code, said) = fails(&mut build(dir.path(), "b", &["--tune", "--target", elsewhere]));
-    assert_eq!(code, 2, "{said}");
-    assert!(said.contains(&format!("which is not a `{elsewhere}`")) && said.contains("hint"), "{said}");
+    let (code, stderr) = fails(&mut build(dir.path(), "b", &["--tune", "--target", elsewhere]));
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains(&format!("which is not a `{elsewhere}`")) && stderr.contains("hint"), "{stderr}");
     assert!(!dir.path().join("b").exists());
 }

@@ -1,5 +1,5 @@
-//! Entries that are not files, and files that do not belong to a checkpoint: refused at once, whatever they
-//! are put in place of; and signals, which are heard from the first moment on.
+//! Entries that are not regular files, and files that do not belong to a checkpoint, are refused at once.
+//! Signals are handled from the start.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -17,10 +17,10 @@ use support::{Setup, clean, copy_checkpoint, fails, ferris, moec, ok};
 use tempfile::TempDir;
 use wait_timeout::ChildExt as _;
 
-/// Longest time that a refusal may take. It takes milliseconds alone on a machine.
+/// Time limit of a refusal, which takes milliseconds alone on a machine.
 const SOON: Duration = Duration::from_mins(1);
 
-/// A copy of the demo model, a `model.toml`, a text and a device file, in a folder.
+/// A folder with a copy of the demo model, a `model.toml`, a text and a device file.
 struct Case(TempDir);
 
 impl Case {
@@ -77,7 +77,7 @@ const REPLACEMENTS: [(&str, Replace); 5] = [
     ("nowhere", |path| symlink("gone", path).unwrap()),
 ];
 
-/// With something else in place of `file`, every command ends soon, with an error that names it.
+/// Checks that each command ends soon if `file` is replaced, with an error that names it.
 fn refused(case: &Case, file: &str, commands: &dyn Fn() -> Vec<Command>) {
     let path = case.path(file);
     let name = path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -90,11 +90,14 @@ fn refused(case: &Case, file: &str, commands: &dyn Fn() -> Vec<Command>) {
         replace(&path);
         for mut command in commands() {
             let start = Instant::now();
-            let (code, said) = fails(&mut command);
+            let (code, stderr) = fails(&mut command);
             assert!(start.elapsed() < SOON, "{what} as {file}: {command:?} took {:?}", start.elapsed());
-            assert!(code == 1 || code == 2, "{what} as {file}: {command:?} ended with {code}: {said}");
-            // A device may also be outside of the checkpoint, and what is no file no bundle.
-            assert!(said.contains(&name) || said.contains("neither a bundle"), "{what} as {file}: {said}");
+            assert!(code == 1 || code == 2, "{what} as {file}: {command:?} ended with {code}: {stderr}");
+            // Exceptions: a device file outside of the checkpoint, and a bundle that is not a folder.
+            assert!(
+                stderr.contains(&name) || stderr.contains("neither a bundle"),
+                "{what} as {file}: {stderr}"
+            );
         }
         case.nothing_left();
         if path.is_dir() && !path.is_symlink() {
@@ -109,7 +112,7 @@ fn refused(case: &Case, file: &str, commands: &dyn Fn() -> Vec<Command>) {
 }
 
 #[test]
-fn what_is_no_file_is_refused_in_a_checkpoint() {
+fn non_regular_files_are_refused_in_a_checkpoint() {
     let case = Case::new();
     let build = || vec![case.build()];
     for file in [
@@ -136,7 +139,7 @@ fn what_is_no_file_is_refused_in_a_checkpoint() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_in_a_bundle_and_as_a_text() {
+fn non_regular_files_are_refused_in_a_bundle_and_as_texts() {
     let case = Case::new();
     ok(&mut case.build());
     let generate = ["run", "generate", "--ids", "1,2", "-n", "1"];
@@ -166,27 +169,27 @@ fn what_is_no_file_is_refused_in_a_bundle_and_as_a_text() {
 }
 
 #[test]
-fn files_without_end_are_not_read() {
+fn huge_sparse_files_are_refused() {
     let case = Case::new();
-    // Sparse: they take no room on the disk.
+    // Sparse files take no room on the disk.
     for (file, bytes) in
         [("hf/config.json", 1_u64 << 40), ("hf/tokenizer.json", 1 << 40), ("model.toml", 1 << 40)]
     {
         let path = case.path(file);
         let whole = fs::read(&path).unwrap();
         fs::File::create(&path).unwrap().set_len(bytes).unwrap();
-        let (code, said) = fails(&mut case.build());
-        assert!(code == 1 && said.contains("bytes are too many for"), "{file}: {said}");
+        let (code, stderr) = fails(&mut case.build());
+        assert!(code == 1 && stderr.contains("bytes are too many for"), "{file}: {stderr}");
         fs::write(&path, whole).unwrap();
     }
 }
 
-/// Refused, with all `words`.
-fn says(case: &Case, words: &[&str]) {
-    let (code, said) = fails(&mut case.build());
-    assert_eq!(code, 1, "{said}");
+/// Checks that the build is refused with all `words`.
+fn check_error(case: &Case, words: &[&str]) {
+    let (code, stderr) = fails(&mut case.build());
+    assert_eq!(code, 1, "{stderr}");
     for word in words.iter().chain(&["hint"]) {
-        assert!(said.contains(word), "`{word}` is not in:\n{said}");
+        assert!(stderr.contains(word), "`{word}` is not in:\n{stderr}");
     }
     case.nothing_left();
 }
@@ -197,21 +200,21 @@ fn a_tokenizer_is_checked_before_it_is_built_in() {
     let path = case.path("hf/tokenizer.json");
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-    says(&case, &["`tokenizer.json` is not a tokenizer that can be used"]);
+    check_error(&case, &["`tokenizer.json` is not a usable tokenizer"]);
     fs::write(&path, "{}").unwrap();
-    says(&case, &["`tokenizer.json` is not a tokenizer that can be used"]);
+    check_error(&case, &["`tokenizer.json` is not a usable tokenizer"]);
 
     let mut more: serde_json::Value = serde_json::from_slice(&whole).unwrap();
     let added = serde_json::json!({"id": 2048, "content": "<|more|>", "single_word": false, "lstrip": false,
         "rstrip": false, "normalized": false, "special": true});
     more["added_tokens"].as_array_mut().unwrap().push(added);
     fs::write(&path, more.to_string()).unwrap();
-    says(
+    check_error(
         &case,
         &["tokenizer.json", "token ids up to 2048 (`<|more|>`)", "the model has 2048 tokens", "vocab_size"],
     );
 
-    // Of fewer tokens than the model there are many: vocabularies are padded.
+    // Many tokenizers have fewer tokens than the model, whose vocabulary is padded.
     let vocab = |ids: u32| {
         let vocab: serde_json::Map<_, _> = (0..ids).map(|i| (format!("w{i}"), i.into())).collect();
         let model = serde_json::json!({"type": "WordLevel", "vocab": vocab, "unk_token": "w0"});
@@ -227,15 +230,15 @@ fn a_tokenizer_is_checked_before_it_is_built_in() {
     ok(&mut case.build());
     vocab(2049);
     fs::remove_dir_all(case.path("out.moec")).unwrap();
-    says(&case, &["token ids up to 2048 (`w2048`)"]);
-    // A model without one takes ids.
+    check_error(&case, &["token ids up to 2048 (`w2048`)"]);
+    // A model without a tokenizer takes token ids.
     fs::remove_file(&path).unwrap();
     ok(&mut case.build());
     assert!(!case.path("out.moec/artifacts/tokenizer.json").exists());
 }
 
 #[test]
-fn no_link_leaves_the_checkpoint() {
+fn links_out_of_the_checkpoint_are_refused() {
     let case = Case::new();
     fs::write(case.path("secret"), "{}").unwrap();
     for file in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
@@ -243,11 +246,11 @@ fn no_link_leaves_the_checkpoint() {
         let whole = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
         symlink("../secret", &path).unwrap();
-        says(&case, &[file, "outside of the checkpoint's folder", "it is a link to"]);
+        check_error(&case, &[file, "outside of the checkpoint's folder", "it is a link to"]);
         fs::remove_file(&path).unwrap();
         symlink("../nowhere", &path).unwrap();
-        says(&case, &[file, "a link that leads nowhere"]);
-        // A link that stays inside is a file like any other.
+        check_error(&case, &[file, "a link that leads nowhere"]);
+        // A link that stays inside of the checkpoint is accepted.
         fs::write(case.path("hf/blob"), whole).unwrap();
         fs::remove_file(&path).unwrap();
         symlink("blob", &path).unwrap();
@@ -263,19 +266,19 @@ fn special_tokens_are_those_of_the_model() {
     let case = Case::new();
     let path = case.path("hf/generation_config.json");
     fs::write(&path, "{\"eos_token_id\": ").unwrap();
-    says(&case, &["`generation_config.json` is not valid JSON"]);
+    check_error(&case, &["`generation_config.json` is not valid JSON"]);
     fs::write(&path, "{\"eos_token_id\": \"end\"}").unwrap();
-    let (_, said) = fails(&mut case.build());
-    assert!(said.contains("`eos_token_id` in `generation_config.json`"), "{said}");
-    // A token that no text can end with is reported, and does no harm.
+    let (_, stderr) = fails(&mut case.build());
+    assert!(stderr.contains("`eos_token_id` in `generation_config.json`"), "{stderr}");
+    // An end token that the model lacks is reported, and ignored.
     fs::write(&path, "{\"eos_token_id\": [5, 2048]}").unwrap();
-    let said = String::from_utf8(ok(&mut case.build()).stderr).unwrap();
-    assert!(said.contains("`eos_token_id` names token 2048, but the model has 2048 tokens"), "{said}");
+    let stderr = String::from_utf8(ok(&mut case.build()).stderr).unwrap();
+    assert!(stderr.contains("`eos_token_id` names token 2048, but the model has 2048 tokens"), "{stderr}");
     fs::remove_dir_all(case.path("out.moec")).unwrap();
-    // What would be put before every text is not.
+    // A token that would be added before every text must exist.
     fs::write(&path, "{\"bos_token_id\": 2048}").unwrap();
     fs::write(case.path("hf/tokenizer_config.json"), "{\"add_bos_token\": true}").unwrap();
-    says(&case, &["`bos_token_id` is 2048, but the model has 2048 tokens", "add_bos_token"]);
+    check_error(&case, &["`bos_token_id` is 2048, but the model has 2048 tokens", "add_bos_token"]);
 }
 
 fn signal(child: &Child, name: &str) {
@@ -284,7 +287,7 @@ fn signal(child: &Child, name: &str) {
     );
 }
 
-/// Waits for the end, which must come soon.
+/// Waits for the process, which must end soon.
 fn end(mut child: Child) -> Output {
     if child.wait_timeout(SOON).unwrap().is_none() {
         child.kill().unwrap();
@@ -301,19 +304,19 @@ fn a_signal_ends_a_build_at_any_moment() {
         std::thread::sleep(Duration::from_millis(16 * i as u64 * i as u64));
         signal(&child, name);
         let done = end(child);
-        let said = String::from_utf8(done.stderr).unwrap();
+        let stderr = String::from_utf8(done.stderr).unwrap();
         let (code, number) = if name == "INT" { (130, 2) } else { (143, 15) };
-        // Before the first line of `main` the system ends it; at the end it is too late.
-        let early = done.status.signal() == Some(number) && said.is_empty();
-        let heard = done.status.code() == Some(code) && said == "error: interrupted\n";
+        // Before `main` begins the operating system ends the process; after the build it is too late.
+        let early = done.status.signal() == Some(number) && stderr.is_empty();
+        let interrupted = done.status.code() == Some(code) && stderr == "error: interrupted\n";
         let late = done.status.success() && case.path("out.moec/manifest.json").exists();
-        assert!(early || heard || late, "SIG{name}: {:?}: {said}", done.status);
+        assert!(early || interrupted || late, "SIG{name}: {:?}: {stderr}", done.status);
         case.nothing_left();
     }
 }
 
 #[test]
-fn a_signal_is_heard_while_a_build_waits() {
+fn signal_interrupts_a_build_that_waits_for_cargo() {
     use std::os::unix::fs::PermissionsExt as _;
     let case = Case::new();
     let cargo = case.path("cargo");
@@ -341,32 +344,36 @@ fn a_signal_is_heard_while_a_build_waits() {
         }
         signal(&child, name);
         let done = end(child);
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!((done.status.code(), said.as_str()), (Some(code), "error: interrupted\n"));
+        let stderr = String::from_utf8(done.stderr).unwrap();
+        assert_eq!((done.status.code(), stderr.as_str()), (Some(code), "error: interrupted\n"));
         case.nothing_left();
         fs::remove_file(&waiting).unwrap();
     }
 }
 
 #[test]
-fn a_signal_is_heard_while_a_prompt_is_awaited() {
+fn signal_interrupts_reading_a_prompt() {
     let case = Case::new();
     ok(&mut case.build());
     let mut run = case.on_bundle(&["run", "generate", "--prompt", "-", "-n", "1"]);
     let mut child = run.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // Once it has read this it waits for more.
+    // After this input the program waits for more.
     let mut input = child.stdin.take().unwrap();
     input.write_all(b"once").unwrap();
     std::thread::sleep(Duration::from_millis(500));
     signal(&child, "INT");
     let done = end(child);
-    let said = String::from_utf8(done.stderr).unwrap();
-    assert!(done.status.code() == Some(130) && said == "error: interrupted\n", "{:?}: {said}", done.status);
+    let stderr = String::from_utf8(done.stderr).unwrap();
+    assert!(
+        done.status.code() == Some(130) && stderr == "error: interrupted\n",
+        "{:?}: {stderr}",
+        done.status
+    );
     drop(input);
 }
 
 #[test]
-fn a_weight_file_that_is_cut_under_a_running_program_is_named() {
+fn weight_file_truncated_during_a_run_is_named() {
     let case = Case::new();
     ok(&mut case.build());
     for check in [false, true] {
@@ -385,11 +392,11 @@ fn a_weight_file_that_is_cut_under_a_running_program_is_named() {
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
         input.write_all(b"4 4 1\n").unwrap();
         let done = end(child);
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!(done.status.code(), Some(1), "{:?}: {said}", done.status);
-        assert!(said.contains("experts.bin` was changed or cut while it was in use\nhint: "), "{said}");
+        let stderr = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{:?}: {stderr}", done.status);
+        assert!(stderr.contains("experts.bin` was changed or cut while it was in use\nhint: "), "{stderr}");
         fs::write(&path, whole).unwrap();
     }
-    // The same words through a bundle's own program are tested where it is linked.
+    // Errors of the bundle's own `run` are tested in `linking`.
     ok(&mut clean(case.on_bundle(&["run", "generate", "--ids", "1", "-n", "1"])));
 }

@@ -1,5 +1,4 @@
-//! Weights in memory of their own and mapped ones, end to end: the same tokens and logits, and a word on
-//! where they lie.
+//! Weights in RAM and mapped weights, end to end: the same tokens and logits, and a note on their location.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -43,7 +42,7 @@ fn json(command: &mut Command) -> Value {
 const OWN: [&str; 2] = ["--weights", "ram"];
 
 #[test]
-fn tokens_and_logits_are_the_same() {
+fn ram_and_mmap_weights_give_the_same_results() {
     for source in [checkpoint("olmoe"), checkpoint("deepseek_v2"), ferris()] {
         let folder = tempfile::tempdir().unwrap();
         let bundle = build(&source, folder.path(), "");
@@ -53,15 +52,15 @@ fn tokens_and_logits_are_the_same() {
             let logits = ["logits", "--weights", weights, "--ids", &ids, "--out"];
             ok(run(&bundle, &logits).arg(&out));
             let generate = ["generate", "--weights", weights, "--ids", &ids, "-n", "24", "--check", "--json"];
-            let said = json(&mut run(&bundle, &generate));
-            (fs::read(&out).unwrap(), said["ids"].clone(), said["tokens"].clone())
+            let report = json(&mut run(&bundle, &generate));
+            (fs::read(&out).unwrap(), report["ids"].clone(), report["tokens"].clone())
         });
         assert!(both[0].0.len() > 45 * 4);
         assert!(both[0] == both[1], "{}: {:?}", source.display(), both.map(|b| (b.1, b.2)));
     }
 }
 
-/// A copy of a tied checkpoint whose head is a tensor of its own, equal to the table.
+/// A copy of a tied checkpoint whose head is a separate tensor with the same values as the table.
 fn untied(source: &Path, folder: &Path) -> PathBuf {
     let copy = folder.join("untied");
     fs::create_dir(&copy).unwrap();
@@ -77,7 +76,7 @@ fn untied(source: &Path, folder: &Path) -> PathBuf {
     copy
 }
 
-/// Segments of the shape of the table of embeddings, and how many kernels of an entry point read each.
+/// Segments with the shape of the embedding table, and how many kernels of an entry point read each.
 fn tables(plan: &Plan) -> Vec<(Layout, usize)> {
     let shape = &plan.segments[0].shape;
     let readers = |segment: u32| {
@@ -88,8 +87,8 @@ fn tables(plan: &Plan) -> Vec<(Layout, usize)> {
     found.map(|(i, s)| (s.layout, readers(i))).collect()
 }
 
-/// Once in every format but q4, whose table and head are rounded each for its use, and the same model comes
-/// of it.
+/// A tied table is stored once in every format but q4, in which table and head are rounded separately. The
+/// results are the same.
 #[test]
 fn a_tied_table_is_stored_once() {
     for format in ["f32", "f16", "bf16", "q8", "mxfp4", "q4"] {
@@ -105,19 +104,19 @@ fn a_tied_table_is_stored_once() {
             (Bundle::open(&bundle).unwrap().plan, logits_file(&out).1, tokens)
         };
         let (tied, logits, tokens) = build(&source, "tied");
-        let (apart, want, own_tokens) = build(&untied(&source, folder.path()), "apart");
-        let [(Layout::Rows, 1), (head @ Layout::Panels { .. }, 1)] = tables(&apart)[..] else {
-            panic!("{format}: {:?}", tables(&apart))
+        let (untied, want, own_tokens) = build(&untied(&source, folder.path()), "apart");
+        let [(Layout::Rows, 1), (head @ Layout::Panels { .. }, 1)] = tables(&untied)[..] else {
+            panic!("{format}: {:?}", tables(&untied))
         };
         let bytes = |plan: &Plan| plan.segments.iter().map(|s| s.bytes).sum::<u64>();
         if format == "q4" {
-            assert_eq!((tables(&tied), bytes(&tied)), (tables(&apart), bytes(&apart)));
+            assert_eq!((tables(&tied), bytes(&tied)), (tables(&untied), bytes(&untied)));
         } else {
             assert_eq!(tables(&tied), [(head, 2)], "{format}");
-            // In f32 the scale of the last norm, 64 numbers, goes into a head of its own, and not into one
-            // that is the table.
+            // In f32, the last norm's 64 weights are folded into a separate head, but not into a shared
+            // table.
             let scale = if format == "f32" { 64 * 4 } else { 0 };
-            assert_eq!(bytes(&tied), bytes(&apart) - apart.segments[0].bytes + scale, "{format}");
+            assert_eq!(bytes(&tied), bytes(&untied) - untied.segments[0].bytes + scale, "{format}");
         }
         assert_eq!(tokens, own_tokens, "{format}");
         if format == "f32" {
@@ -129,38 +128,60 @@ fn a_tied_table_is_stored_once() {
 }
 
 #[test]
-fn a_run_says_where_its_weights_lie() {
+fn run_reports_where_its_weights_are_stored() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&checkpoint("olmoe"), folder.path(), "");
     let bench = ["bench", "--prompt", "8", "--gen", "4", "--repeat", "1"];
     for weights in ["ram", "mmap"] {
-        let said = json(run(&bundle, &bench).args(["--json", "--weights", weights]));
-        let held = &said["weights"];
+        let report = json(run(&bundle, &bench).args(["--json", "--weights", weights]));
+        let held = &report["weights"];
         let own = weights == "ram";
         assert!(held["own"] == own && held["shared"] != own && held["why"] == "as requested", "{held}");
         assert_eq!(held["bytes"].as_u64() > Some(0), own, "{held}");
         assert_eq!((held["reader"].is_string(), held["load_seconds"].is_f64()), (own, own), "{held}");
         assert_eq!(held["huge_page_bytes"].is_u64(), own && cfg!(target_os = "linux"), "{held}");
-        assert!(said["first_token_seconds"].as_f64() > Some(0.0), "{said}");
+        assert!(report["first_token_seconds"].as_f64() > Some(0.0), "{report}");
         let text = String::from_utf8(ok(run(&bundle, &bench).args(["--weights", weights])).stdout).unwrap();
         assert!(text.contains(if own { " of its own" } else { "mapped (as requested)" }), "{text}");
     }
-    let said = json(&mut run(&bundle, &["info", "--json"]));
-    let held = &said["weights"];
+    let report = json(&mut run(&bundle, &["info", "--json"]));
+    let held = &report["weights"];
     assert!(held["own"].is_boolean() && held["why"].as_str().is_some_and(|why| !why.is_empty()), "{held}");
     let text = String::from_utf8(ok(&mut run(&bundle, &["info"])).stdout).unwrap();
     assert!(text.contains("in memory     "), "{text}");
-    let (code, said) = fails(&mut run(&bundle, &["generate", "--ids", "1", "--weights", "mine"]));
-    assert!(code == 2 && said.contains("[possible values: auto, ram, mmap]"), "{said}");
+    let (code, stderr) = fails(&mut run(&bundle, &["generate", "--ids", "1", "--weights", "mine"]));
+    assert!(code == 2 && stderr.contains("[possible values: auto, ram, mmap]"), "{stderr}");
+}
+
+/// Number of locked pages, or the reason why this user may not lock any.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_locked_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&checkpoint("olmoe"), folder.path(), "");
+    let bench = ["bench", "--prompt", "8", "--gen", "4", "--repeat", "1", "--json"];
+    assert_eq!(json(&mut run(&bundle, &bench))["locked_bytes"], 0);
+    let done = run(&bundle, &bench).arg("--mlock").output().unwrap();
+    if done.status.success() {
+        let report: Value = serde_json::from_slice(&done.stdout).unwrap();
+        let locked = report["locked_bytes"].as_u64().unwrap();
+        assert!(locked >= report["weight_bytes"].as_u64().unwrap(), "{report}");
+    } else {
+        let stderr = String::from_utf8(done.stderr).unwrap();
+        assert!(stderr.contains("memory cannot be locked") && stderr.contains("ulimit -l"), "{stderr}");
+    }
 }
 
 #[test]
-fn a_budget_keeps_its_way() {
+fn ram_weights_are_refused_with_a_budget() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&checkpoint("olmoe"), folder.path(), "[memory]\nbudget = \"1 GiB\"\n");
     let generate = ["generate", "--ids", "1,2,3", "-n", "4"];
-    let (code, said) = fails(run(&bundle, &generate).args(OWN));
-    assert!(code == 2 && said.contains("leaves experts on disk") && said.contains("--no-budget"), "{said}");
+    let (code, stderr) = fails(run(&bundle, &generate).args(OWN));
+    assert!(
+        code == 2 && stderr.contains("leaves experts on disk") && stderr.contains("--no-budget"),
+        "{stderr}"
+    );
     let all = ok(run(&bundle, &generate).args(OWN).arg("--no-budget")).stdout;
     assert_eq!(all, ok(&mut run(&bundle, &generate)).stdout);
     let info = json(&mut run(&bundle, &["info", "--json"]));
@@ -168,7 +189,7 @@ fn a_budget_keeps_its_way() {
 }
 
 #[test]
-fn a_file_that_was_changed_is_found() {
+fn changed_weight_file_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&checkpoint("olmoe"), folder.path(), "");
     let weights = fs::read_dir(bundle.join("weights")).unwrap().map(|f| f.unwrap().path());
@@ -178,16 +199,16 @@ fn a_file_that_was_changed_is_found() {
         let at = other.len() / 2;
         other[at] ^= 1;
         fs::write(&path, other).unwrap();
-        let (code, said) = fails(run(&bundle, &["generate", "--ids", "1,2,3", "-n", "4"]).args(OWN));
-        assert!(code == 1 && said.contains("was changed after the build"), "{said}");
+        let (code, stderr) = fails(run(&bundle, &["generate", "--ids", "1,2,3", "-n", "4"]).args(OWN));
+        assert!(code == 1 && stderr.contains("was changed after the build"), "{stderr}");
         fs::write(&path, whole).unwrap();
     }
 }
 
-/// A limit that is larger than the weights, and smaller than them and what is to be spared.
+/// A limit that is larger than the weights, but smaller than weights and reserve together.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_group_whose_limit_is_small_has_them_mapped() {
+fn weights_are_mapped_under_a_small_cgroup_limit() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("source");
     ok(moec()
@@ -201,18 +222,22 @@ fn a_group_whose_limit_is_small_has_them_mapped() {
         .sum();
     let bench = ["bench", "--prompt", "8", "--gen", "4", "--repeat", "1", "--json"];
     for (limit, fits) in [(weights / 2, false), (2 * weights, true)] {
-        let Some(group) = GROUPS.of(group::Group::new("a-group-whose-limit-is-small", Some(limit))) else {
+        let Some(group) = GROUPS.ok_or_skip(group::Group::new("a-group-whose-limit-is-small", Some(limit)))
+        else {
             return;
         };
-        let said = json(&mut group.enter(&run(&bundle, &bench)));
-        assert_eq!(said["weights"]["own"], false, "{said}");
-        assert!(said["weights"]["why"].as_str().is_some_and(|why| why.contains("would need")), "{said}");
+        let report = json(&mut group.enter(&run(&bundle, &bench)));
+        assert_eq!(report["weights"]["own"], false, "{report}");
+        assert!(report["weights"]["why"].as_str().is_some_and(|why| why.contains("would need")), "{report}");
         let mut own = group.enter(run(&bundle, &bench).args(OWN));
         if fits {
             assert_eq!(json(&mut own)["weights"]["own"], true);
         } else {
-            let (code, said) = fails(&mut own);
-            assert!(code == 1 && said.contains("are missing") && said.contains("--weights auto"), "{said}");
+            let (code, stderr) = fails(&mut own);
+            assert!(
+                code == 1 && stderr.contains("are missing") && stderr.contains("--weights auto"),
+                "{stderr}"
+            );
         }
         assert_eq!(group.kills(), 0);
     }

@@ -1,4 +1,4 @@
-//! Layers with a sliding window keep a ring of positions: what they compute, and what cannot go back.
+//! Layers with a sliding window keep a ring of positions: their results, and refused rewinds.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{checkpoint, distance, list, logits_file, moec, ok};
 
-/// One of its two layers has a window, of 16 tokens.
+/// A model of two layers, one of which has a window of 16 tokens.
 const FAMILY: &str = "gpt_oss";
 const CONTEXT: usize = 512;
 
-/// Builds for chunks of so many tokens: with the longest chunk, window and chunk are no shorter than the
-/// context.
+/// Builds with this chunk size. With the largest chunk, window and chunk together span the context, so there
+/// is no ring.
 fn build(folder: &Path, chunk: usize, format: &str) -> PathBuf {
     let toml = folder.join(format!("{format}-{chunk}.toml"));
     let text = format!(
@@ -43,14 +43,15 @@ fn prompt(tokens: u32) -> Vec<u32> {
 }
 
 fn generated(bundle: &Path, prompt: &[u32], more: &[&str]) -> Vec<u32> {
-    let said = json(run(bundle).args(["generate", "--ids", &list(prompt), "-n", "40", "--json"]).args(more));
-    serde_json::from_value(said["ids"].clone()).unwrap()
+    let report =
+        json(run(bundle).args(["generate", "--ids", &list(prompt), "-n", "40", "--json"]).args(more));
+    serde_json::from_value(report["ids"].clone()).unwrap()
 }
 
 #[test]
-fn rings_compute_what_caches_compute() {
+fn bundles_with_rings_and_full_caches_agree() {
     let folder = tempfile::tempdir().unwrap();
-    // More than three times round a ring of 128 rows.
+    // More than three times around a ring of 128 rows.
     let ids = prompt(430);
     for format in ["f32", "bf16", "q8"] {
         let [ring, cache] = [32, CONTEXT].map(|chunk| build(folder.path(), chunk, format));
@@ -77,7 +78,7 @@ fn rings_compute_what_caches_compute() {
 }
 
 #[test]
-fn saved_prompts_and_draft_tokens_go_back_in_a_ring_or_begin_again() {
+fn saved_prompts_and_draft_tokens_rewind_in_a_ring_or_restart() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(folder.path(), 32, "bf16");
     let ids = prompt(300);
@@ -87,7 +88,7 @@ fn saved_prompts_and_draft_tokens_go_back_in_a_ring_or_begin_again() {
     let file = file.to_str().unwrap();
     assert_eq!(generated(&bundle, &ids, &["--save-prompt", file]), want);
     assert_eq!(generated(&bundle, &ids, &["--load-prompt", file]), want);
-    // It shares the end that the ring holds, and a beginning that the ring has overwritten.
+    // The prompt shares a prefix that the ring still holds, or one that it has overwritten.
     for shared in [290, 100] {
         let other: Vec<u32> =
             ids[..shared].iter().copied().chain(prompt(340)[shared + 7..].iter().copied()).collect();
@@ -147,8 +148,8 @@ fn the_cache_of_gpt_oss_20b_at_8192_tokens() {
     safetensors::serialize_to_file(tensors, None, &folder.path().join("model.safetensors")).unwrap();
     let toml = folder.path().join("model.toml");
     fs::write(&toml, "[model]\nsource = \".\"\n[shapes]\nmax_context = 8192\ndecode_batch = [1]\n").unwrap();
-    let said = json(moec().arg("inspect").arg(&toml).arg("--json"));
-    let mib = |key: &str| said["estimate"][key].as_u64().unwrap() >> 20;
+    let report = json(moec().arg("inspect").arg(&toml).arg("--json"));
+    let mib = |key: &str| report["estimate"][key].as_u64().unwrap() >> 20;
     // 24 layers × 8192 rows, or 12 × 8192 and 12 × 384, of 2 × 8 × 64 numbers of two bytes.
     assert_eq!((mib("kv_cache_bytes_without_windows"), mib("kv_cache_bytes")), (384, 201));
 }

@@ -136,7 +136,7 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
 }
 
 fn main() -> Outcome {
-    let wanted = std::env::args().nth(1).unwrap_or_default();
+    let filter = std::env::args().nth(1).unwrap_or_default();
     let memory = vec![1_u64; 32 << 20];
     let seconds = fastest(|| {
         std::hint::black_box(memory.iter().copied().fold(0, u64::wrapping_add));
@@ -158,7 +158,7 @@ fn main() -> Outcome {
             let decode =
                 |kv_heads| Probe { name: "decode", cache, compute, rows: 1, context: 8192, kv_heads };
             let decodes = [HEADS, 4, 2, 1].map(decode);
-            for probe in probes.iter().chain(&decodes).filter(|p| p.name.contains(&wanted)) {
+            for probe in probes.iter().chain(&decodes).filter(|p| p.name.contains(&filter)) {
                 measure(&machine, probe)?;
             }
         }

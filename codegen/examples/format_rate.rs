@@ -1,5 +1,6 @@
-//! Cost of formats that hold a checkpoint's codes beside those that are rounded to: q8h beside q8, q4h and
-//! mxfp4 beside q4. A call of each by turns; the median of the ratios.
+//! Cost of formats beside each other: those that hold a checkpoint's codes beside those that are rounded to
+//! (q8h beside q8, q4h and mxfp4 beside q4), and codes of other widths beside q4. A call of each by turns;
+//! the median of the ratios of times, and the ratio of bytes, which is that of times where memory is the limit.
 //!
 //! `cargo run --release -p moec-codegen --example format_rate`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
@@ -16,11 +17,19 @@ use moec_ir::types::Format;
 use std::time::Instant;
 
 /// Turns.
-const TURNS: usize = 41;
+const ROUNDS: usize = 41;
 
 /// A format and the one that it is compared with.
-const PAIRS: [[Format; 2]; 3] =
-    [[Format::Q8, Format::Q8h], [Format::Q4, Format::Q4h], [Format::Q4, Format::Mxfp4]];
+const PAIRS: [[Format; 2]; 8] = [
+    [Format::Q8, Format::Q8h],
+    [Format::Q4, Format::Q4h],
+    [Format::Q4, Format::Mxfp4],
+    [Format::Q4, Format::Q8],
+    [Format::Q4, Format::Q6],
+    [Format::Q4, Format::Q5],
+    [Format::Q4, Format::Q3],
+    [Format::Q4, Format::Q2],
+];
 
 /// Rows, input channels, output channels: a token whose weights come from memory, one whose weights are in
 /// the cache, a prompt.
@@ -107,7 +116,7 @@ fn main() -> Outcome {
     for machine in [Machine::host()?, Machine::x86_64_level(3)] {
         let isa = machine.isa();
         println!("{} {isa:?}", machine.cpu);
-        println!("| | | milliseconds | | ratio |\n|---|---|---|---|---|");
+        println!("| | | milliseconds | | ratio | bytes |\n|---|---|---|---|---|---|");
         for (name, rows, k, n) in SHAPES {
             for compute in [ComputeType::I8, ComputeType::Bf16, ComputeType::F32] {
                 let able = match compute {
@@ -121,7 +130,7 @@ fn main() -> Outcome {
                     let mut layers = [layer(pair[0])?, layer(pair[1])?];
                     let calls = (40_000_000 / (rows * k * n)).max(1);
                     let mut times = [Vec::new(), Vec::new()];
-                    for turn in 0..=TURNS {
+                    for turn in 0..=ROUNDS {
                         for (layer, times) in layers.iter_mut().zip(&mut times) {
                             let kernel = layer.loaded.kernel(&layer.spec.symbol(&isa))?;
                             let seconds = layer.seconds(kernel, calls);
@@ -133,8 +142,9 @@ fn main() -> Outcome {
                     }
                     let ratios = times[0].iter().zip(&times[1]).map(|(a, b)| b / a).collect();
                     let [a, b] = times.map(|t| median(t) * 1e3);
+                    let bytes = pair[1].bits() / pair[0].bits();
                     println!(
-                        "| {name}, {} | {} → {} | {a:.4} | {b:.4} | {:.3} |",
+                        "| {name}, {} | {} → {} | {a:.4} | {b:.4} | {:.3} | {bytes:.3} |",
                         compute.name(),
                         pair[0],
                         pair[1],

@@ -325,7 +325,7 @@ fn peak() -> f64 {
 
 fn main() -> Outcome {
     let host = Machine::host()?;
-    let wanted = std::env::args().nth(1).unwrap_or_default();
+    let filter = std::env::args().nth(1).unwrap_or_default();
     let threads = std::env::args().nth(2).map_or(Ok(1), |n| n.parse())?;
     println!("{} {:?}", host.cpu, host.isa());
     println!("{:34} {:9.1} GFLOP/s", "fused multiply-adds in registers", peak());
@@ -402,7 +402,7 @@ fn main() -> Outcome {
             },
             _ => true,
         };
-        for probe in probes.iter().filter(|p| p.name.contains(&wanted)).filter(able) {
+        for probe in probes.iter().filter(|p| p.name.contains(&filter)).filter(able) {
             measure(&machine, probe, threads)?;
         }
     }

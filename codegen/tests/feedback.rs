@@ -1,4 +1,4 @@
-//! Rounding with error feedback, against the algorithm as it was published.
+//! Rounding with error feedback, compared with the published algorithm.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::thread;
 
-/// Numbers around 0, the same on every run.
+/// Random numbers around 0, the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// Second moments `[n, n]` of channels that share a few causes, damped.
+/// Second moments `[n, n]`, damped, of channels that are mixtures of a few common sources.
 fn moments(n: usize, random: &mut Random) -> Vec<f64> {
     let causes = 6;
     let mix: Vec<f64> = (0..n * causes).map(|_| random.next()).collect();
@@ -36,7 +36,7 @@ fn moments(n: usize, random: &mut Random) -> Vec<f64> {
     (0..n * n).map(|at| product(at / n, at % n) + if at % (n + 1) == 0 { 0.1 } else { 0.0 }).collect()
 }
 
-/// The lower triangle of the blocks.
+/// Feedback from the lower triangles of the diagonal blocks of `h`.
 fn feedback(h: &[f64], n: usize, block: usize) -> Feedback {
     let lower = |range: Range<usize>| {
         let pairs = range.clone().flat_map(|i| (range.start..=i).map(move |j| (i, j)));
@@ -45,7 +45,7 @@ fn feedback(h: &[f64], n: usize, block: usize) -> Feedback {
     Feedback::new((0..n).step_by(block).map(|b| lower(b..(b + block).min(n)))).unwrap()
 }
 
-/// `H⁻¹`, by Gauss and Jordan.
+/// `H⁻¹`, by Gauss-Jordan elimination.
 fn inverse(h: &[f64], n: usize) -> Vec<f64> {
     let mut a = h.to_vec();
     let mut inverse: Vec<f64> = (0..n * n).map(|at| f64::from(u8::from(at % (n + 1) == 0))).collect();
@@ -100,7 +100,7 @@ fn codes_are_those_of_gptq() {
     let u = cholesky(&inverse(&h, n), n);
     let feedback = feedback(&h, n, n);
     let rows = random.numbers(40 * n);
-    let found = feedback.round_in(&rows, 0);
+    let found = feedback.round_in(Format::Q4, &rows, 0);
     let mut others = 0;
     for (row, groups) in rows.chunks(n).zip(found.chunks(n / GROUP)) {
         let mut w: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
@@ -114,36 +114,37 @@ fn codes_are_those_of_gptq() {
             others += usize::from(code != f64::from(groups[i / GROUP].codes[i % GROUP]));
         }
     }
-    // A number in the middle between two codes is rounded to either side, and changes the following ones.
+    // A number halfway between two codes may be rounded to either, which changes the codes after it.
     assert!(others <= rows.len() / 100, "{others} of {} codes are others", rows.len());
 }
 
 #[test]
 fn feedback_errs_less_than_the_nearest_codes() {
     let n = 4 * GROUP;
-    for seed in 0..8 {
+    let formats = [(Format::Q4, 0.6), (Format::Q6, 0.7), (Format::Q3, 0.7), (Format::Q2, 0.8)];
+    for (seed, (format, most)) in (0..8).flat_map(|seed| formats.map(|f| (seed, f))) {
         let mut random = Random(seed);
         let h = moments(n, &mut random);
         let rows = random.numbers(32 * n);
         let diagonal: Vec<f32> = (0..n).map(|i| h[i * n + i] as f32).collect();
-        let nearest = groups(Format::Q4, &rows, n, Weighting::of(Some(&diagonal)));
+        let nearest = groups(format, &rows, n, Weighting::of(Some(&diagonal)));
         let sum = |found: &[Group]| -> f64 {
             let rows = rows.chunks(n).zip(found.chunks(n / GROUP));
             rows.map(|(row, groups)| error(&h, row, &values(groups, n))).sum()
         };
         let plain = sum(&nearest);
         let mut last = plain;
-        // The wider its blocks, the more feedback knows.
+        // Wider blocks compensate more of the error.
         for block in [GROUP, 2 * GROUP, n] {
-            let fed = sum(&feedback(&h, n, block).round(&rows));
-            assert!(fed < 1.02 * last, "seed {seed}, blocks of {block}: {fed} after {last}");
+            let fed = sum(&feedback(&h, n, block).round(format, &rows));
+            assert!(fed < 1.02 * last, "{format}, seed {seed}, blocks of {block}: {fed} after {last}");
             last = fed;
         }
-        assert!(last < 0.6 * plain, "seed {seed}: {last} of {plain}");
+        assert!(last < most * plain, "{format}, seed {seed}: {last} of {plain}");
     }
 }
 
-/// Codes that are chosen anew when all are known err less, row by row, and more so with every sweep.
+/// Choosing codes again once all are known lowers the error of every row; more sweeps lower it further.
 #[test]
 fn sweeps_lower_the_error_of_every_row() {
     let n = 4 * GROUP - 3;
@@ -153,7 +154,7 @@ fn sweeps_lower_the_error_of_every_row() {
         let feedback = feedback(&h, n, n);
         let rows = random.numbers(32 * n);
         let errors = |sweeps: usize| -> Vec<f64> {
-            let found = feedback.round_in(&rows, sweeps);
+            let found = feedback.round_in(Format::Q4, &rows, sweeps);
             let rows = rows.chunks(n).zip(found.chunks(n.div_ceil(GROUP)));
             rows.map(|(row, groups)| error(&h, row, &values(groups, n))).collect()
         };
@@ -171,15 +172,15 @@ fn sweeps_lower_the_error_of_every_row() {
     }
 }
 
-/// A row's bytes depend neither on the rows that are rounded at the same time nor on its place.
+/// A row's bytes depend neither on the rows that are rounded at the same time nor on its position.
 #[test]
 fn rows_are_rounded_each_by_itself() {
     let (matrices, rows, cols) = (2, 37, 72);
     let mut random = Random(7);
     let feedback = feedback(&moments(cols, &mut random), cols, GROUP * 2);
     let all = random.numbers(matrices * rows * cols);
-    let alone: Vec<Group> = all.chunks(cols).flat_map(|row| feedback.round(row)).collect();
-    assert_eq!(feedback.round(&all), alone);
+    let alone: Vec<Group> = all.chunks(cols).flat_map(|row| feedback.round(Format::Q4, row)).collect();
+    assert_eq!(feedback.round(Format::Q4, &all), alone);
     for layout in [Layout::Rows, Layout::Panels { nr: 16 }, Layout::GluPanels { nr: 4 }] {
         let rows = if matches!(layout, Layout::GluPanels { .. }) { rows - 1 } else { rows };
         let g = Geometry { layout, format: Format::Q4, matrices, rows, cols };
@@ -195,9 +196,9 @@ fn rows_are_rounded_each_by_itself() {
             unpack_rows(&g, &packed, l, 0..rows, &mut out).unwrap();
             let own = &all[l * rows * cols..][..rows * cols];
             for (row, got) in own.chunks(cols).zip(out.chunks(cols)) {
-                assert_eq!(got, values(&feedback.round(row), cols));
+                assert_eq!(got, values(&feedback.round(Format::Q4, row), cols));
             }
-            // Reading weights back finds these codes; numbers that are not near them stay.
+            // Rounding unpacked weights again gives the same codes; numbers far from them keep a difference.
             let mut again = own.to_vec();
             round_as_packed(&g, &packed, l, 0..rows, true, &mut again).unwrap();
             assert_eq!(again, out);
@@ -208,7 +209,7 @@ fn rows_are_rounded_each_by_itself() {
     }
 }
 
-/// A matrix of several blocks has the same bytes whichever thread packs a block, and in whatever order.
+/// The bytes of a matrix of several blocks depend neither on the threads nor on the order of packing.
 #[test]
 fn blocks_are_packed_each_by_itself() {
     let (rows, cols) = (600, 1024);
@@ -239,7 +240,7 @@ fn blocks_are_packed_each_by_itself() {
             pack_block(&g, block, weighting, &mut { read }, &mut Scratch::default(), &mut bytes).unwrap();
             bytes
         };
-        // The last one is begun first.
+        // The last block is started first.
         let mut threads: Vec<_> = blocks.iter().rev().map(|block| scope.spawn(move || pack(block))).collect();
         threads.reverse();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
@@ -247,14 +248,14 @@ fn blocks_are_packed_each_by_itself() {
     assert!(by_threads.concat() == packed);
 }
 
-/// Stored numbers of a group become that group's numbers again, whatever code the largest of them has.
+/// Numbers that were read from codes and scales give the same numbers again, whatever the largest code is.
 #[test]
-fn stored_numbers_are_stored_again() {
+fn rounding_stored_numbers_again_keeps_them() {
     let (n, mut random) = (2 * GROUP, Random(5));
     let feedback = feedback(&moments(n, &mut random), n, n);
-    let found = feedback.round(&random.numbers(200 * n));
+    let found = feedback.round(Format::Q4, &random.numbers(200 * n));
     for group in &found {
-        assert_eq!(Group::again(Format::Q4, &group.values()).values(), group.values());
+        assert_eq!(Group::recover(Format::Q4, &group.values()).values(), group.values());
     }
     for top in 1..=7_i8 {
         let group = Group {
@@ -262,20 +263,19 @@ fn stored_numbers_are_stored_again() {
             codes: std::array::from_fn(|i| i as i8 % (top + 1)),
         };
         for format in [Format::Q4, Format::Q8, Format::Q4h, Format::Q8h] {
-            assert_eq!(Group::again(format, &group.values()).values(), group.values(), "{top}");
+            assert_eq!(Group::recover(format, &group.values()).values(), group.values(), "{top}");
         }
     }
-    // As a checkpoint has them: a code of −128, a scale of f16 that is subnormal, and the ends of the range
-    // of powers of two.
+    // As in checkpoints: the code −128, a subnormal f16 scale, and both ends of the range of powers of two.
     let group = Group {
         scale: half::f16::from_bits(37).to_f32(),
         codes: std::array::from_fn(|i| (i as i16 - 128) as i8),
     };
-    assert_eq!(Group::again(Format::Q8h, &group.values()), group);
+    assert_eq!(Group::recover(Format::Q8h, &group.values()), group);
     for exponent in [-128, -127, -126, -3, 123] {
         let codes = std::array::from_fn(|i| E2M1[(i * 7 + 5) % 16]);
         let group = Group { scale: 2.0_f64.powi(exponent) as f32, codes };
-        assert_eq!(Group::again(Format::Mxfp4, &group.values()), group, "{exponent}");
+        assert_eq!(Group::recover(Format::Mxfp4, &group.values()), group, "{exponent}");
         assert_eq!(Group::with_scale(Format::Mxfp4, &group.values(), group.scale), group, "{exponent}");
     }
 }
@@ -287,10 +287,10 @@ fn any_input_gives_finite_numbers() {
     let mut random = Random(3);
     let rows: Vec<f32> =
         (0..40 * n).map(|i| if i % 3 == 0 { odd[i / 3 % odd.len()] } else { random.next() as f32 }).collect();
-    // Correlations that cannot be: the block counts as its diagonal.
+    // Impossible correlations: the block is treated as its diagonal.
     let impossible: Vec<f64> = (0..n * n).map(|at| if at % (n + 1) == 0 { 1.0 } else { -1.0 }).collect();
     for h in [moments(n, &mut random), impossible, vec![0.0; n * n], vec![1e300; n * n]] {
-        let found = feedback(&h, n, n).round(&rows);
+        let found = feedback(&h, n, n).round(Format::Q4, &rows);
         assert!(found.iter().flat_map(Group::values).all(f32::is_finite));
     }
     assert_eq!(Feedback::new([(0..3, vec![1.0; 5])]), None);

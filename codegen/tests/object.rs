@@ -1,4 +1,4 @@
-//! Symbols, objects, intermediate code.
+//! Tests of symbols, object files and intermediate code.
 #![allow(clippy::unwrap_used, clippy::panic)] // this is a test, though not all of it a test function
 
 use moec_codegen::jit::Loaded;
@@ -51,7 +51,7 @@ fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
     })
 }
 
-/// Products of small numbers: a machine has them or not.
+/// Kernels with bf16 or int8 products, which only some machines have.
 fn small_products() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for (format, compute) in [
@@ -112,7 +112,7 @@ fn small_products() -> Vec<KernelSpec> {
     all
 }
 
-/// Whether a machine multiplies in the compute type of a kernel.
+/// Whether a machine has the compute type of a kernel.
 fn multiplies(machine: &Machine, spec: &KernelSpec) -> bool {
     let isa = machine.isa();
     let able = |compute: &ComputeType| match compute {
@@ -158,7 +158,7 @@ fn attention() -> AttentionDesc {
     }
 }
 
-/// One kernel of every family, and many that differ in one parameter only.
+/// One kernel of every kind, and many that differ in one parameter only.
 fn specs() -> Vec<KernelSpec> {
     let layout = DispatchLayout { rows: 8, k: 2, experts: 4 };
     let silu = Glu::Gated(Activation::Silu);
@@ -387,7 +387,7 @@ fn different_kernels_have_different_symbols() {
 }
 
 #[test]
-fn machines_have_their_vectors() {
+fn machines_have_their_vector_widths() {
     let lanes = |m: Machine| m.isa().lanes;
     assert_eq!(lanes(Machine::x86_64_level(1)), 4);
     assert_eq!(lanes(Machine::x86_64_level(3)), 8);
@@ -401,7 +401,7 @@ fn machines_have_their_vectors() {
     assert!(host.features.iter().all(|f| FEATURES.iter().any(|(llvm, _)| llvm == f)), "{host:?}");
 }
 
-/// With instructions for two rows at a time, several rows are multiplied by them, and one row those for one.
+/// Machines with two-row instructions use them for several rows, and one-row instructions for one row.
 #[test]
 fn neon_multiplies_two_rows_at_a_time() {
     let features = ["dotprod", "i8mm", "bf16"].map(str::to_owned).to_vec();
@@ -419,7 +419,7 @@ fn neon_multiplies_two_rows_at_a_time() {
             spec.symbol(&machine.isa())
         );
     }
-    // A machine without them keeps to one row.
+    // Without the two-row instruction, rows are multiplied one at a time.
     let bytes = small_products().into_iter().find(|s| s.compute() == Some(ComputeType::I8)).unwrap();
     assert!(!assembly(&aarch64(), &bytes).unwrap().contains("smmla"));
 }
@@ -432,7 +432,7 @@ fn aarch64() -> Machine {
     }
 }
 
-/// Every machine that a device file names: the x86-64 levels, Xeon with AMX, two of Arm's, one of Apple's.
+/// Every machine of the device files: the x86-64 levels, Xeon with AMX, two Arm CPUs, an Apple CPU.
 fn all_machines() -> Vec<Machine> {
     let machine = |triple: &str, cpu: &str, features: &[&str]| Machine {
         triple: triple.to_string(),
@@ -454,7 +454,7 @@ fn all_machines() -> Vec<Machine> {
     all
 }
 
-/// Names of the symbols that an object wants from elsewhere, and of the functions that it defines, in order.
+/// Undefined symbols of an object, and the functions that it defines, in order.
 fn symbols(machine: &Machine, bytes: &[u8]) -> (BTreeSet<String>, Vec<String>) {
     let file = object::File::parse(bytes).unwrap();
     let apple = machine.triple.contains("apple");
@@ -462,17 +462,17 @@ fn symbols(machine: &Machine, bytes: &[u8]) -> (BTreeSet<String>, Vec<String>) {
     let arm = !machine.triple.starts_with("x86_64");
     assert_eq!(file.architecture(), if arm { Architecture::Aarch64 } else { Architecture::X86_64 });
     assert!(file.is_64() && file.is_little_endian() && file.kind() == ObjectKind::Relocatable);
-    // Apple's linker wants an underscore before C's names.
+    // Apple's linker requires an underscore before C names.
     let name = |s: &object::Symbol<'_, '_>| {
         let name = s.name().unwrap();
         if apple { name.strip_prefix('_').unwrap().to_string() } else { name.to_string() }
     };
-    let (mut wanted, mut defined) = (BTreeSet::new(), Vec::new());
+    let (mut undefined, mut defined) = (BTreeSet::new(), Vec::new());
     for symbol in file.symbols().filter(object::ObjectSymbol::is_global) {
         if symbol.is_undefined() {
-            wanted.insert(name(&symbol));
+            undefined.insert(name(&symbol));
         } else {
-            // A function is inside executable code, and so is every place that a linker fills.
+            // Functions and relocations must be inside an executable section.
             let section = file.section_by_index(symbol.section_index().unwrap()).unwrap();
             assert_eq!(section.kind(), SectionKind::Text);
             assert!((section.address()..section.address() + section.size()).contains(&symbol.address()));
@@ -481,29 +481,29 @@ fn symbols(machine: &Machine, bytes: &[u8]) -> (BTreeSet<String>, Vec<String>) {
         }
     }
     defined.sort();
-    (wanted, defined.into_iter().map(|(_, name)| name).collect())
+    (undefined, defined.into_iter().map(|(_, name)| name).collect())
 }
 
 #[test]
 fn objects_are_self_contained_and_their_symbols_sorted() {
     let mut all = specs();
     all.reverse();
-    // A plain run takes those of which others have a part.
+    // A plain run tests every second machine.
     for machine in moec_testing::every_second(all_machines()) {
         let all: Vec<KernelSpec> = all.iter().filter(|s| multiplies(&machine, s)).cloned().collect();
-        let (wanted, defined) = symbols(&machine, &compile(&machine, &all, &()).unwrap());
+        let (undefined, defined) = symbols(&machine, &compile(&machine, &all, &()).unwrap());
         let allowed = ["memcpy", "memmove", "memset", "bzero"];
-        assert!(wanted.iter().all(|s| allowed.contains(&s.as_str())), "{wanted:?} on {machine:?}");
+        assert!(undefined.iter().all(|s| allowed.contains(&s.as_str())), "{undefined:?} on {machine:?}");
         let mut want: Vec<String> = all.iter().map(|s| s.symbol(&machine.isa())).collect();
         want.sort();
         assert_eq!(defined, want);
     }
 }
 
-/// Objects by their source.
+/// Object files by their source.
 type Sources = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Objects by their source, and how often one was found.
+/// Object files by their source, and the number of hits.
 #[derive(Default)]
 struct ObjectCache(Mutex<(Sources, usize)>);
 
@@ -521,7 +521,7 @@ impl Objects for ObjectCache {
 }
 
 #[test]
-fn a_kept_object_is_taken_for_the_same_kernels_on_the_same_machine_alone() {
+fn cached_object_serves_only_the_same_kernel_and_machine() {
     let kept = ObjectCache::default();
     let (machine, kernels) = (Machine::x86_64_level(3), [norm(), linear(24, 33, Format::Bf16, None)]);
     let first = compile(&machine, &kernels, &kept).unwrap();
@@ -535,10 +535,10 @@ fn a_kept_object_is_taken_for_the_same_kernels_on_the_same_machine_alone() {
 }
 
 #[test]
-fn no_kernels_are_an_object_without_symbols() {
+fn object_without_kernels_has_no_symbols() {
     let machine = Machine::x86_64_level(3);
-    let (wanted, defined) = symbols(&machine, &compile(&machine, &[], &()).unwrap());
-    assert!(wanted.is_empty() && defined.is_empty(), "{wanted:?} {defined:?}");
+    let (undefined, defined) = symbols(&machine, &compile(&machine, &[], &()).unwrap());
+    assert!(undefined.is_empty() && defined.is_empty(), "{undefined:?} {defined:?}");
 }
 
 #[test]
@@ -551,7 +551,7 @@ fn the_same_kernels_give_the_same_bytes() {
 }
 
 #[test]
-fn contradictions_are_refused_by_name() {
+fn contradictory_kernel_specs_are_refused_by_name() {
     let machine = Machine::x86_64_level(3);
     let attend = |desc, cache| {
         let (compute, rows, splits) = (ComputeType::F32, 4, 1);
@@ -611,7 +611,7 @@ fn contradictions_are_refused_by_name() {
 }
 
 #[test]
-fn objects_that_do_not_fit_are_refused() {
+fn objects_for_other_machines_are_refused() {
     let load = |bytes: &[u8]| Loaded::new(bytes).and_then(|l| l.kernel("moec_nothing").map(|_| ()));
     assert!(matches!(load(b"no object"), Err(Error::Load(_))));
     assert!(matches!(load(&compile(&aarch64(), &[norm()], &()).unwrap()), Err(Error::Load(_))));
@@ -619,7 +619,7 @@ fn objects_that_do_not_fit_are_refused() {
     assert!(matches!(load(&own), Err(Error::Load(_))));
 }
 
-// LLVM's spelling changes with its version; these are of LLVM 22.
+// The text depends on LLVM's version; these snapshots are of LLVM 22.
 #[cfg(feature = "llvm22")]
 #[test]
 fn intermediate_code_of_a_norm() {
@@ -630,7 +630,7 @@ fn intermediate_code_of_a_norm() {
 #[test]
 fn intermediate_code_of_a_linear_layer() {
     let text = llvm_ir(&Machine::x86_64_level(3), &linear(6, 16, Format::Bf16, None), false).unwrap();
-    // The end of the function: the loop over rows that are multiplied one by one.
+    // The end of the function: the loop over rows that are multiplied one at a time.
     let loops =
         text.match_indices("\nloop").filter(|(at, _)| text[at + 1..].find(':') < text[at + 1..].find('\n'));
     let (start, _) = loops.collect::<Vec<_>>().into_iter().rev().nth(1).unwrap();
@@ -645,16 +645,17 @@ fn a_table_names_kernels_and_holds_the_plan() {
         features: vec![],
     };
     for machine in [Machine::x86_64_level(3), arm] {
-        // A plan may name a kernel twice; it is declared once.
+        // A kernel that a plan names twice is declared once.
         let write = || table(&machine, &["first", "second", "first"], b"the plan").unwrap();
         let bytes = write();
         assert!(bytes == write(), "two tables of one plan differ");
         let file = object::File::parse(&*bytes).unwrap();
         assert_eq!((file.format(), file.kind()), (BinaryFormat::Elf, ObjectKind::Relocatable));
         assert!(file.symbols().any(|s| s.name() == Ok(TABLE) && s.is_definition() && s.is_global()));
-        let asked = file.symbols().filter(object::ObjectSymbol::is_undefined).filter_map(|s| s.name().ok());
+        let undefined =
+            file.symbols().filter(object::ObjectSymbol::is_undefined).filter_map(|s| s.name().ok());
         assert_eq!(
-            asked.filter(|n| !n.is_empty()).collect::<BTreeSet<_>>(),
+            undefined.filter(|n| !n.is_empty()).collect::<BTreeSet<_>>(),
             BTreeSet::from(["first", "second"])
         );
         let holds = |d: &[u8]| d.windows(8).any(|w| w == b"the plan");

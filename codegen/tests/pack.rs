@@ -5,11 +5,11 @@
 use half::{bf16, f16};
 use moec_codegen::pack::quantise::{Group, LARGEST};
 use moec_codegen::pack::{
-    Geometry, Rows, Scratch, Weighting, groups, holds, outliers, pack, pack_block, pack_slice, packed_bytes,
-    past, round_as_packed, round_rows, unpack_rows,
+    Geometry, Rows, Scratch, Weighting, first_overflow, groups, is_representable, outliers, pack, pack_block,
+    pack_slice, packed_bytes, round_as_packed, round_rows, unpack_rows,
 };
 use moec_ir::plan::{Layout, Segment};
-use moec_ir::types::{Coding, E2M1, Format, GROUP};
+use moec_ir::types::{E2M1, Format, GROUP};
 use proptest::prelude::*;
 use std::io;
 use std::ops::Range;
@@ -27,8 +27,8 @@ fn geometries() -> impl Strategy<Value = Geometry> {
     let extent = || prop_oneof![1..70_usize, prop::sample::select(vec![1, 15, 17, 24, 56, 80])];
     (layout, format, 1..4_usize, extent(), extent()).prop_map(|(layout, format, matrices, rows, cols)| {
         let rows = if matches!(layout, Layout::GluPanels { .. }) { rows * 2 } else { rows };
-        // Rows by themselves have no scale each.
-        let by_rows = layout.is_by_rows() && format.is_by_channel();
+        // The layout `Rows` supports neither formats with a scale per row nor formats in bit planes.
+        let by_rows = layout.is_by_rows() && !format.holds_rows();
         let layout = if by_rows { Layout::Panels { nr: 16 } } else { layout };
         Geometry { layout, format, matrices, rows, cols: cols * layout.parts() }
     })
@@ -40,7 +40,7 @@ proptest! {
         g in geometries(),
         values in prop::collection::vec(-1e5_f32..1e5, 1000),
     ) {
-        // Rows that differ, of odd length next to any extent.
+        // The period of the values is odd, so that all rows differ.
         let values: Vec<f32> = values[..997].iter().copied().cycle().take(g.matrices * g.rows * g.cols).collect();
         let packed = pack_slice(&g, &values).unwrap();
         prop_assert_eq!(packed.len() as u64, packed_bytes(g.layout, g.format, g.matrices, g.rows, g.cols));
@@ -60,7 +60,7 @@ proptest! {
             let mut as_packed = want.clone();
             let mut out = vec![f32::NAN; g.rows * g.cols];
             unpack_rows(&g, &packed, matrix, 0..g.rows, &mut out).unwrap();
-            // Groups end where a part of a bundle does.
+            // Groups end at the parts of a bundle.
             round_rows(g.format, g.cols / g.layout.parts(), &mut want);
             prop_assert_eq!(&out, &want);
             round_as_packed(&g, &packed, matrix, 0..g.rows, false, &mut as_packed).unwrap();
@@ -69,13 +69,13 @@ proptest! {
     }
 }
 
-/// A weight that is at hand as numbers, and now and then in the format that it is packed in.
+/// A weight that is read as numbers, and sometimes in the format in which it is packed.
 struct Numbers<'a> {
     g: Geometry,
     values: &'a [f32],
-    /// Period, in ranges of rows, of those that are available as they are stored; none of them if 0.
+    /// Every how many reads return the stored format; 0: none.
     stored: usize,
-    asked: usize,
+    reads: usize,
 }
 
 impl Rows<io::Error> for Numbers<'_> {
@@ -85,8 +85,8 @@ impl Rows<io::Error> for Numbers<'_> {
     }
 
     fn stored(&mut self, matrix: usize, rows: Range<usize>, out: &mut [u8]) -> io::Result<bool> {
-        self.asked += 1;
-        if self.stored == 0 || !self.asked.is_multiple_of(self.stored) {
+        self.reads += 1;
+        if self.stored == 0 || !self.reads.is_multiple_of(self.stored) {
             out.fill(0xa5);
             return Ok(false);
         }
@@ -108,7 +108,7 @@ impl Rows<io::Error> for Numbers<'_> {
     }
 }
 
-/// Rows of `cols` numbers as a checkpoint has codes: each with the scale of its group.
+/// Rows of `cols` numbers in a checkpoint's form: each number as a code with the scale of its group.
 fn coded(format: Format, cols: usize, values: &[f32], out: &mut [u8]) {
     let groups = groups(format, values, cols, Weighting::default());
     let per_row = cols.div_ceil(GROUP);
@@ -118,7 +118,7 @@ fn coded(format: Format, cols: usize, values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// A number as a checkpoint has it.
+/// A number in a checkpoint's form: its code and its scale.
 fn stored_as(format: Format, code: i8, scale: f32) -> [u8; 3] {
     let bits = match format.scales() {
         Format::F16 => f16::from_f32(scale).to_le_bytes(),
@@ -127,16 +127,16 @@ fn stored_as(format: Format, code: i8, scale: f32) -> [u8; 3] {
     [code.cast_unsigned(), bits[0], bits[1]]
 }
 
-/// Blocks of a weight, one after the other; their memory is used again.
+/// Packs a weight block by block, and reuses the buffer.
 fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
     let (mut scratch, mut block_bytes, mut all) = (Scratch::default(), Vec::new(), Vec::new());
     for block in g.blocks() {
         block_bytes.clear();
         block_bytes.extend([7; 5]);
-        let mut rows = Numbers { g: *g, values, stored, asked: 0 };
+        let mut rows = Numbers { g: *g, values, stored, reads: 0 };
         let wide = outliers(g, block.matrix, Weighting::default(), &mut rows).unwrap();
         let weighting = Weighting { outliers: Some(&wide), ..Weighting::default() };
-        rows.asked = 0;
+        rows.reads = 0;
         pack_block(g, &block, weighting, &mut rows, &mut scratch, &mut block_bytes).unwrap();
         assert_eq!((block_bytes.len(), &block_bytes[..5]), (5 + block.bytes, &[7; 5][..]));
         all.extend(&block_bytes[5..]);
@@ -144,7 +144,7 @@ fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
     all
 }
 
-/// Codes and scales that no rounding would choose, which are at hand as such.
+/// A source of codes and scales, including ones that rounding never gives.
 struct ExactCodes<'a> {
     format: Format,
     cols: usize,
@@ -174,7 +174,7 @@ impl Rows<io::Error> for &ExactCodes<'_> {
     }
 }
 
-/// Packs and reads back; what was read, and what `read` gives.
+/// Packs and unpacks; returns the unpacked numbers, and the numbers that `read` gives.
 fn there_and_back(codes: &ExactCodes<'_>, layout: Layout, rows: usize) -> [Vec<f32>; 2] {
     let mut source = codes;
     let g = Geometry { layout, format: codes.format, matrices: 1, rows, cols: codes.cols };
@@ -185,7 +185,7 @@ fn there_and_back(codes: &ExactCodes<'_>, layout: Layout, rows: usize) -> [Vec<f
     let [mut back, mut want] = [(); 2].map(|()| vec![0.0; rows * codes.cols]);
     unpack_rows(&g, &packed, 0, 0..rows, &mut back).unwrap();
     source.read(0, 0..rows, &mut want).unwrap();
-    // The verifier of a bundle finds them, too.
+    // The verifier of bundles also accepts the packed numbers.
     let mut again = want.clone();
     round_as_packed(&g, &packed, 0, 0..rows, false, &mut again).unwrap();
     assert_eq!(again, back, "{g:?}");
@@ -193,8 +193,8 @@ fn there_and_back(codes: &ExactCodes<'_>, layout: Layout, rows: usize) -> [Vec<f
 }
 
 #[test]
-fn codes_of_a_checkpoint_are_taken_over() {
-    // Every code, none of them where rounding would have its scale: groups whose largest code is small.
+fn checkpoint_codes_are_packed_unchanged() {
+    // Includes groups with small codes only, for which rounding would choose another scale.
     let all = |at: usize| (at * 7 + at / 300) as i8;
     let small = |at: usize| (at % 5) as i8 - 2;
     let nibbles = |at: usize| (at * 11 % 16) as i8 - 8;
@@ -209,7 +209,7 @@ fn codes_of_a_checkpoint_are_taken_over() {
     for (format, codes) in cases {
         let scale = |row: usize, column: usize| match format {
             Format::Mxfp4 => 2.0_f64.powi((row * 9 + column / GROUP * 5) as i32 % 250 - 128) as f32,
-            // Subnormal ones, too, of either sign.
+            // Includes subnormal scales of both signs.
             _ => {
                 f16::from_bits((row * 700 + column / GROUP * 31 + 1) as u16 | (row as u16 % 2) << 15).to_f32()
             }
@@ -238,7 +238,7 @@ fn numbers_that_share_no_scale_are_rounded() {
 
 proptest! {
     #[test]
-    fn what_is_stored_so_needs_no_numbers(
+    fn rows_available_as_stored_pack_to_the_same_bytes(
         mut g in geometries(),
         values in prop::collection::vec(-6e4_f32..6e4, 997),
         wide in 1..40_usize,
@@ -255,10 +255,10 @@ proptest! {
     #[test]
     fn any_bits_are_rounded_as_one_by_one(
         mut g in geometries(),
+        format in prop::sample::select(vec![Format::F32, Format::Bf16, Format::F16]),
         bits in prop::collection::vec(any::<u32>(), 997),
     ) {
-        prop_assume!(!g.format.is_quantised());
-        g.layout = Layout::Rows;
+        (g.format, g.layout) = (format, Layout::Rows);
         let values: Vec<f32> =
             bits.into_iter().map(f32::from_bits).cycle().take(g.matrices * g.rows * g.cols).collect();
         let each: Vec<u8> = values
@@ -271,13 +271,13 @@ proptest! {
             .collect();
         prop_assert_eq!(pack_slice(&g, &values).unwrap(), each);
         for format in Format::ALL {
-            let first = values.iter().copied().find(|&x| !holds(format, x));
-            prop_assert_eq!(past(format, &values).map(f32::to_bits), first.map(f32::to_bits));
+            let first = values.iter().copied().find(|&x| !is_representable(format, x));
+            prop_assert_eq!(first_overflow(format, &values).map(f32::to_bits), first.map(f32::to_bits));
         }
     }
 }
 
-/// Bytes of the numbers `0, 1, 2, …` row by row, which groups of up to 8 or 128 of them hold exactly.
+/// Packed bytes of the numbers `0, 1, 2, …` in row order, which small groups represent exactly.
 fn counted(
     layout: Layout,
     format: Format,
@@ -309,7 +309,7 @@ fn gated_panels_hold_gate_then_up() {
 
 #[test]
 fn panels_of_bf16_hold_pairs() {
-    // Three input channels: two pairs, the second one filled up.
+    // Three input channels are two pairs, the second of which is padded.
     let bytes = counted(Layout::Panels { nr: 2 }, Format::Bf16, 3, 3, |r, c| (10 * r + c + 1) as f32);
     let want = [1., 2., 11., 12., 3., 0., 13., 0., 21., 22., 0., 0., 23., 0., 0., 0.];
     let want: Vec<u8> = want.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
@@ -322,7 +322,7 @@ fn panels_of_bf16_hold_pairs() {
 
 #[test]
 fn panels_of_q8_hold_quads_then_scales() {
-    // Every group of 32 holds a 127, so that codes are the numbers themselves at scale 1; row 1 is at
+    // Every group of 32 contains 127, so that the codes are the numbers themselves at scale 1. Row 1 has
     // scale 2.
     let number = |r: usize, c: usize| (r + 1) as f32 * if c.is_multiple_of(GROUP) { 127.0 } else { c as f32 };
     let (nr, cols) = (2, 34);
@@ -348,7 +348,7 @@ fn panels_of_q8_hold_quads_then_scales() {
 
 #[test]
 fn panels_of_q4_hold_nibbles_then_scales() {
-    // Every group holds a −8, so that codes are the numbers themselves at scale 1; row 1 is at scale −2.
+    // Every group contains −8, so that the codes are the numbers themselves at scale 1. Row 1 has scale −2.
     let code = |c: usize| if c.is_multiple_of(GROUP) { -8 } else { (c * 5 % 16) as i32 - 8 };
     let scale = |r: usize| [1.0, -2.0, 4.0][r];
     let number = |r: usize, c: usize| scale(r) * code(c) as f32;
@@ -378,7 +378,7 @@ fn panels_of_q4_hold_nibbles_then_scales() {
 }
 
 #[test]
-fn rounding_goes_to_even() {
+fn rounding_is_to_nearest_even() {
     let rounded = |format, mut x: [f32; 2]| {
         round_rows(format, 2, &mut x);
         x
@@ -390,7 +390,7 @@ fn rounding_goes_to_even() {
 }
 
 #[test]
-fn at_most_one_panel_is_asked_for_at_a_time() {
+fn packing_reads_at_most_one_panel_at_a_time() {
     let g = Geometry {
         layout: Layout::GluPanels { nr: 16 },
         format: Format::Bf16,
@@ -409,7 +409,7 @@ fn at_most_one_panel_is_asked_for_at_a_time() {
 }
 
 #[test]
-fn panels_come_in_order() {
+fn panels_are_written_in_order() {
     let (rows, cols) = (1024, 4096);
     for (format, layout) in [(Format::F32, Layout::Rows), (Format::Q4, Layout::Panels { nr: 32 })] {
         let g = Geometry { layout, format, matrices: 1, rows, cols };
@@ -430,7 +430,7 @@ fn panels_come_in_order() {
 }
 
 #[test]
-fn errors_of_the_source_come_back() {
+fn packing_returns_errors_of_the_source() {
     let g = Geometry { layout: Layout::Rows, format: Format::F32, matrices: 1, rows: 2, cols: 2 };
     let failed = pack(
         &g,
@@ -448,19 +448,22 @@ fn errors_of_the_source_come_back() {
     assert!(unpack_rows(&g, &[0; 35], 0, 0..2, &mut out).is_err());
 }
 
-const GROUPED: [Format; 4] = [Format::Q8, Format::Q4, Format::Q8h, Format::Q4h];
+const GROUPED: [Format; 8] =
+    [Format::Q8, Format::Q6, Format::Q5, Format::Q4, Format::Q3, Format::Q2, Format::Q8h, Format::Q4h];
 
-/// Codes by the largest magnitude alone: `q8` puts it at 127, `q4` at −8.
+/// Rounding by the largest magnitude alone: `q8` maps it to code 127, `q4` to −8.
 fn plain(format: Format, x: &[f32; GROUP]) -> [f32; GROUP] {
     let extreme = x.iter().fold(0.0_f32, |a, &x| if x.abs() > a.abs() { x } else { a });
-    let bytes = format.coding() == Some(Coding::Bytes);
-    let scale = if bytes { extreme.abs() / 127.0 } else { extreme / -8.0 };
+    let codes = format.spec().codes.unwrap();
+    let [low, high, step] = [f32::from(codes.lowest), f32::from(codes.highest), f32::from(codes.step)];
+    let scale = if format.spec().bits > 4 { extreme.abs() / high } else { extreme / low };
     let scale = match format.scales() {
         Format::F16 => f16::from_f32(scale).to_f32(),
         _ => bf16::from_f32(scale).to_f32(),
     };
-    let (low, high) = if bytes { (-127.0, 127.0) } else { (-8.0, 7.0) };
-    x.map(|x| if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(low, high) * scale })
+    let base = if step == 2.0 { 1.0 } else { 0.0 };
+    let nearest = |x: f32| ((x.clamp(low, high) - base) / step).round_ties_even() * step + base;
+    x.map(|x| if scale == 0.0 { 0.0 } else { nearest(x / scale) * scale })
 }
 
 fn error(x: &[f32; GROUP], got: &[f32; GROUP], w: &[f32; GROUP]) -> f64 {
@@ -476,7 +479,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn never_worse_than_by_the_largest_magnitude(
+    fn scales_err_no_more_than_those_of_the_largest_magnitude(
         x in prop_oneof![
             group(-1.0_f32..1.0),
             group((-1.0_f32..1.0).prop_map(|x| x * x * x)),
@@ -491,7 +494,7 @@ proptest! {
         exponent in -25..30_i32,
     ) {
         for format in GROUPED {
-            // Scales of f16 have fewer exponents, and those below the smallest normal number fewer digits.
+            // f16 scales have a smaller exponent range, and lose digits below the smallest normal number.
             let f16s = format.scales() == Format::F16;
             let x = x.map(|x| x * 10.0_f32.powi(if f16s { exponent.max(0) / 8 } else { exponent }));
             if f16s && x.iter().all(|x| x.abs() < 127.0 * f16::MIN_POSITIVE.to_f32()) {
@@ -500,7 +503,7 @@ proptest! {
             let found = Group::nearest(format, &x, &w);
             let (ours, theirs) = (error(&x, &found.values(), &w), error(&x, &plain(format, &x), &w));
             prop_assert!(ours <= theirs * (1.0 + 1e-4), "{format}: {ours} against {theirs} of {x:?}");
-            // The codes are settled by the scale.
+            // The scale determines the codes.
             prop_assert_eq!(Group::with_scale(format, &x, found.scale), found);
         }
     }
@@ -519,8 +522,8 @@ proptest! {
 }
 
 #[test]
-fn what_matters_more_is_nearer() {
-    // One large number among small ones: by itself it decides the scale, unless it matters little.
+fn important_numbers_round_with_less_error() {
+    // One large number among small ones determines the scale, unless its weight is low.
     let mut x: [f32; GROUP] = std::array::from_fn(|i| ((i * 7 % 32) as f32 - 15.5) / 16.0);
     x[5] = 2.0;
     let mut w = [1.0; GROUP];
@@ -549,17 +552,29 @@ fn zeros_and_the_ends_of_the_range() {
         let ends = std::array::from_fn(|i| if i % 2 == 0 { largest } else { -largest });
         let stored = Group::nearest(format, &ends, &one).values();
         assert!(stored.iter().zip(ends).all(|(s, x)| (s / x - 1.0).abs() < 0.1), "{format}: {stored:?}");
-        // Weights of zero are as good as none.
+        // Weights that are all 0 count as equal weights.
         let x = std::array::from_fn(|i| i as f32);
         assert_eq!(Group::nearest(format, &x, &[0.0; GROUP]), Group::nearest(format, &x, &one));
-        assert!(holds(format, largest) && !holds(format, largest * 1.1) && holds(format, 0.0));
-        assert!(!holds(format, f32::MAX) && !holds(format, f32::INFINITY) && !holds(format, f32::NAN));
+        assert!(
+            is_representable(format, largest)
+                && !is_representable(format, largest * 1.1)
+                && is_representable(format, 0.0)
+        );
+        assert!(
+            !is_representable(format, f32::MAX)
+                && !is_representable(format, f32::INFINITY)
+                && !is_representable(format, f32::NAN)
+        );
     }
-    assert!(holds(Format::Bf16, f32::INFINITY) && !holds(Format::F16, 1e5) && !holds(Format::Bf16, f32::MAX));
+    assert!(
+        is_representable(Format::Bf16, f32::INFINITY)
+            && !is_representable(Format::F16, 1e5)
+            && !is_representable(Format::Bf16, f32::MAX)
+    );
 }
 
 #[test]
-fn importance_is_that_of_matrix_and_column() {
+fn importance_is_taken_by_matrix_and_column() {
     let (matrices, rows, cols) = (2, 3, 40);
     let values: Vec<f32> =
         (0..matrices * rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0).powi(3)).collect();

@@ -1,4 +1,4 @@
-//! INT4 with a scale for each output channel, and its outliers.
+//! INT4 with a scale per output channel, and its outliers.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used)] // this is a test, though not all of it a test function
 
@@ -16,7 +16,7 @@ use std::ops::Range;
 
 const FORMATS: [Format; 2] = [Format::Q4o, Format::Q4c];
 
-/// Numbers between −1 and 1 that look like none.
+/// Pseudorandom numbers between −1 and 1.
 fn noise(n: usize, seed: u32) -> Vec<f32> {
     let number =
         |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 / (1 << 23) as f32 - 1.0;
@@ -32,7 +32,7 @@ fn quantised(format: Format, rows: usize, cols: usize, values: &[f32], weighting
     found
 }
 
-/// Packs one matrix by a weighting.
+/// Packs one matrix with this weighting.
 fn packed(g: &Geometry, values: &[f32], weighting: Weighting<'_>) -> Vec<u8> {
     let read = |_: usize, rows: Range<usize>, out: &mut [f32]| {
         out.copy_from_slice(&values[rows.start * g.cols..rows.end * g.cols]);
@@ -49,7 +49,7 @@ fn unpacked(g: &Geometry, bytes: &[u8]) -> Vec<f32> {
     out
 }
 
-/// Second moments of inputs that go together, as one block.
+/// Second moments of correlated inputs, as one block.
 fn correlated(cols: usize) -> Feedback {
     let lower = |i: usize| (0..=i).map(move |j| if i == j { 1.0 } else { 0.7_f64.powi((i - j) as i32) });
     Feedback::new([(0..cols, (0..cols).flat_map(lower).collect())]).unwrap()
@@ -65,9 +65,9 @@ fn missed(exact: &[f32], stored: &[f32]) -> f64 {
 }
 
 proptest! {
-    /// The CPU's panels hold what the matrix of any other unit holds, whatever weighs errors.
+    /// The CPU's panels represent the same numbers as plain rows, with any weighting of errors.
     #[test]
-    fn panels_hold_the_one_definition(
+    fn panels_hold_the_same_q4o_numbers_as_plain_rows(
         layout in layouts(),
         format in prop::sample::select(FORMATS.to_vec()),
         rows in 1..60_usize,
@@ -92,15 +92,15 @@ proptest! {
         prop_assert!(one.int4.iter().all(|q| (-8..=7).contains(q)));
         prop_assert!(one.int8.iter().all(|q| *q >= -127));
         prop_assert!(one.scale.iter().all(|s| *s > 0.0 && s.to_bits().trailing_zeros() >= 8));
-        // And the checkpoint's numbers are rounded to them.
+        // Rounding the checkpoint's numbers to the packed codes gives the same numbers.
         let mut again = values.clone();
         round_as_packed(&g, &bytes, 0, 0..rows, weighted == 2, &mut again).unwrap();
         prop_assert_eq!(again, one.dequantise());
     }
 
-    /// A host build packs what it reads from a bundle, in panels of another width.
+    /// A host build repacks weights from a bundle into panels of another width.
     #[test]
-    fn what_is_read_back_is_packed_to_the_same_numbers(
+    fn repacking_unpacked_numbers_keeps_them(
         layouts in [layouts(), layouts()],
         rows in 1..40_usize,
         cols in 1..70_usize,
@@ -112,9 +112,9 @@ proptest! {
         prop_assert_eq!(unpacked(&to, &packed(&to, &first, stored)), first);
     }
 
-    /// Bytes of a bundle may be anything.
+    /// Any bytes in a bundle: no panic.
     #[test]
-    fn damaged_bytes_are_no_panic(
+    fn unpacking_damaged_q4o_bytes_does_not_panic(
         layout in layouts(),
         bytes in prop::collection::vec(any::<u8>(), 0..6000),
         fed in any::<bool>(),
@@ -132,7 +132,7 @@ proptest! {
 fn outliers_are_the_rows_that_lose_most() {
     let (rows, cols) = (4 * OUTLIERS, 96);
     let mut values = noise(rows * cols, 3);
-    // In these rows one number is far from all others.
+    // Each of these rows has one number that is far from all others.
     let far = [7, 8, 30, 63];
     for r in far {
         values[r * cols + r] = 40.0;
@@ -142,20 +142,20 @@ fn outliers_are_the_rows_that_lose_most() {
     assert!(without.outliers.is_empty() && without.int8.is_empty());
     assert!(missed(&values, &with.dequantise()) < 0.5 * missed(&values, &without.dequantise()));
     assert!(with.bits() > without.bits() && with.bits() < 5.0);
-    // If that number is never multiplied by anything, nothing is lost with it.
+    // If the input of that number is always 0, the rows lose nothing.
     let importance: Vec<f32> = (0..cols).map(|c| f32::from(!far.contains(&c))).collect();
     let by = quantised(Format::Q4o, rows, cols, &values, Weighting::of(Some(&importance)));
     assert_ne!(by.outliers, with.outliers);
 }
 
 #[test]
-fn the_largest_number_is_cut_off_for_the_good_of_the_others() {
+fn largest_number_is_clipped_if_the_error_falls() {
     let mut row = noise(512, 9);
     row[17] = 3.0;
     let plain = Channel::with_scale(Width::Int4, &row, 3.0 / 7.0);
     let found = Channel::nearest(Width::Int4, &row, None);
     assert!(found.scale < plain.scale && found.error(&row, None) < 0.7 * plain.error(&row, None));
-    // Unless that one is what matters.
+    // If that number is important, it is not clipped.
     let importance: Vec<f32> = (0..512).map(|i| if i == 17 { 1e6 } else { 1.0 }).collect();
     let found = Channel::nearest(Width::Int4, &row, Some(&importance));
     assert!((f32::from(found.codes[17]) * found.scale - 3.0).abs() < 0.01);
@@ -181,10 +181,10 @@ fn zeros_and_the_ends_of_the_range() {
         let ends = [LARGEST, -LARGEST, LARGEST];
         let stored = Channel::nearest(width, &ends, None);
         assert!(stored.values().zip(ends).all(|(s, x)| (s / x - 1.0).abs() < 0.1), "{stored:?}");
-        // Weights of zero are as good as none.
+        // Weights that are all 0 count as equal weights.
         let x = noise(40, 1);
         assert_eq!(Channel::nearest(width, &x, Some(&[0.0; 40])), Channel::nearest(width, &x, None));
-        assert_eq!(Channel::again(width, &x), None);
+        assert_eq!(Channel::recover(width, &x), None);
     }
     let empty = quantised(Format::Q4o, 0, 4, &[], Weighting::default());
     assert!(empty.dequantise().is_empty() && empty.bits() == 0.0);

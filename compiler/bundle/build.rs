@@ -69,8 +69,8 @@ fn main() -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed={GIVEN}");
     let is = |variable: &str, value: &str| env::var(variable).is_ok_and(|v| v == value);
-    let wanted = env::var_os("CARGO_FEATURE_PREBUILT").is_some();
-    if !wanted || !is("CARGO_CFG_TARGET_OS", "linux") || !is("CARGO_CFG_TARGET_ENV", "gnu") {
+    let enabled = env::var_os("CARGO_FEATURE_PREBUILT").is_some();
+    if !enabled || !is("CARGO_CFG_TARGET_OS", "linux") || !is("CARGO_CFG_TARGET_ENV", "gnu") {
         return Ok(());
     }
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..").canonicalize()?;
@@ -79,7 +79,7 @@ fn main() -> Result<()> {
         println!("cargo::rerun-if-changed={}", given.display());
         (PathBuf::from(given), LITTLE_EFFORT)
     } else {
-        let library = library(&root, &kept(&out))?;
+        let library = library(&root, &prebuilt_folder(&out))?;
         watch(&root, &library.with_extension("d"))?;
         (library, EFFORT)
     };
@@ -93,7 +93,7 @@ fn main() -> Result<()> {
 }
 
 /// Folder of compiled code: `TARGET/prebuilt` of `TARGET/PROFILE/build/moec-bundle-HASH/out`.
-fn kept(out: &Path) -> PathBuf {
+fn prebuilt_folder(out: &Path) -> PathBuf {
     let mut above = out.ancestors().skip(2);
     let usual = above.next().and_then(Path::file_name).is_some_and(|n| n == "build");
     above.nth(1).filter(|_| usual).map_or_else(|| out.join("target"), |target| target.join("prebuilt"))
@@ -166,11 +166,11 @@ fn link(library: &Path, object: &Path) -> Result<()> {
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    let said = command.output().map_err(|e| format!("cannot start {command:?}: {e}"))?;
-    if said.status.success() {
+    let output = command.output().map_err(|e| format!("cannot start {command:?}: {e}"))?;
+    if output.status.success() {
         return Ok(());
     }
-    let why = String::from_utf8_lossy(&said.stderr).into_owned();
+    let why = String::from_utf8_lossy(&output.stderr).into_owned();
     Err(format!(
         "{command:?} failed:\n{why}\nhint: moec can be built without a precompiled runtime: \
          `--no-default-features --features llvm22`"

@@ -49,22 +49,22 @@ fuzz_target!(
         let Some((&kind, text)) = data.split_first() else { return };
         let Some(grammar) = std::str::from_utf8(text).ok().and_then(|text| grammar(kind, text)) else { return };
         let Ok(mut made) = WORKERS.constraints(&grammar, 1) else { return };
-        let how = Sampling { temperature: 1.0, seed: kind.into(), ..Sampling::GREEDY };
-        let mut sampler = Sampler::new(how).constrained(made.remove(0));
-        let mut said = String::new();
-        while !sampler.ended() && said.len() < LONGEST {
+        let sampling = Sampling { temperature: 1.0, seed: kind.into(), ..Sampling::GREEDY };
+        let mut sampler = Sampler::new(sampling).constrained(made.remove(0));
+        let mut generated = String::new();
+        while !sampler.ended() && generated.len() < LONGEST {
             match sampler.sample(&[0.0; VOCAB]) {
-                Ok(id @ 0..128) => said.push(char::from(id as u8)),
+                Ok(id @ 0..128) => generated.push(char::from(id as u8)),
                 Ok(_) => break,
                 Err(_) => return,
             }
         }
-        if said.len() < LONGEST && matches!(grammar, Grammar::Schema(_)) {
+        if generated.len() < LONGEST && matches!(grammar, Grammar::Schema(_)) {
             // JSON has numbers that are larger than any of a machine.
-            let json = serde_json::from_str::<Value>(&said).or_else(|e| {
+            let json = serde_json::from_str::<Value>(&generated).or_else(|e| {
                 if e.to_string().contains("out of range") { Ok(Value::Null) } else { Err(e) }
             });
-            assert!(json.is_ok(), "{said:?} is not valid JSON, of {grammar:?}");
+            assert!(json.is_ok(), "{generated:?} is not valid JSON, of {grammar:?}");
         }
     }
 );

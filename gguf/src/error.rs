@@ -118,7 +118,7 @@ pub enum Error {
     Overlap(String, String),
     /// Bytes between tensors that are no padding.
     #[error("{bytes} bytes before tensor `{tensor}` belong to no tensor")]
-    Hole {
+    Gap {
         /// The tensor after them.
         tensor: String,
         /// Number of bytes.
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_it_begins_with_can_be_read() {
+    fn bad_magic_is_printed_readably() {
         let of = |bytes: &[u8]| Error::Magic(bytes.to_vec()).to_string();
         assert_eq!(of(b""), "it is empty");
         assert_eq!(of(b"PK\x03\x04"), "it begins with `PK\\x03\\x04`, not with `GGUF`");

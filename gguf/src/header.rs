@@ -51,7 +51,7 @@ impl<'a> Header<'a> {
         let mut header = Self { version, alignment: ALIGNMENT, keys, by_name, tensors: Vec::new() };
         header.alignment = header.find_alignment()?;
         let entries = read_tensors(&mut at, tensors)?;
-        header.tensors = layout::place(entries, header.alignment, at.at(), bytes.len())?;
+        header.tensors = layout::locate_tensors(entries, header.alignment, at.at(), bytes.len())?;
         Ok(header)
     }
 

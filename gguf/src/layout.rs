@@ -5,7 +5,7 @@ use crate::tensor::{Entry, Tensor};
 
 /// Gives tensors their bytes, in the order of the data. The data begins at the first multiple of `alignment`
 /// from `header` on, where the header ends, and goes to the end of the file, at `len`.
-pub(crate) fn place(
+pub(crate) fn locate_tensors(
     mut entries: Vec<Entry<'_>>,
     alignment: u64,
     header: usize,
@@ -31,7 +31,7 @@ pub(crate) fn place(
         match last {
             Some((before, end)) if offset < end => return Err(Error::Overlap(before.to_owned(), tensor())),
             _ if offset - free >= alignment => {
-                return Err(Error::Hole { tensor: tensor(), bytes: offset - free });
+                return Err(Error::Gap { tensor: tensor(), bytes: offset - free });
             }
             _ => {}
         }

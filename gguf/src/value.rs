@@ -68,7 +68,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Type, for messages; sizes of numbers are not remembered, and said to be 8 bytes.
+    /// Type, for messages; sizes of numbers are not stored, and reported as 8 bytes.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Unsigned(_) => Kind::Unsigned(8),
@@ -121,8 +121,8 @@ fn wide(bytes: &[u8], fill: u8) -> [u8; 8] {
     out
 }
 
-/// An array of the metadata: all of it was checked when the file was read, and it is decoded anew by every
-/// walk through it.
+/// An array of the metadata: all of it was checked when the file was read, and every walk through it
+/// decodes it again.
 #[derive(Clone, Debug)]
 pub struct Array<'a> {
     kind: Kind,

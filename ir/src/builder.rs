@@ -73,7 +73,7 @@ fn infer_node(
     value: impl Fn(ValueId) -> Option<(Type, bool)>,
 ) -> Result<Vec<Type>, TypeError> {
     let error = |message: String| TypeError::new(op.name(), message);
-    if !op.takes(inputs.len()) {
+    if !op.accepts_operands(inputs.len()) {
         return Err(error(format!("{} operands, expected {}", inputs.len(), op.signature().len())));
     }
     let signature = op.signature();
@@ -124,7 +124,7 @@ fn infer_node(
 }
 
 impl Graph {
-    /// The type of every value, inferred anew from the graph inputs.
+    /// The type of every value, inferred again from the graph inputs.
     ///
     /// # Errors
     /// A value used before its definition, defined twice or never; an operand of the wrong kind; operands
@@ -270,7 +270,7 @@ impl<'m> GraphBuilder<'m> {
         let name = op.name();
         match self.push(op, inputs)?.as_slice() {
             [v] => Ok(*v),
-            several => Err(TypeError::new(name, format!("{} results where one is wanted", several.len()))),
+            several => Err(TypeError::new(name, format!("{} results, expected one", several.len()))),
         }
     }
 

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_whole_lines_and_fill_the_matrix() {
+    fn bundle_parts_are_whole_cache_lines_and_fill_the_matrix() {
         for format in Format::ALL {
             for (hidden, gate_bound, inter) in
                 [(1, false, 5), (31, true, 32), (80, true, 70), (2048, true, 64)]
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_follow_each_other_and_up_and_down_lie_together() {
+    fn gates_are_contiguous_and_up_and_down_interleaved() {
         let b = Bundle { format: Format::Bf16, hidden: 64, gate_bound: false };
         let at = |part, i| b.at(part, i, 33);
         assert_eq!([at(Part::Gate, 0), at(Part::Gate, 1), at(Part::Up, 0)], [0, 128, 32 * 128]);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_together_is_whole_blocks() {
+    fn bundles_read_together_are_whole_disk_blocks() {
         for format in Format::ALL {
             for hidden in [1, 32, 192, 700, 2048, 4096] {
                 let b = Bundle { format, hidden, gate_bound: false };
@@ -258,15 +258,15 @@ mod tests {
     }
 
     #[test]
-    fn scales_lie_apart_where_a_read_is_smaller_for_it() {
+    fn scales_are_split_if_reads_get_smaller() {
         for format in Format::ALL {
             for hidden in [1, 32, 64, 192, 700, 2048, 4096] {
                 let b = Bundle { format, hidden, gate_bound: false };
-                let (scales, apart) = (b.up_down_scales_bytes(), b.has_split_scales());
-                assert_eq!((scales > 0, b.up_down_addresses() == 2), (apart, apart), "{b:?}");
-                assert!(!apart || b.up_down_pitch() < read_bytes(2 * b.part_bytes()), "{b:?}");
+                let (scales, split) = (b.up_down_scales_bytes(), b.has_split_scales());
+                assert_eq!((scales > 0, b.up_down_addresses() == 2), (split, split), "{b:?}");
+                assert!(!split || b.up_down_pitch() < read_bytes(2 * b.part_bytes()), "{b:?}");
                 assert!(
-                    scales >= usize::from(apart) * 2 * hidden.div_ceil(GROUP) && scales % LINE == 0,
+                    scales >= usize::from(split) * 2 * hidden.div_ceil(GROUP) && scales % LINE == 0,
                     "{b:?}"
                 );
                 assert_eq!(b.up_down_scales_at(7, 7), 7 * b.up_down_stored_bytes(), "{b:?}");

@@ -1,6 +1,6 @@
 //! Units of experts: those that can compute one, the one where it starts, and how one of them is chosen.
 //!
-//! Experts that several units can run are assigned anew in every step (TriMoE, §4.2 and §4.3; HybriMoE, §IV).
+//! Experts that several units can run are assigned in every step (TriMoE, §4.2 and §4.3; HybriMoE, §IV).
 //! The plan says what an expert costs on each unit, and where its weights are before the first step. The
 //! runtime decides from the rows that the router gave the expert. With a fixed unit there is no decision.
 
@@ -11,7 +11,8 @@ use bincode::{Decode, Encode};
 /// Units of experts, of all layers.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub struct ExpertPlacement {
-    /// Layers with experts beside the CPU, ascending. Experts of the others are the CPU's, or static graphs'.
+    /// Layers with experts on accelerators, ascending. Experts of other layers are on the CPU, or in static
+    /// graphs.
     pub layers: Vec<ExpertLayer>,
     /// Policy that chooses a unit. Layers share it, as they share frames, links and the costs of an expert.
     pub policy: ExpertPolicy,

@@ -39,6 +39,14 @@ pub enum Format {
     /// Groups of [`GROUP`] numbers of a row: numbers of [`E2M1`] times a power of two (OCP Microscaling
     /// Formats 1.0, MXFP4). The scale is half of that power, as bf16.
     Mxfp4,
+    /// Groups of [`GROUP`] numbers of a row: whole codes in −32..=31 times one bf16 scale.
+    Q6,
+    /// Groups of [`GROUP`] numbers of a row: whole codes in −16..=15 times one bf16 scale of either sign.
+    Q5,
+    /// Groups of [`GROUP`] numbers of a row: odd codes in −7..=7 times one bf16 scale.
+    Q3,
+    /// Groups of [`GROUP`] numbers of a row: the codes −3, −1, 1 and 3 times one bf16 scale.
+    Q2,
 }
 
 /// Layout of a format's codes, and their values in multiples of the scale.
@@ -50,6 +58,27 @@ pub enum Coding {
     Nibbles,
     /// Half a byte each: the place of the code in [`E2M1`].
     E2m1,
+    /// The index of the code among all codes from the lowest on, its bits in planes ([`Codes::planes`]).
+    Planes,
+}
+
+/// Bits of the codes of a block that are stored together: a word of 32 bits for each bit of their width, in
+/// which the same bits of `8 / width` quads of codes follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plane {
+    /// Bits of a code: 8, 4, 2 or 1. As many words hold those of a block.
+    pub width: usize,
+    /// Position of the first of them in the code.
+    pub shift: usize,
+    /// Index of the first word: the number of words of the planes before.
+    pub first: usize,
+}
+
+impl Plane {
+    /// Word of the block that holds the bits of a quad of codes, and their position in each byte of it.
+    pub const fn of_quad(self, quad: usize) -> (usize, usize) {
+        (self.first + quad % self.width, quad / self.width * self.width)
+    }
 }
 
 /// The numbers of E2M1 by their bits (sign, two of exponent, one of mantissa), each twice itself: whole ones,
@@ -84,6 +113,19 @@ pub struct Codes {
     pub unit: u8,
     /// Whether scales are powers of two.
     pub powers: bool,
+}
+
+impl Codes {
+    /// Planes of codes of `bits` bits, the widest first.
+    pub fn planes(bits: usize) -> impl Iterator<Item = Plane> + Clone {
+        let widths = [8, 4, 2, 1].into_iter().filter(move |width| bits & width > 0);
+        // The widths before are the higher bits of the number of bits.
+        widths.map(move |width| Plane {
+            width,
+            shift: bits & !(2 * width - 1),
+            first: bits & !(2 * width - 1),
+        })
+    }
 }
 
 /// Facts of a format.
@@ -162,8 +204,19 @@ const BYTES: Codes = Codes {
 const NIBBLES: Codes =
     Codes { coding: Coding::Nibbles, block: GROUP, lowest: -8, highest: 7, step: 1, unit: 1, powers: false };
 
+/// Codes of some bits in planes, from the lowest on.
+const fn planes(lowest: i8, step: u8) -> Codes {
+    Codes {
+        coding: Coding::Planes,
+        lowest,
+        highest: if step == 1 { -lowest - 1 } else { -lowest },
+        step,
+        ..BYTES
+    }
+}
+
 /// A row for each format, in the order of its variants.
-static ROWS: [FormatSpec; 10] = [
+static ROWS: [FormatSpec; 14] = [
     plain(Format::F32, "f32", 32, 0.0),
     plain(Format::Bf16, "bf16", 16, 1.0 / 512.0),
     FormatSpec { largest: 65504.0, ..plain(Format::F16, "f16", 16, 1.0 / 4096.0) },
@@ -200,6 +253,10 @@ static ROWS: [FormatSpec; 10] = [
             },
         )
     },
+    groups(Format::Q6, "q6", 6, planes(-32, 1)),
+    groups(Format::Q5, "q5", 5, planes(-16, 1)),
+    groups(Format::Q3, "q3", 3, planes(-7, 2)),
+    groups(Format::Q2, "q2", 2, planes(-3, 2)),
 ];
 
 /// Bytes of a scale of a group.
@@ -210,12 +267,16 @@ const CHANNEL_SCALE: usize = 4;
 
 impl Format {
     /// Every format, in the order that messages list them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::F32,
         Self::Bf16,
         Self::F16,
         Self::Q8,
+        Self::Q6,
+        Self::Q5,
         Self::Q4,
+        Self::Q3,
+        Self::Q2,
         Self::Q8h,
         Self::Q4h,
         Self::Mxfp4,
@@ -291,9 +352,19 @@ impl Format {
         self.spec().published
     }
 
+    /// Whether its codes are stored in planes of bits.
+    pub const fn is_by_planes(self) -> bool {
+        matches!(self.coding(), Some(Coding::Planes))
+    }
+
+    /// Whether single rows can be stored in it: the table of embeddings is read row by row.
+    pub const fn holds_rows(self) -> bool {
+        !self.is_by_channel() && !self.is_by_planes()
+    }
+
     /// Whether neurons can be stored in it individually.
     pub const fn holds_neurons(self) -> bool {
-        !self.is_by_channel() && !self.is_published()
+        self.holds_rows() && !self.is_published()
     }
 
     /// Bytes of a number as a checkpoint has it, [`crate::Source::stored`]: of groups its code and the scale
@@ -391,9 +462,31 @@ mod tests {
         }
     }
 
+    /// Every bit of every quad has a position of its own, in as many words as a code has bits.
+    #[test]
+    fn planes_hold_each_bit_once() {
+        for bits in 1..=8 {
+            let mut taken = vec![0_u32; bits];
+            for plane in Codes::planes(bits) {
+                for quad in 0..GROUP / 4 {
+                    let (word, shift) = plane.of_quad(quad);
+                    let mask = ((1 << plane.width) - 1) << shift;
+                    assert_eq!(taken[word] & mask, 0, "{bits} bits, quad {quad}");
+                    taken[word] |= mask;
+                }
+            }
+            assert!(taken.iter().all(|word| *word == 0xff), "{bits} bits");
+            let shifts: Vec<_> = Codes::planes(bits).map(|p| (p.shift, p.width)).collect();
+            assert_eq!(shifts.iter().map(|s| s.1).sum::<usize>(), bits);
+            assert!(shifts.windows(2).all(|s| s[0].0 + s[0].1 == s[1].0), "{shifts:?}");
+        }
+        let three: Vec<Plane> = Codes::planes(3).collect();
+        assert_eq!(three, [Plane { width: 2, shift: 0, first: 0 }, Plane { width: 1, shift: 2, first: 2 }]);
+    }
+
     /// Bytes and errors of formats, by their definitions.
     #[test]
-    fn sizes_and_errors_follow_from_the_rows() {
+    fn format_sizes_and_errors_match_their_definitions() {
         let sizes = |f: Format| (f.row_bytes(33), f.group_bytes(), f.bits(), f.stored_bytes());
         assert_eq!(sizes(Format::F32), (132, None, 32.0, 4));
         assert_eq!(sizes(Format::Bf16), (66, None, 16.0, 2));
@@ -401,6 +494,10 @@ mod tests {
         assert_eq!(sizes(Format::Q8h), (68, Some(34), 8.5, 3));
         assert_eq!(sizes(Format::Q4), (36, Some(18), 4.5, 0));
         assert_eq!(sizes(Format::Mxfp4), (36, Some(18), 4.5, 3));
+        assert_eq!(sizes(Format::Q6), (52, Some(26), 6.5, 0));
+        assert_eq!(sizes(Format::Q5), (44, Some(22), 5.5, 0));
+        assert_eq!(sizes(Format::Q3), (28, Some(14), 3.5, 0));
+        assert_eq!(sizes(Format::Q2), (20, Some(10), 2.5, 0));
         assert_eq!(sizes(Format::Q4o), (36, None, 4.5, 0));
         assert_eq!(sizes(Format::Q4c), (36, None, 4.0, 0));
         assert_eq!([Format::Q4o, Format::Q4c].map(|f| f.outliers(33)), [2, 0]);

@@ -99,7 +99,7 @@ impl fmt::Display for EntryKind {
 /// | `%0` ids | `i32[T]` | token ids, 0 on padding rows |
 /// | `%1` pos | `i32[T]` | position in the sequence, −1 on padding rows |
 /// | `%2` slot | `i32[T]` | KV-cache slot of the sequence |
-/// | `%3` rows | `i32[R]` | the rows whose logits are wanted, −1 past the last |
+/// | `%3` rows | `i32[R]` | the rows whose logits are computed, −1 past the last |
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
     /// Entry point that it is.
@@ -122,7 +122,7 @@ impl Graph {
     pub const POS: ValueId = ValueId(1);
     /// Slots.
     pub const SLOT: ValueId = ValueId(2);
-    /// Rows whose logits are wanted.
+    /// Rows whose logits are computed.
     pub const ROWS: ValueId = ValueId(3);
 
     /// Type of a value.

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launches_follow_the_rows() {
+    fn launch_grid_follows_the_number_of_rows() {
         let grid = [Extent::Rows { per: 64 }, Extent::Active { k: 8, experts: 64 }, Extent::Fixed(3)];
         let launch = Launch { grid, block: 128, shared: 0 };
         assert_eq!(launch.blocks(1), Some([1, 8, 3]));

@@ -81,8 +81,8 @@ impl Patch {
         let mut old: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
         let mut new: Vec<Option<Node>> = added.into_iter().map(|(_, node)| Some(node)).collect();
         let taken = order.into_iter().filter_map(|place| match place {
-            Place::Added(i) => new.get_mut(i)?.take(),
-            Place::Kept(i) => {
+            NodeSource::Added(i) => new.get_mut(i)?.take(),
+            NodeSource::Original(i) => {
                 let mut node = old.get_mut(i)?.take()?;
                 for input in &mut node.inputs {
                     *input = redirect(&redirected, *input);
@@ -97,30 +97,30 @@ impl Patch {
     }
 
     /// The nodes of the changed Graph in order, if it is well-formed.
-    fn check(&self, graph: &Graph) -> Result<Vec<Place>, String> {
+    fn check(&self, graph: &Graph) -> Result<Vec<NodeSource>, String> {
         if graph.values.len() != self.known {
             return Err(format!("it is for a Graph of {} values, not of {}", self.known, graph.values.len()));
         }
         let nodes = graph.nodes.len();
         let mut named = self.removed.iter().copied();
-        if let Some(gone) =
+        if let Some(missing) =
             named.find(|&i| i >= nodes).or(self.added.iter().map(|a| a.0).find(|&i| i > nodes))
         {
-            return Err(format!("there is no node {gone}"));
+            return Err(format!("there is no node {missing}"));
         }
-        let mut in_front: Vec<Vec<usize>> = vec![Vec::new(); nodes + 1];
-        self.added.iter().enumerate().for_each(|(i, (before, _))| in_front[*before].push(i));
+        let mut added_before: Vec<Vec<usize>> = vec![Vec::new(); nodes + 1];
+        self.added.iter().enumerate().for_each(|(i, (before, _))| added_before[*before].push(i));
         let mut defined = vec![false; self.known + self.values.len()];
         defined.iter_mut().take(INPUTS).for_each(|d| *d = true);
         let mut order = Vec::with_capacity(nodes + self.added.len());
-        for (at, mine) in in_front.into_iter().enumerate() {
-            for i in mine {
+        for (at, added) in added_before.into_iter().enumerate() {
+            for i in added {
                 define(&mut defined, &self.added[i].1, &HashMap::new())?;
-                order.push(Place::Added(i));
+                order.push(NodeSource::Added(i));
             }
             if let Some(node) = graph.nodes.get(at).filter(|_| !self.removed.contains(&at)) {
                 define(&mut defined, node, &self.redirected)?;
-                order.push(Place::Kept(at));
+                order.push(NodeSource::Original(at));
             }
         }
         match defined.iter().position(|d| !d) {
@@ -131,8 +131,8 @@ impl Patch {
 }
 
 /// A node of the changed Graph.
-enum Place {
-    Kept(usize),
+enum NodeSource {
+    Original(usize),
     Added(usize),
 }
 
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Applies to the chain; gives what each node uses and defines, and the result.
+    /// Applies a patch to the chain; returns the inputs and outputs of each node, and the result.
     fn applied(make: impl FnOnce(&mut Patch)) -> Result<(Vec<(u32, u32)>, u32), String> {
         let mut graph = chain();
         let mut patch = Patch::new("here", &graph);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_come_in_front_of_others_and_are_read() {
+    fn node_is_inserted_before_another_and_its_result_used() {
         let found = applied(|p| {
             let v = p.value(Type::f32([4, 8]));
             p.add(NodeId(2), act(5, v.0));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_takes_the_place_of_others() {
+    fn node_replaces_others() {
         let found = applied(|p| {
             p.remove(NodeId(1));
             p.add(NodeId(1), act(0, 5));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_be_a_graph_is_refused_by_label() {
+    fn invalid_patches_are_refused_by_label() {
         let wrong = |why: &str, make: fn(&mut Patch)| {
             assert_eq!(applied(make), Err(format!("patch `here`: {why}")));
         };

@@ -26,7 +26,7 @@ pub struct Placement {
     /// Names of the units that indices refer to; empty for dynamic shapes.
     pub units: Vec<String>,
     /// Operators, in the order of the Graph.
-    pub ops: Vec<OpPlace>,
+    pub ops: Vec<OpAssignment>,
     /// One table per MoE layer, ascending.
     pub experts: Vec<ExpertTable>,
 }
@@ -58,7 +58,7 @@ impl fmt::Display for Overflow {
 
 /// Unit of the nodes of one operator at one place of the model, in all layers.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct OpPlace {
+pub struct OpAssignment {
     /// Entry point.
     pub entry: EntryKind,
     /// Scope in all layers: `layers.*.attn`.

@@ -14,7 +14,9 @@ pub use crate::memory::{Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::MAX_REQUEST_SCORES;
 use crate::op::{Attributes, attributes};
 pub use crate::paging::{PagedLayer, Paging};
-pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
+pub use crate::placement::{
+    Expected, ExpertGroup, ExpertRow, ExpertTable, OpAssignment, Overflow, Placement,
+};
 pub use crate::results::Results;
 pub use crate::segment::{Layout, Segment};
 use crate::state;
@@ -68,9 +70,9 @@ pub struct Plan {
     /// Static graphs of artifacts.
     pub graphs: Vec<GraphDecl>,
     /// Experts that static graphs compute, at most one set per layer.
-    pub sets: Vec<ExpertSet>,
+    pub expert_sets: Vec<ExpertSet>,
     /// Other parts that static graphs compute, entry point by entry point.
-    pub parts: Vec<Subgraph>,
+    pub subgraphs: Vec<Subgraph>,
     /// Entry points, prefill first, then decode, then little, each by ascending rows.
     pub entries: Vec<Entry>,
     /// Decisions about operators and experts, with their reasons.
@@ -173,7 +175,7 @@ pub struct Buffer {
 
 /// Place of a Graph's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Place {
+pub struct BufferColumns {
     /// Buffer.
     pub buffer: u32,
     /// First column.
@@ -194,7 +196,7 @@ pub struct Entry {
     /// Buffer of the logits.
     pub logits: u32,
     /// Place of every value of the Graph that has one in memory, by value id.
-    pub places: Vec<Option<Place>>,
+    pub locations: Vec<Option<BufferColumns>>,
     /// Steps in order.
     pub steps: Vec<Step>,
 }
@@ -235,7 +237,7 @@ impl Plan {
         self.states.iter().fold(0, |sum, s| sum.saturating_add(s.bytes()))
     }
 
-    /// Bytes that rings save: what their layers would take beside if they kept the whole context.
+    /// Bytes that rings save: those that their layers would need in addition to keep the whole context.
     pub fn saved_by_rings(&self) -> u64 {
         let saved = |s: &StateBuf| {
             let StateKind::Ring { .. } = s.kind else { return 0 };
@@ -261,7 +263,7 @@ impl Plan {
 
     /// Experts on disk, by index into [`Paging::layers`], that another memory holds for good, ascending: no
     /// step requests them from disk.
-    pub fn elsewhere(&self) -> Vec<(u32, u32)> {
+    pub fn experts_off_disk(&self) -> Vec<(u32, u32)> {
         let mut experts = Vec::new();
         for (i, paged) in self.paging.iter().flat_map(|p| (0..).zip(&p.layers)) {
             let of = self.experts.of_layer(Some(paged.layer)).filter(|_| self.experts.policy.is_fixed());

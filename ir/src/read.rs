@@ -108,7 +108,7 @@ impl Reader for Expected<'_> {
         cols: Range<usize>,
         _out: &mut [()],
     ) -> Result<bool, ReadError> {
-        self.0.expect(leaf, matrix, rows, cols);
+        self.0.will_read(leaf, matrix, rows, cols);
         Ok(true)
     }
 }
@@ -159,7 +159,7 @@ impl WeightExpr {
     }
 
     /// Notifies the source that the rectangle will be read soon.
-    pub fn expect(&self, matrix: usize, rows: Range<usize>, cols: Range<usize>, source: &dyn Source) {
+    pub fn will_read(&self, matrix: usize, rows: Range<usize>, cols: Range<usize>, source: &dyn Source) {
         let numbers = rows.len().saturating_mul(cols.len());
         // The reason that it cannot be read is given when it is read.
         drop(self.walk(matrix, rows, cols, &Expected(source), &mut vec![(); numbers]));

@@ -1,6 +1,6 @@
 //! States: memory that outlives a call, by kind, and its layout.
 //!
-//! The kind of a state says what can be done with a sequence: begin anew, keep a copy, go back. A caller that
+//! The kind of a state determines the operations on a sequence: restart, copy, go back. A caller that
 //! goes back checks it.
 //!
 //! Keys and values are stored as the panels of a weight are, so that `q · kᵀ` and `p · v` are matrix
@@ -138,7 +138,7 @@ pub struct CacheHead {
 
 /// Place of a number: byte offsets from the start of its (slot, head).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CachePlace {
+pub struct CacheOffsets {
     /// The number, or its code.
     pub at: usize,
     /// Its bf16 scale, in q8.
@@ -174,8 +174,8 @@ impl CacheHead {
     }
 
     /// Place of channel `c` of token `t`; of a head that [`Self::bytes`] gives a size.
-    pub fn place(&self, t: usize, c: usize) -> CachePlace {
-        let plain = |at: usize| CachePlace { at, scale: None };
+    pub fn offsets(&self, t: usize, c: usize) -> CacheOffsets {
+        let plain = |at: usize| CacheOffsets { at, scale: None };
         // Two neighbours in one word, words in steps of a panel's width.
         let pair = |along: usize, across: usize, nr: usize| (along / 2 * nr + across) * 2 + along % 2;
         let size = match self.format {
@@ -193,7 +193,7 @@ impl CacheHead {
                     Format::Q8 => {
                         let group = (panel * self.dim.div_ceil(GROUP) + c / GROUP) * nr * (GROUP + 2);
                         let scale = Some(group + nr * GROUP + t * 2);
-                        CachePlace { at: group + c % GROUP * nr + t, scale }
+                        CacheOffsets { at: group + c % GROUP * nr + t, scale }
                     }
                     _ => plain((panel * self.dim.div_ceil(2) * 2 * nr + pair(c, t, nr)) * size),
                 }
@@ -210,7 +210,7 @@ impl CacheHead {
                 if self.format == Format::Q8 {
                     let start = index * (codes + self.dim.div_ceil(GROUP) * block * 2);
                     let scale = Some(start + codes + (c / GROUP * block + t) * 2);
-                    return CachePlace { at: start + panel + within, scale };
+                    return CacheOffsets { at: start + panel + within, scale };
                 }
                 plain((index * codes + panel + within) * size)
             }
@@ -218,7 +218,7 @@ impl CacheHead {
     }
 
     /// The number at a place of `head`, as f32; `None` outside of it.
-    pub fn read(&self, head: &[u8], place: CachePlace) -> Option<f32> {
+    pub fn read(&self, head: &[u8], place: CacheOffsets) -> Option<f32> {
         let bf16 = |at: usize| {
             let bytes = head.get(at..at.checked_add(2)?)?;
             Some(f32::from_bits(u32::from(u16::from_le_bytes(bytes.try_into().ok()?)) << 16))
@@ -272,7 +272,7 @@ impl StateBuf {
         {
             for t in 0..ctx {
                 for c in 0..dim {
-                    out.push(head.read(bytes, head.place(t, c))?);
+                    out.push(head.read(bytes, head.offsets(t, c))?);
                 }
             }
         }

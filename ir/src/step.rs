@@ -49,7 +49,7 @@ pub enum Builtin {
     },
     /// `[ids, added, stay, rest]`: which choices find room. See [`crate::Op::LimitCapacity`].
     LimitCapacity {
-        /// Index into [`crate::plan::Plan::sets`], which holds the capacities.
+        /// Index into [`crate::plan::Plan::expert_sets`], which holds the capacities.
         set: u32,
         /// Experts per token.
         k: u32,
@@ -59,7 +59,7 @@ pub enum Builtin {
     /// `[x, table, y]`: runs the graphs of a set on the rows that the table gives their experts. See
     /// [`crate::Op::ExpertFfn`] with `fixed`.
     Experts {
-        /// Index into [`crate::plan::Plan::sets`].
+        /// Index into [`crate::plan::Plan::expert_sets`].
         set: u32,
         /// Rows that the table is laid out for.
         rows: u32,
@@ -107,9 +107,9 @@ pub enum Builtin {
         kernel: u32,
     },
     /// `[x, y]`, or of attention `[x, (angles), pos, slot, y]`: runs the graphs of a part.
-    Part {
-        /// Index into [`crate::plan::Plan::parts`].
-        part: u32,
+    Subgraph {
+        /// Index into [`crate::plan::Plan::subgraphs`].
+        subgraph: u32,
     },
 }
 
@@ -157,7 +157,7 @@ impl Builtin {
             | Self::Streams { .. }
             | Self::RequestExperts { .. }
             | Self::RequestNeurons { .. }
-            | Self::Part { .. } => 1,
+            | Self::Subgraph { .. } => 1,
             Self::LimitCapacity { .. } => 2,
         }
     }
@@ -193,7 +193,7 @@ pub enum Arg {
 pub enum RowSpace {
     /// The valid token rows.
     Tokens,
-    /// The rows whose logits are wanted.
+    /// The rows whose logits are computed.
     Outputs,
 }
 

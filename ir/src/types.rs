@@ -3,7 +3,9 @@
 use bincode::{Decode, Encode};
 use std::fmt;
 
-pub use crate::format::{Codes, Coding, E2M1, Format, FormatSpec, GROUP, Granularity, LARGEST, OUTLIERS};
+pub use crate::format::{
+    Codes, Coding, E2M1, Format, FormatSpec, GROUP, Granularity, LARGEST, OUTLIERS, Plane,
+};
 
 /// Element type of a value at run time. Activations are `F32`; ids and positions are `I32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]

@@ -144,7 +144,7 @@ fn is_identifier(name: &str) -> bool {
         && name.bytes().next().is_some_and(|b| !b.is_ascii_digit())
 }
 
-/// Checks the invariants of a DIMM.
+/// Checks the invariants of a module.
 ///
 /// # Errors
 /// The first broken invariant found.

@@ -236,7 +236,7 @@ pub trait Source: Sync {
 
     /// Hears that a rectangle of a leaf will be read soon, so that it can be fetched until then. Rectangles
     /// that do not exist are ignored.
-    fn expect(&self, _leaf: &Leaf, _matrix: usize, _rows: Range<usize>, _cols: Range<usize>) {}
+    fn will_read(&self, _leaf: &Leaf, _matrix: usize, _rows: Range<usize>, _cols: Range<usize>) {}
 }
 
 impl WeightClass {

@@ -6,7 +6,7 @@ use crate::recorded::{DOMAINS, Recorded};
 use crate::shapes::{OLMOE, PHIMOE, QWEN3, Shape};
 use moec_base::{Error, Result};
 use moec_config::{ExpertsConfig, Overflow};
-use moec_costs::run::{Outcome, Placed, Prompt, Scene};
+use moec_costs::run::{Outcome, Placed, Prompt, Scenario};
 use moec_costs::timeline::Queue;
 use moec_costs::units::{UnitPreference, Units};
 use moec_costs::{Constants, Model};
@@ -23,7 +23,7 @@ const CHUNK: u32 = 256;
 const SHORT: u32 = 64;
 /// Whole chunks of a prompt.
 const CHUNKS: u32 = 4;
-/// Models whose routing is drawn from recorded counts; the counts are of the first.
+/// Models whose routing is sampled from the recorded counts of the first one.
 const SHAPES: [Shape; 3] = [OLMOE, PHIMOE, QWEN3];
 
 /// A setting.
@@ -33,7 +33,7 @@ pub struct Setting {
     pub name: &'static str,
     /// The keys.
     pub experts: ExpertsConfig,
-    /// Whether the short chunk has capacities of its own, and functions for them.
+    /// True if the short chunk has separate capacities and functions.
     pub joint: bool,
     /// Whether `tiers` is the most, and each layer has as many as cost least.
     pub by_cost: bool,
@@ -115,8 +115,8 @@ impl Case {
         Self { model, calibration, prompts }
     }
 
-    /// A model whose routing a profile has in chunks that divide the short one: its first half chooses, its
-    /// second is read.
+    /// Model with profiled routing in chunks that divide the short one. Its first half chooses capacities,
+    /// its second half is evaluated.
     fn profiled(model: Model, profile: &Profile) -> Result<Self> {
         let half = |second: bool| -> Result<[Loads; 2]> {
             let mut half = profile.clone();
@@ -154,18 +154,18 @@ impl Case {
                 "the profile is too short for prompts of {} tokens",
                 CHUNKS * CHUNK
             ))
-            .hint("take it from more text: `moec calibrate --tokens`"));
+            .hint("record the profile from more text: `moec calibrate --tokens`"));
         }
         Ok(Self { model, calibration: half(false)?, prompts })
     }
 
-    /// Runs a setting on all prompts. Every expert is in a graph; attention runs beside them.
+    /// Runs a setting on all prompts. Every expert is in a graph; attention runs outside of them.
     fn cost(&self, setting: &Setting, units: &Units<'_>) -> Result<Cost> {
         let tables = |loads: &Loads| self.tables(setting, loads, units);
         let [whole, short] = &self.calibration;
         let of_whole = tables(whole)?;
         let of_short = if setting.joint { tables(short)? } else { of_whole.clone() };
-        let scene = Scene {
+        let scene = Scenario {
             model: &self.model,
             units,
             constants: Constants::NPUMOE,
@@ -207,23 +207,23 @@ impl Case {
     }
 
     fn tables(&self, setting: &Setting, loads: &Loads, units: &Units<'_>) -> Result<Vec<ExpertTable>> {
-        let wanted = &setting.experts;
+        let experts = &setting.experts;
         let size = |layer: u32| {
             self.model.layers.iter().find(|l| l.layer == layer).and_then(|l| l.experts).map(|moe| moe.size)
         };
         let options =
-            Options { group: wanted.group, sizes: wanted.sizes, preference: UnitPreference::Graphs };
+            Options { group: experts.group, sizes: experts.sizes, preference: UnitPreference::Graphs };
         let mut placement = if setting.by_cost {
-            tiered(loads, units, wanted, wanted.coverage, &size, options)?
+            tiered(loads, units, experts, experts.coverage, &size, options)?
         } else {
-            tier(loads, units, wanted, wanted.coverage)
+            tier(loads, units, experts, experts.coverage)
         };
         for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
             let size = size(table.layer).ok_or_else(|| Error::input("the loads are not of this model"))?;
             // A request that does not fit is the most that fits.
             let fits =
                 units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
-            let group = wanted.group.map(|g| g.min(fits.max(1)));
+            let group = experts.group.map(|g| g.min(fits.max(1)));
             group_layer(table, layer, size, units, Options { group, ..options })?;
             assign_layer_residency(table, layer, units, UnitPreference::Graphs);
         }

@@ -34,7 +34,7 @@ pub struct Labels {
     pub across: &'static str,
     /// Groups of bars, or places of curves; of several lines.
     pub groups: Vec<String>,
-    /// A range of the upward axis that is marked, with what it is.
+    /// A marked range of the vertical axis, with its label.
     pub range: Option<(f64, f64, String)>,
 }
 
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_has_its_mark_within_the_axes() {
+    fn every_chart_value_is_drawn_within_the_axes() {
         let series =
             [1.0, 3.0].map(|v| Series { name: format!("{v}"), colour: COLOURS[0], values: vec![v, 2.0 * v] });
         let svg = bars(&labels(&["x", "y"]), &series);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_axes_are_round() {
+    fn axis_steps_are_round_numbers() {
         assert_eq!([0.3, 0.11, 7.0, 2.0].map(nice), [0.5, 0.2, 10.0, 2.0]);
         assert_eq!([0.0, 0.5, 10.0].map(short), ["0", "0.5", "10"]);
     }

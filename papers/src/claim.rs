@@ -1,5 +1,5 @@
-//! Figures that a paper prints, beside ours: `claims/*.toml` say what is printed, and the name of the
-//! quantity that is computed for it.
+//! Figures of a paper compared with ours. `claims/*.toml` have the printed figures and the names of the
+//! quantities that are computed for them.
 
 use crate::printed::Printed;
 use moec_base::{Error, Result};
@@ -23,7 +23,7 @@ struct Paper {
     figure: Vec<Figure>,
 }
 
-/// A figure, a table or a section of the paper, with what it prints.
+/// A figure, a table or a section of the paper, with its claims.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Figure {
@@ -52,7 +52,7 @@ fn times() -> String {
     "×".to_owned()
 }
 
-/// Computed quantities, by name: with the paper's policies, and with moec's where that makes a difference.
+/// Computed quantities, by name: with the paper's policies, and with moec's if they differ.
 #[derive(Clone, Debug, Default)]
 pub struct Quantities(BTreeMap<String, (f64, Option<f64>)>);
 
@@ -68,7 +68,7 @@ impl Quantities {
     }
 }
 
-/// A figure of the paper beside ours.
+/// A figure of the paper and ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
     /// Place in the paper.
@@ -83,11 +83,11 @@ pub struct Claim {
     pub of: String,
     /// With the paper's policies.
     pub ours: f64,
-    /// With moec's, where that makes a difference.
+    /// With moec's, if they differ.
     pub moec: Option<f64>,
     /// A constant was found from it: it checks nothing.
     pub used: bool,
-    /// Reason that it does not come out; empty where that is not known, `None` where it is said to come out.
+    /// Reason of a miss; empty if unknown, `None` if no miss is expected.
     pub misses: Option<String>,
     /// Note.
     pub note: Option<String>,
@@ -119,25 +119,25 @@ impl Claim {
     }
 }
 
-/// The claims of a paper beside ours.
+/// The claims of a paper, compared with ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claims(pub Vec<Claim>);
 
 impl Claims {
-    /// Puts what is computed beside a file of `claims/`.
+    /// Compares computed quantities with a file of `claims/`.
     ///
     /// # Errors
-    /// Our bug: a file that does not parse, or that names a quantity or a reason that is not there.
+    /// Our bug: a file that does not parse, or that names a quantity or a reason that does not exist.
     pub fn new(file: &str, computed: &Quantities) -> Result<Self> {
         let all = Self::of_computed(file, computed)?;
         let missing = printed(file)?.into_keys().find(|of| !computed.0.contains_key(of));
         missing.map_or(Ok(all), |of| Err(Error::bug(format!("a claim names the quantity `{of}`"))))
     }
 
-    /// The same of those claims alone whose quantities were computed.
+    /// The same for only those claims whose quantities were computed.
     ///
     /// # Errors
-    /// Our bug: a file that does not parse, or that names a reason that is not there.
+    /// Our bug: a file that does not parse, or that names a reason that does not exist.
     pub fn of_computed(file: &str, computed: &Quantities) -> Result<Self> {
         let paper = read(file)?;
         let mut all = Vec::new();
@@ -165,8 +165,8 @@ impl Claims {
         Ok(Self(all))
     }
 
-    /// Those that no constant was found from.
-    pub fn free(&self) -> Vec<&Claim> {
+    /// Those that were not used to fit a constant.
+    pub fn unfitted(&self) -> Vec<&Claim> {
         self.0.iter().filter(|c| !c.used).collect()
     }
 
@@ -180,8 +180,7 @@ impl Claims {
         self.find(of).map_or(f64::NAN, |c| c.paper.value())
     }
 
-    /// All of them as a table in Markdown; `ours` is the head of the column of what is simulated with the
-    /// paper's policies.
+    /// All of them as a Markdown table; `ours` heads the column of the simulation with the paper's policies.
     pub fn table(&self, ours: &str) -> String {
         let with_moec = self.0.iter().any(|c| c.moec.is_some());
         let [head, line] = if with_moec { [" moec |", "---|"] } else { [""; 2] };
@@ -248,9 +247,9 @@ pub(crate) fn check_page(folder: &str, page: &str, claims: &Claims, plots: &[(&s
 mod tests {
     use super::{digits, named, read};
 
-    /// Each claim on the page of a full run is as in the file: it agrees, or it misses and why.
+    /// Each claim of a full run's page is as in the file: it agrees, or it misses with a reason.
     #[test]
-    fn every_claim_holds_or_misses_as_said() {
+    fn every_claim_holds_or_misses_as_recorded() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/claims");
         let mut papers = 0;
         for file in std::fs::read_dir(folder).expect("the folder") {
@@ -262,8 +261,8 @@ mod tests {
             let paper = read(&text).expect("claims");
             for figure in &paper.figure {
                 for c in &figure.claims {
-                    let said = format!("| {} | {} | {}", figure.place, c.what, c.paper);
-                    let row = page.lines().find(|line| line.starts_with(&said)).expect(&said);
+                    let prefix = format!("| {} | {} | {}", figure.place, c.what, c.paper);
+                    let row = page.lines().find(|line| line.starts_with(&prefix)).expect(&prefix);
                     let cells: Vec<&str> = row.trim_end_matches(" |").rsplit(" | ").collect();
                     // NPUMoE's page has ours over the paper's, rounded, in place of a verdict.
                     let times = cells[0].parse::<f64>().ok();

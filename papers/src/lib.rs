@@ -1,10 +1,10 @@
-//! Published evaluations again, on moec's simulator, and what they leave open.
+//! Published evaluations, reproduced on moec's simulator.
 //!
-//! [`npumoe`] is the evaluation of NPUMoE beside what is simulated, [`trimoe`] that of TriMoE,
-//! [`powerinfer2`] that of PowerInfer-2, [`hybrimoe`] that of HybriMoE, [`mobile`] that of MoBiLE;
-//! [`capacities`] compares settings of `[experts]`, NPUMoE's among them, and [`outliers`] shares of channels
-//! of 8 bits; [`mechanisms`] lists what the papers do and how far moec has it. They need models that are not
-//! at hand: [`shapes`] has their published shapes, [`recorded`] draws loads of their experts.
+//! [`npumoe`] is the evaluation of NPUMoE, [`trimoe`] that of TriMoE, [`powerinfer2`] that of PowerInfer-2,
+//! [`hybrimoe`] that of HybriMoE, [`mobile`] that of MoBiLE; [`capacities`] compares settings of `[experts]`,
+//! NPUMoE's among them, and [`outliers`] shares of channels of 8 bits; [`mechanisms`] lists the papers'
+//! mechanisms and their state in moec. The models are not available here: [`shapes`] has their published
+//! shapes, [`recorded`] samples loads of their experts.
 #![allow(clippy::cast_possible_truncation, reason = "figures of published evaluations")]
 
 pub mod capacities;

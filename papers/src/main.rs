@@ -45,8 +45,7 @@ enum Commands {
     /// Rerun the evaluation of MoBiLE, and print a page with every speedup of it beside the simulated one
     #[command(name = "mobile")]
     MoBile(Run),
-    /// Compare shares of output channels that have 8 bits where others have 4: what the experts of a
-    /// checkpoint lose
+    /// Compare shares of output channels with 8 bits, others with 4: the error of a checkpoint's experts
     Outliers {
         /// A folder with a checkpoint
         checkpoint: PathBuf,
@@ -69,7 +68,7 @@ struct Run {
     /// Write the page and its plots into this folder instead
     #[arg(long, value_name = "FOLDER")]
     docs: Option<PathBuf>,
-    /// Write nothing; fail where what is in the folder differs
+    /// Write nothing; fail if files in the folder differ
     #[arg(long, requires = "docs")]
     check: bool,
     /// A short run: other numbers, for a look at the page

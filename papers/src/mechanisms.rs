@@ -1,5 +1,5 @@
-//! The mechanisms of the five papers that moec unites, as a page of the documentation: `mechanisms.toml` says
-//! of each where it is in the code, which test shows it, and how far moec has it.
+//! The mechanisms of the five papers that moec unites, as a page of the documentation. `mechanisms.toml` has
+//! the code, the tests and the state of each.
 
 use moec_base::{Error, Result};
 use serde::Deserialize;
@@ -31,10 +31,10 @@ impl MechanismState {
                  hand, the test emulates it: packages, networks, PTX and NDP command streams are executed on the host."
             }
             Self::Simulated => {
-                "A simulation, a price or a study has it. No bundle does it, or only a model says how long it takes."
+                "It is part of a simulation, a cost model or a study. No bundle does it, or only a model gives its time."
             }
-            Self::Different => "moec does the same in another way, or only a part of it; the row says which.",
-            Self::Missing => "moec does not have it; the row says what it does instead.",
+            Self::Different => "moec does the same in another way, or only a part of it, given in the row.",
+            Self::Missing => "moec does not have it; the row gives the alternative.",
         }
     }
 }
@@ -152,7 +152,7 @@ pub fn page() -> Result<String> {
     Ok(out)
 }
 
-/// Links to files, each with what it is about there.
+/// Links to files, each with its item.
 fn places(all: &[String], between: &str) -> String {
     let place = |place: &String| {
         let (file, item) = place.split_once(between).unwrap_or((place, ""));

@@ -19,7 +19,7 @@ pub struct Row {
     pub share: usize,
     /// Bits for a number, scales included.
     pub bits: f64,
-    /// Root mean square of what is lost, relative to that of the numbers.
+    /// Root mean square of the error, relative to that of the numbers.
     pub error: f64,
 }
 
@@ -31,8 +31,8 @@ pub fn rows(path: &Path) -> Result<Vec<Row>> {
     let (checkpoint, _) = moec_import::open(path, &ImportOptions::default())?;
     let matrices = matrices(&checkpoint)?;
     if matrices.is_empty() {
-        return Err(Error::input(format!("`{}` has no matrices of experts", path.display()))
-            .hint("name a checkpoint with a mixture of experts, each matrix a tensor of its own"));
+        return Err(Error::input(format!("`{}` has no expert weights", path.display()))
+            .hint("name an MoE checkpoint with one tensor for each matrix"));
     }
     SHARES.into_iter().map(|share| row(share, &matrices)).collect()
 }
@@ -113,6 +113,6 @@ mod tests {
     fn a_checkpoint_without_experts_is_refused() {
         let dense = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/hf/prosparse");
         let error = rows(&dense).unwrap_err();
-        assert!(error.to_string().contains("no matrices of experts") && error.hint.is_some(), "{error}");
+        assert!(error.to_string().contains("has no expert weights") && error.hint.is_some(), "{error}");
     }
 }

@@ -75,7 +75,7 @@ impl fmt::Display for Printed {
     }
 }
 
-/// A number with what the paper prints of it, or of what follows from two that it prints.
+/// A number and the printed range that it is checked against, also for a ratio of two printed numbers.
 fn short(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }

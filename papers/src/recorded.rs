@@ -1,10 +1,10 @@
-//! Loads of experts drawn from recorded counts, for models whose own routing is not at hand.
+//! Loads of experts sampled from recorded counts, for models whose own routing is not available.
 //!
 //! The counts are those of OLMoE-1B-7B (`golden/traces`): 64 experts, 8 per token, three layers, by domain of
-//! text. The experts of a layer are put in order of what they got in all domains together. A model with fewer
-//! experts gets runs of neighbours as one expert, one with more gets each as several equal ones; so a popular
-//! expert stays one, and what a domain prefers stays. Each token of a chunk then chooses its experts, by
-//! these shares and a fixed seed. Layers follow the recorded layer of their depth.
+//! text. The experts of a layer are sorted by their load over all domains. For a model with fewer experts,
+//! runs of neighbours become one expert; with more, each becomes several equal ones. So popular experts stay
+//! popular, and domains keep their preferences. Each token of a chunk then chooses its experts, by these
+//! shares and a fixed seed. Layers follow the recorded layer of their depth.
 
 use moec_base::{Error, Result};
 use moec_costs::Model;
@@ -61,7 +61,7 @@ impl Recorded {
     ///
     /// # Errors
     /// An invalid line, by its number; a domain or an expert that is missing.
-    pub fn parse(text: &str, wanted: &[&str]) -> Result<Self> {
+    pub fn parse(text: &str, names: &[&str]) -> Result<Self> {
         let wrong = |line: usize, why: &str| Error::input(format!("recorded counts, line {line}: {why}"));
         let mut domains: BTreeMap<String, BTreeMap<u32, Vec<f64>>> = BTreeMap::new();
         for (i, line) in text.lines().enumerate().skip(1).filter(|(_, l)| !l.trim().is_empty()) {
@@ -69,7 +69,7 @@ impl Recorded {
             let [_, domain, layer, expert, count] = fields.as_slice() else {
                 return Err(wrong(i + 1, "expected model,domain,layer,expert,count"));
             };
-            if !wanted.contains(domain) {
+            if !names.contains(domain) {
                 continue;
             }
             let layer: u32 = layer.parse().map_err(|_| wrong(i + 1, "the layer is not a number"))?;
@@ -81,7 +81,7 @@ impl Recorded {
             }
             counts.push(count as f64);
         }
-        let missing = wanted.iter().find(|d| !domains.contains_key(**d));
+        let missing = names.iter().find(|d| !domains.contains_key(**d));
         if let Some(domain) = missing {
             return Err(Error::input(format!("recorded counts: no domain `{domain}`")));
         }
@@ -114,7 +114,7 @@ impl Recorded {
         let of = |rank: usize| ranks.get(rank).and_then(|&e| counts.get(e)).copied().unwrap_or(0.0);
         let share = |e: usize| {
             let (from, to) = (e * n / experts, (e + 1) * n / experts);
-            // More experts than were recorded: each recorded one stands for several.
+            // More experts than were recorded: each recorded one represents several.
             if to <= from { of(from) / (experts as f64 / n as f64) } else { (from..to).map(of).sum() }
         };
         (0..experts).map(share).collect()
@@ -269,7 +269,7 @@ mod tests {
                 assert_ne!(prompt, recorded.prompt(&model, domain, 64, 2, 8));
             }
             let seen = recorded.calibration(&model, 64);
-            // Popular experts come first, and are as skewed as what was recorded.
+            // Popular experts come first, with the skew of the recorded counts.
             assert!(
                 seen.layers.iter().all(|l| l.imbalance() > 1.2 && l.chosen[0] > l.chosen[shape.experts - 1])
             );

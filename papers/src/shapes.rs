@@ -4,7 +4,7 @@ use moec_costs::Model;
 use moec_costs::model::{ModelLayer, Moe};
 use moec_costs::units::ExpertSize;
 
-/// Published shapes of a model whose layers are alike.
+/// Published shapes of a model with equal layers.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Name, as NPUMoE shortens it.

@@ -1,4 +1,4 @@
-//! The program's command line.
+//! Tests of the program's command line.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ fn papers(args: &[&str]) -> Output {
 }
 
 #[test]
-fn every_evaluation_says_what_it_takes() {
+fn every_evaluation_lists_its_options() {
     for (paper, option) in [
         ("npumoe", "--json"),
         ("trimoe", "--quick"),
@@ -23,9 +23,9 @@ fn every_evaluation_says_what_it_takes() {
 }
 
 #[test]
-fn an_evaluation_that_is_not_there_is_refused() {
+fn unknown_evaluation_is_rejected() {
     let out = papers(&["nothing"]);
-    let said = String::from_utf8(out.stderr).unwrap();
-    assert_eq!(out.status.code(), Some(2), "{said}");
-    assert!(said.contains("'nothing'"), "{said}");
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("'nothing'"), "{stderr}");
 }

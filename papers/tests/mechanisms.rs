@@ -1,4 +1,5 @@
-//! The list of mechanisms: what it names is in the sources, every state has its evidence, and the page is fresh.
+//! Checks of the list of mechanisms: named items exist, every state has its evidence, and the page is
+//! current.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use moec_papers::mechanisms::{Mechanism, MechanismState, Paper, page, papers};
@@ -10,7 +11,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Text of a file of the tree; `None` where there is none.
+/// Text of a file in the tree; `None` if it does not exist.
 fn source(file: &str) -> Option<String> {
     fs::read_to_string(root().join(file)).ok()
 }
@@ -24,7 +25,7 @@ fn defines(line: &str, item: &str) -> bool {
     !comment && words.windows(2).any(|w| kinds.contains(&w[0]) && w[1] == item)
 }
 
-/// Attributes of the test of this name; `None` where there is no function of this name with the attribute `test`.
+/// Attributes of the test of this name; `None` if no function of this name has the attribute `test`.
 fn attributes(text: &str, test: &str) -> Option<Vec<String>> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let at = lines.iter().position(|line| line.starts_with(&format!("fn {test}(")))?;
@@ -33,7 +34,7 @@ fn attributes(text: &str, test: &str) -> Option<Vec<String>> {
     attributes.iter().any(|a| a == "#[test]").then_some(attributes)
 }
 
-/// Rows of the runner's table of tests that only `--all` runs: program, test (empty: all of the program).
+/// Rows of the runner's table of tests that only `--all` runs: program, and test (empty: the whole program).
 fn left_out(tables: &str) -> Vec<(String, String)> {
     let (_, rest) = tables.split_once("SLOW: &[(&str, &str, &str)] = &[").unwrap();
     let (rows, _) = rest.split_once("];").unwrap();
@@ -42,7 +43,7 @@ fn left_out(tables: &str) -> Vec<(String, String)> {
     rows.iter().map(|[program, test, _]| ((*program).to_owned(), (*test).to_owned())).collect()
 }
 
-/// Whether the runner leaves a test of a file out.
+/// Whether the runner omits a test of a file.
 fn is_left_out(rows: &[(String, String)], file: &str, test: &str) -> bool {
     let stem = |name: &str| name.trim_end_matches(".rs").to_owned();
     rows.iter().any(|(program, slow)| {
@@ -52,7 +53,7 @@ fn is_left_out(rows: &[(String, String)], file: &str, test: &str) -> bool {
     })
 }
 
-/// Faults of a row of the list.
+/// Errors in a row of the list.
 fn faults(m: &Mechanism, slow: &[(String, String)]) -> Vec<String> {
     let mut found = Vec::new();
     let mut fault = |what: String| found.push(format!("{}, {}: {what}", m.section, m.what));
@@ -106,7 +107,7 @@ fn slow() -> Vec<(String, String)> {
 }
 
 #[test]
-fn what_the_list_names_is_in_the_sources_and_states_have_evidence() {
+fn mechanism_list_names_existing_code_with_evidence() {
     let (papers, slow) = (papers().unwrap(), slow());
     let names: Vec<&str> = papers.iter().map(|p| &*p.name).collect();
     assert_eq!(names, ["NPUMoE", "PowerInfer-2", "HybriMoE", "TriMoE", "MoBiLE"]);
@@ -123,7 +124,7 @@ fn what_the_list_names_is_in_the_sources_and_states_have_evidence() {
 }
 
 #[test]
-fn faults_of_a_row_are_found() {
+fn invalid_mechanism_rows_are_detected() {
     let slow = slow();
     assert!(is_left_out(&slow, "tests/golden.rs", "all_families_of_2026"), "{slow:?}");
     assert!(!is_left_out(&slow, "tests/golden.rs", "six_families_of_2026"));
@@ -135,7 +136,7 @@ fn faults_of_a_row_are_found() {
         state,
         why: why.map(str::to_owned),
     };
-    let own = "papers/tests/mechanisms.rs::faults_of_a_row_are_found";
+    let own = "papers/tests/mechanisms.rs::invalid_mechanism_rows_are_detected";
     let code = "papers/src/mechanisms.rs#page";
     assert_eq!(faults(&row(MechanismState::Executed, &[code], &[own], None), &slow), [""; 0]);
     for (row, expected) in [
@@ -151,7 +152,7 @@ fn faults_of_a_row_are_found() {
             "has no test `row`",
         ),
         (
-            row(MechanismState::Executed, &[code], &["tests/replace.rs::a_process_that_replaces"], None),
+            row(MechanismState::Executed, &[code], &["tests/replace.rs::replacing_child_process"], None),
             "is ignored",
         ),
         (
@@ -164,9 +165,9 @@ fn faults_of_a_row_are_found() {
     }
 }
 
-/// The page's table of counts is that of the list, row by row.
+/// The page's table of counts equals that of the list, row by row.
 #[test]
-fn counts_are_those_of_the_list() {
+fn mechanism_counts_match_the_list() {
     let (papers, page) = (papers().unwrap(), page().unwrap());
     let of = |papers: &[Paper]| -> Vec<usize> {
         let states = MechanismState::ALL.map(|s| papers.iter().map(|p| p.count(s)).sum::<usize>());
@@ -188,7 +189,7 @@ fn counts_are_those_of_the_list() {
 }
 
 #[test]
-fn the_page_is_fresh() {
+fn mechanisms_page_is_current() {
     let stored = source("docs/mechanisms.md").unwrap_or_default();
     assert!(
         stored.trim_end() == page().unwrap().trim_end(),

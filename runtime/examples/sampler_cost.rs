@@ -24,7 +24,7 @@ fn main() {
     let logits = logits();
     let hot = Sampling { temperature: 0.7, ..Sampling::GREEDY };
     println!("| options | ms a token, median of {REPEATS} |\n| --- | --- |");
-    for (name, how) in [
+    for (name, sampling) in [
         ("temperature 0", Sampling::GREEDY),
         ("temperature 0.7", hot.clone()),
         ("temperature 0.7, top-k 40", Sampling { top_k: 40, ..hot.clone() }),
@@ -35,7 +35,7 @@ fn main() {
             Sampling { top_k: 20, top_p: 0.8, repetition_penalty: 1.05, ..hot },
         ),
     ] {
-        let mut sampler = Sampler::new(how);
+        let mut sampler = Sampler::new(sampling);
         let mut times: Vec<f64> = (0..REPEATS)
             .map(|_| {
                 let start = Instant::now();

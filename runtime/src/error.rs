@@ -200,7 +200,7 @@ impl Error {
     /// A file of the bundle is not the one that was opened and checked.
     pub fn replaced(path: impl Into<PathBuf>) -> Self {
         Self::file(path, "was replaced by another file after it was checked")
-            .with_hint("start again when nothing writes to the bundle any more")
+            .with_hint("run it again when no other program writes to the bundle")
     }
 
     /// The plan cannot run.
@@ -220,8 +220,10 @@ impl Error {
 
     /// The program has steps of a unit that this process does not execute.
     pub(crate) fn no_unit(name: &str) -> Self {
-        Self::machine(format!("steps of the bundle run on the unit `{name}`, which this machine has not"))
-            .with_hint(ELSEWHERE)
+        Self::machine(format!(
+            "steps of the bundle run on the unit `{name}`, which this machine does not have"
+        ))
+        .with_hint(ELSEWHERE)
     }
 
     /// A unit does not execute a step.
@@ -288,12 +290,12 @@ impl Error {
 
     /// A batch names a slot twice.
     pub(crate) fn slot_twice(slot: u32) -> Self {
-        Self::request(format!("slot {slot} is twice in one batch"))
+        Self::request(format!("slot {slot} occurs twice in one batch"))
     }
 
     /// An answer cannot be constrained to its grammar.
     pub fn constraint(why: impl Display) -> Self {
-        Self::request(format!("the answer cannot be held to its grammar: {why}"))
+        Self::request(format!("the answer cannot be constrained to its grammar: {why}"))
             .with_hint("give a smaller grammar, or one with fewer choices at a time")
     }
 
@@ -337,7 +339,7 @@ impl Error {
 
     /// Logits that are not finite.
     pub(crate) fn not_finite() -> Self {
-        Self::model("the model returned logits that are not numbers")
+        Self::model("the model computed logits that are NaN or infinite")
     }
 
     /// A bug of moec.
@@ -459,7 +461,7 @@ mod tests {
 
     /// A size that is rounded up for a message is at least the size.
     #[test]
-    fn a_budget_that_is_named_as_enough_is_enough() {
+    fn suggested_budget_is_sufficient() {
         for least in [1_u64 << 20, (1 << 20) + 1, 27_623_404, (40 << 30) + 12_345] {
             let text = mib(least, true);
             let bytes = text.strip_suffix(" MiB").unwrap().parse::<f64>().unwrap() * f64::from(1 << 20);

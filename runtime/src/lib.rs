@@ -36,7 +36,7 @@ pub mod weights;
 
 pub use bundle::program::Program;
 pub use error::{Error, Fault, Limit, Result};
-pub use exec::engine::{Engine, Memory, Options, Row, Want};
+pub use exec::engine::{Engine, LogitRows, Memory, Options, Row};
 pub use exec::trace::{Moment, StepView};
 pub use serving::best_of::{BestOf, best_of, best_of_into};
 pub use serving::big_little::{Decoder, Fallbacks};

@@ -1,11 +1,11 @@
-//! Decoding does not allocate.
+//! Tests that decoding does not allocate.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;
 
 use common::*;
-use moec_runtime::{Engine, Options, Want};
+use moec_runtime::{Engine, LogitRows, Options};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,7 +18,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
@@ -31,14 +31,14 @@ unsafe impl GlobalAlloc for Counted {
 static ALLOCATOR: Counted = Counted;
 
 #[test]
-fn decoding_allocates_nothing() {
+fn decoding_does_not_allocate() {
     let (dir, program) = (bundle(), program(&ENTRIES));
     // Mapped weights: threads that copy weights would allocate whenever a core is idle, and every thread is
     // counted.
     let options = Options { threads: Some(2), lazy: true, ..Options::default() };
     let mut engine = Engine::open(&program, dir.path(), options).unwrap();
     for slot in 0..SLOTS as u32 {
-        engine.prefill(slot, 0, &[1, 2, 3], Want::None, &mut |_, _| Ok(())).unwrap();
+        engine.prefill(slot, 0, &[1, 2, 3], LogitRows::None, &mut |_, _| Ok(())).unwrap();
     }
     let mut rows = 0;
     let mut step = |at: usize| {

@@ -1,4 +1,4 @@
-//! Best-of-N: the sequences are those of single runs, although batches shrink as sequences end.
+//! Best-of-N: the sequences equal those of single runs, although batches shrink as sequences end.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use moec_ir::EntryKind::{Decode, Prefill};
-use moec_runtime::{BestOf, Decoder, Engine, Error, Request, Sampler, Sampling, Want, best_of, generate};
+use moec_runtime::{
+    BestOf, Decoder, Engine, Error, LogitRows, Request, Sampler, Sampling, best_of, generate,
+};
 
 /// Sampling with a temperature at which sequences differ.
 fn hot() -> Sampling {
@@ -15,16 +17,16 @@ fn hot() -> Sampling {
 
 const PROMPT: [u32; 5] = [9, 8, 70, 6, 5];
 
-fn drawn(engine: &mut Engine<'_>, many: usize, n: usize, end: &[u32]) -> BestOf {
+fn sample_best_of(engine: &mut Engine<'_>, many: usize, n: usize, end: &[u32]) -> BestOf {
     let request = Request { slot: 0, prompt: &PROMPT, n, end };
     best_of(engine, &request, many, &mut Decoder::full(), &hot()).unwrap()
 }
 
 #[test]
-fn sequences_are_those_of_single_runs() {
+fn best_of_sequences_match_single_runs() {
     with_engine(&ENTRIES, 2, |engine| {
         for many in 1..=SLOTS {
-            let done = drawn(engine, many, 30, &[]);
+            let done = sample_best_of(engine, many, 30, &[]);
             assert_eq!(done.calls, [many; 29]);
             for (i, c) in done.candidates.iter().enumerate() {
                 assert_eq!((c.seed, c.ids.len()), (5 + i as u64, 30));
@@ -50,15 +52,15 @@ fn sequences_are_those_of_single_runs() {
 #[test]
 fn batches_shrink_as_sequences_end() {
     with_engine(&[(Prefill(4), 4), (Decode(1), 1), (Decode(2), 2), (Decode(3), 3)], 2, |engine| {
-        let free = drawn(engine, 3, 40, &[]);
-        // An id that occurs in two of the sequences, at different positions, and not in the third.
+        let free = sample_best_of(engine, 3, 40, &[]);
+        // An id that occurs in two of the sequences at different positions, and not in the third.
         let at = |i: usize, id: u32| free.candidates[i].ids.iter().position(|&x| x == id);
         let id = (0..V as u32).find(|&id| {
             let found: Vec<_> = (0..3).filter_map(|i| at(i, id)).collect();
             found.len() == 2 && found[0] != found[1] && found.iter().all(|&p| p < 38)
         });
         let id = id.expect("an id that ends two sequences");
-        let done = drawn(engine, 3, 40, &[id]);
+        let done = sample_best_of(engine, 3, 40, &[id]);
         let lengths: Vec<usize> = (0..3).map(|i| at(i, id).map_or(40, |p| p + 1)).collect();
         for (i, c) in done.candidates.iter().enumerate() {
             assert_eq!(c.ids, free.candidates[i].ids[..lengths[i]], "sequence {i}");
@@ -70,10 +72,10 @@ fn batches_shrink_as_sequences_end() {
 }
 
 #[test]
-fn a_fork_goes_its_own_way() {
+fn forked_slot_diverges_independently() {
     with_engine(&ENTRIES, 2, |engine| {
-        engine.prefill(1, 0, &[3, 1, 4, 1, 5], Want::None, &mut |_, _| Ok(())).unwrap();
-        engine.prefill(2, 0, &[9; 20], Want::None, &mut |_, _| Ok(())).unwrap();
+        engine.prefill(1, 0, &[3, 1, 4, 1, 5], LogitRows::None, &mut |_, _| Ok(())).unwrap();
+        engine.prefill(2, 0, &[9; 20], LogitRows::None, &mut |_, _| Ok(())).unwrap();
         engine.fork(1, 2, 5).unwrap();
         assert_eq!((engine.len(1), engine.len(2)), (5, 5));
         let sink = &mut |i: usize, logits: &[f32]| {
@@ -82,7 +84,7 @@ fn a_fork_goes_its_own_way() {
             Ok(())
         };
         engine.decode(&[(1, 5, 92), (2, 5, 65)], sink).unwrap();
-        // A fork onto itself, and one of no tokens.
+        // A fork of a slot to itself, and a fork of no tokens.
         engine.fork(2, 2, 5).unwrap();
         engine
             .decode(&[(2, 5, 65)], &mut |_, l| {
@@ -101,11 +103,11 @@ fn a_fork_goes_its_own_way() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_best_of_requests_are_rejected() {
     with_engine(&ENTRIES, 1, |engine| {
         let request = Request { slot: 0, prompt: &PROMPT, n: 4, end: &[] };
-        let mut of = |request: &Request<'_>, many, how: Sampling| {
-            let e = best_of(engine, request, many, &mut Decoder::full(), &how).expect_err("no sense");
+        let mut of = |request: &Request<'_>, many, sampling: Sampling| {
+            let e = best_of(engine, request, many, &mut Decoder::full(), &sampling).expect_err("no sense");
             format!("{e} | {}", e.hint().unwrap_or_default())
         };
         assert_eq!(

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use moec_runtime::serving::scheduler::{Event, Job, Scheduler, Setting};
-use moec_runtime::{Decoder, Engine, Error, Fallbacks, Request, Sampler, Sampling, Want, generate};
+use moec_runtime::{Decoder, Engine, Error, Fallbacks, LogitRows, Request, Sampler, Sampling, generate};
 use std::sync::Mutex;
 
 /// Largest probability of the softmax.
@@ -34,13 +34,13 @@ fn sure_and_unsure() -> [Vec<u32>; 2] {
 }
 
 #[test]
-fn a_sure_token_is_kept_and_another_is_decoded_again() {
+fn unsure_token_is_decoded_again_by_the_full_model() {
     let [sure, unsure] = sure_and_unsure();
     with_engine(&BIG_LITTLE, 2, |engine| {
         for (seq, full) in [(&sure, 0), (&unsure, 1)] {
             let mut decoder = Decoder::of(engine.program()).unwrap();
             engine.reset(0).unwrap();
-            engine.prefill(0, 0, &seq[..1], Want::None, &mut |_, _| Ok(())).unwrap();
+            engine.prefill(0, 0, &seq[..1], LogitRows::None, &mut |_, _| Ok(())).unwrap();
             let seen = Mutex::new(Vec::new());
             let sink = |i: usize, logits: &[f32]| seen.lock().unwrap().push((i, logits.to_vec()));
             decoder.decode(engine, &[(0, 1, seq[1])], &sink).unwrap();
@@ -52,13 +52,13 @@ fn a_sure_token_is_kept_and_another_is_decoded_again() {
 }
 
 #[test]
-fn rows_of_a_batch_fall_back_together_and_alone() {
+fn batch_rows_fall_back_together_and_individually() {
     let [sure, unsure] = sure_and_unsure();
     for batch in [[&sure, &unsure, &sure], [&unsure, &sure, &unsure], [&unsure; 3], [&sure; 3]] {
         with_engine(&BIG_LITTLE, 2, |engine| {
             let mut decoder = Decoder::of(engine.program()).unwrap();
             for (slot, seq) in batch.iter().enumerate() {
-                engine.prefill(slot as u32, 0, &seq[..1], Want::None, &mut |_, _| Ok(())).unwrap();
+                engine.prefill(slot as u32, 0, &seq[..1], LogitRows::None, &mut |_, _| Ok(())).unwrap();
             }
             let rows: Vec<_> = batch.iter().enumerate().map(|(slot, seq)| (slot as u32, 1, seq[1])).collect();
             let seen = Mutex::new(Vec::new());
@@ -66,8 +66,8 @@ fn rows_of_a_batch_fall_back_together_and_alone() {
             decoder.decode(engine, &rows, &sink).unwrap();
             let mut seen = seen.into_inner().unwrap();
             seen.sort_by_key(|(row, _)| *row);
-            let wanted: Vec<_> = batch.iter().map(|seq| expected(seq, GAMMA).0).enumerate().collect();
-            assert_eq!(seen, wanted);
+            let expected_ids: Vec<_> = batch.iter().map(|seq| expected(seq, GAMMA).0).enumerate().collect();
+            assert_eq!(seen, expected_ids);
             let full = batch.iter().filter(|s| expected(s, GAMMA).1).count();
             assert_eq!(decoder.fallbacks(), Some(Fallbacks { tokens: 3, full }));
         });
@@ -113,7 +113,7 @@ fn generation_follows_the_rule_for_every_gamma() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_big_little_options_are_rejected() {
     with_engine(&BIG_LITTLE, 1, |engine| {
         for gamma in [-0.1, 1.1, f32::NAN, f32::INFINITY] {
             let e = Decoder::big_little(engine.program(), gamma).expect_err("no probability");
@@ -123,7 +123,7 @@ fn what_makes_no_sense_is_refused() {
     with_engine(&ENTRIES, 1, |engine| {
         assert!(matches!(Decoder::big_little(engine.program(), 0.5), Err(Error::Usage { .. })));
         assert_eq!(Decoder::of(engine.program()).unwrap().fallbacks(), None);
-        engine.prefill(0, 0, &[1], Want::None, &mut |_, _| Ok(())).unwrap();
+        engine.prefill(0, 0, &[1], LogitRows::None, &mut |_, _| Ok(())).unwrap();
         let e = engine.decode_little(&[(0, 1, 5)], &mut |_, _| Ok(())).expect_err("no entry point");
         assert!(matches!(&e, Error::Bundle(why) if why.contains("little")), "{e}");
     });
@@ -154,7 +154,7 @@ fn answer(scheduler: &mut Scheduler<'_, '_, '_>, prompt: &[u32], n: usize) -> (V
 }
 
 #[test]
-fn answers_of_fewer_experts_are_not_what_another_sequence_begins_with() {
+fn little_model_answers_are_not_shared_as_prefixes() {
     // A whole chunk of 16 tokens, and two more.
     let prompt: Vec<u32> = (1..19).collect();
     for (reduced, expected) in [(true, 16), (false, 18 + 6 - 1)] {

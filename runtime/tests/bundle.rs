@@ -36,7 +36,7 @@ fn an_untouched_bundle_opens() {
 }
 
 #[test]
-fn a_changed_byte() {
+fn changed_byte_in_the_bundle_is_reported() {
     let e = refused(change_byte, CheckLevel::Small).unwrap();
     let text = e.to_string();
     assert!(matches!(e, Error::BadFile { .. }) && text.contains("changed"), "{text}");
@@ -47,7 +47,7 @@ fn a_changed_byte() {
 }
 
 #[test]
-fn a_missing_file() {
+fn missing_bundle_file_is_reported() {
     let e =
         refused(|b| std::fs::remove_file(b.join("weights/model.bin")).unwrap(), CheckLevel::Sizes).unwrap();
     assert!(matches!(&e, Error::MissingFile(p) if p.ends_with("weights/model.bin")), "{e}");
@@ -55,7 +55,7 @@ fn a_missing_file() {
 }
 
 #[test]
-fn a_file_of_another_size() {
+fn bundle_file_of_wrong_size_is_reported() {
     for n in [0, 100, weights().len() + 1] {
         let mut bytes = weights();
         bytes.resize(n, 0);
@@ -68,7 +68,7 @@ fn a_file_of_another_size() {
 }
 
 #[test]
-fn a_path_out_of_the_bundle() {
+fn path_outside_the_bundle_is_rejected() {
     for path in ["../secret", "/etc/passwd", "weights/../../x", ""] {
         let mut plan = plan(&ENTRIES);
         path.clone_into(&mut plan.files[0].path);
@@ -78,7 +78,7 @@ fn a_path_out_of_the_bundle() {
 }
 
 #[test]
-fn a_cpu_without_the_features() {
+fn missing_cpu_features_are_reported() {
     let mut plan = plan(&ENTRIES);
     plan.target.features = vec!["flux-capacitor".to_owned()];
     let dir = bundle();
@@ -93,20 +93,20 @@ fn a_cpu_without_the_features() {
 }
 
 #[test]
-fn a_kernel_that_is_not_there() {
+fn missing_kernel_is_reported() {
     let e = Program::new(plan(&ENTRIES), &|s| resolve(s).filter(|_| s != "ffn")).unwrap_err();
     assert!(matches!(&e, Error::Bundle(why) if why.ends_with("no kernel `ffn`")), "{e}");
 }
 
 #[test]
-fn a_plan_of_another_version() {
+fn plan_of_another_version_is_rejected() {
     let plan = Plan { version: 99, ..plan(&ENTRIES) };
     let e = Program::new(plan, &resolve).unwrap_err().to_string();
     assert!(e.contains("99"), "{e}");
 }
 
 #[test]
-fn plans_that_would_leave_their_memory() {
+fn plans_exceeding_their_memory_are_rejected() {
     fn check(what: &str, change: impl FnOnce(&mut Plan)) {
         let mut plan = plan(&ENTRIES);
         change(&mut plan);
@@ -196,7 +196,7 @@ impl ComputeUnit for Other {
 /// The plan names the unit of each step, and each unit knows the steps that it executes: both are compared
 /// before anything runs.
 #[test]
-fn a_step_that_its_unit_does_not_execute() {
+fn step_unsupported_by_its_unit_is_rejected() {
     let target = plan(&ENTRIES).target.triple;
     let plan = moec_ir::text::parse_plan(&BESIDE.replace("TRIPLE", &target)).unwrap();
     let p = &Program::new(plan, &|_| None).unwrap();
@@ -217,7 +217,7 @@ fn a_step_that_its_unit_does_not_execute() {
 
 /// Parts that are linked into a `run`.
 #[test]
-fn an_encoded_plan_and_its_kernels() {
+fn encoded_plan_finds_its_kernels() {
     let plan = plan(&ENTRIES);
     let kernels: Vec<_> = plan.kernels.iter().map(|k| resolve(&k.symbol).unwrap()).collect();
     let bytes = plan.encode().unwrap();

@@ -1,4 +1,4 @@
-//! The subcommands as a user sees them: arguments in; output, notes and exit status out.
+//! The subcommands from a user's view: arguments in; output, notes and exit status out.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -33,7 +33,7 @@ fn run_program(program: &Program, bundle: &Path, args: &str, input: Option<&str>
     ProcessOutput { status, out: text(out), err: text(err) }
 }
 
-/// Runs in a bundle with a tokenizer.
+/// Runs a subcommand in a bundle with a tokenizer.
 fn run(args: &str) -> ProcessOutput {
     let dir = bundle();
     add_tokenizer(dir.path());
@@ -64,7 +64,7 @@ fn generate_json_from_ids() {
 }
 
 #[test]
-fn a_saved_prompt_is_not_read_again() {
+fn saved_prompt_is_not_prefilled_again() {
     let dir = bundle();
     let path = dir.path().join("prompt").display().to_string();
     let ids: Vec<u32> = (0..20).collect();
@@ -81,7 +81,7 @@ fn a_saved_prompt_is_not_read_again() {
             (Some(held), Some(prompt.len() as u64 - held))
         );
     }
-    // Without a prompt the saved one is continued.
+    // Without a prompt, the saved prompt is continued.
     let done = run(&format!("generate -n 9 --ignore-eos --load-prompt {path}"));
     assert_eq!(done.out, format!("{}\n", joined(&continuation(&ids, 9))));
     assert!(done.err.starts_with("prefill: 1 tokens after 19 that were saved"), "{}", done.err);
@@ -100,7 +100,7 @@ fn a_saved_prompt_is_not_read_again() {
 }
 
 #[test]
-fn draft_tokens_are_counted_and_refused_where_tokens_would_differ() {
+fn draft_tokens_are_counted_or_rejected_if_inexact() {
     let dir = bundle();
     let run = |args: &str| run_in(dir.path(), args, None);
     let ids = [7, 8, 9, 7, 8, 9, 7, 8];
@@ -112,7 +112,7 @@ fn draft_tokens_are_counted_and_refused_where_tokens_would_differ() {
     assert!(done.err.contains("draft tokens: "), "{}", done.err);
     let done = run("generate --ids 7,8 -n 12 --speculate 4 --temperature 1");
     assert_eq!(done.status, 2);
-    assert!(done.err.contains("takes the most probable tokens"), "{}", done.err);
+    assert!(done.err.contains("requires the most probable tokens"), "{}", done.err);
     let narrow = [ENTRIES[0], ENTRIES[2]];
     let alone = run_program(&program(&narrow), dir.path(), "generate --ids 7,8 --speculate 4", None);
     assert!(alone.status == 2 && alone.err.contains("decode_batch = [1, 5]"), "{}", alone.err);
@@ -157,7 +157,7 @@ fn generate_from_text() {
 }
 
 #[test]
-fn a_text_ends_generation() {
+fn stop_string_ends_generation() {
     let dir = bundle();
     add_tokenizer(dir.path());
     // An answer with two letters that come from two tokens.
@@ -209,15 +209,15 @@ fn an_end_token_ends_text_but_not_ids() {
 }
 
 #[test]
-fn a_seed_is_a_text() {
-    let draw = |seed: u32| {
+fn equal_seeds_generate_equal_texts() {
+    let sample = |seed: u32| {
         run(&format!(
             "generate --ids 1,2,3 -n 20 --temperature 2 --top-p 0.9 --top-k 50 --seed {seed} --quiet"
         ))
         .out
     };
-    assert_eq!(draw(1), draw(1));
-    assert_ne!(draw(1), draw(2));
+    assert_eq!(sample(1), sample(1));
+    assert_ne!(sample(1), sample(2));
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn refusals() {
         (
             "generate --ids 1 --best-of 2",
             2,
-            &["error: with temperature 0 all sequences are the same", "hint: give one above 0"],
+            &["error: with temperature 0, all sequences are the same", "hint: set a temperature above 0"],
         ),
         ("generate --ids 1 --all", 2, &["--best-of"]),
         ("generate --ids 1 --best-of 2 --temperature 1 --all --json", 2, &["cannot be used with"]),
@@ -292,10 +292,10 @@ fn refusals() {
         (
             "generate --ids 1 --budget 3GiB",
             2,
-            &["error: `--budget` is about experts on disk", "hint: set `budget` under `[memory]`"],
+            &["error: `--budget` applies to experts on disk", "hint: set `budget` under `[memory]`"],
         ),
-        ("bench --no-verify-reads", 2, &["error: `--no-verify-reads` is about experts on disk"]),
-        ("logits --ids 1 --out x --prefetch 0", 2, &["error: `--prefetch` is about experts on disk"]),
+        ("bench --no-verify-reads", 2, &["error: `--no-verify-reads` applies to experts on disk"]),
+        ("logits --ids 1 --out x --prefetch 0", 2, &["error: `--prefetch` applies to experts on disk"]),
         // The error comes before any work, so nothing is printed.
         ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("logits --ids 1", 2, &["--out"]),
@@ -328,7 +328,7 @@ fn refusals() {
 }
 
 #[test]
-fn big_little_says_how_often_it_fell_back() {
+fn big_little_reports_its_fallback_rate() {
     let dir = bundle();
     let program = program(&BIG_LITTLE);
     let run = |args: &str| {
@@ -351,8 +351,8 @@ fn big_little_says_how_often_it_fell_back() {
     let ratio = own["fallback_ratio"].as_f64().unwrap();
     assert!(ratio > 0.0 && ratio < 1.0);
     assert_eq!(own["ids"], json(&format!("--gamma {GAMMA}"))["ids"]);
-    let said = run("generate --ids 7,77,3 -n 30").err;
-    assert!(said.contains(&format!(", {:.1} % of them with all experts", 100.0 * ratio)), "{said}");
+    let notes = run("generate --ids 7,77,3 -n 30").err;
+    assert!(notes.contains(&format!(", {:.1} % of them with all experts", 100.0 * ratio)), "{notes}");
     assert!(!run("generate --ids 7,77,3 -n 30 --no-big-little").err.contains("experts"));
     let info: Value = serde_json::from_str(&run("info --json").out).unwrap();
     assert_eq!(info["model"]["big_little"], serde_json::json!({"experts": 1, "gamma": 0.625}));
@@ -367,10 +367,11 @@ fn the_best_of_several_sequences() {
         assert_eq!(done.status, 0, "{}", done.err);
         done
     };
-    let draw = "--ids 1,2,3 -n 12 --temperature 2 --top-k 60";
-    let single = |seed: u64| run(&format!("generate {draw} --seed {seed} --quiet")).out;
+    let sampled_args = "--ids 1,2,3 -n 12 --temperature 2 --top-k 60";
+    let single = |seed: u64| run(&format!("generate {sampled_args} --seed {seed} --quiet")).out;
     let json: Value =
-        serde_json::from_str(&run(&format!("generate {draw} --seed 7 --best-of 3 --json")).out).unwrap();
+        serde_json::from_str(&run(&format!("generate {sampled_args} --seed 7 --best-of 3 --json")).out)
+            .unwrap();
     let sequences = json["sequences"].as_array().unwrap();
     let scores: Vec<f64> = sequences.iter().map(|s| s["mean_log_probability"].as_f64().unwrap()).collect();
     assert!(scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b) && scores[2] < scores[0], "{scores:?}");
@@ -382,11 +383,11 @@ fn the_best_of_several_sequences() {
         assert_eq!(format!("{}\n", joined(&ids)), single(seed));
         seeds.push(seed);
     }
-    // The best alone, then all of them.
-    let best = run(&format!("generate {draw} --seed 7 --best-of 3"));
+    // First only the best sequence, then all of them.
+    let best = run(&format!("generate {sampled_args} --seed 7 --best-of 3"));
     assert_eq!(best.out, single(seeds[0]));
     assert!(best.err.contains("decode: 36 tokens in 3 sequences"), "{}", best.err);
-    let all = run(&format!("generate {draw} --seed 7 --best-of 3 --all")).out;
+    let all = run(&format!("generate {sampled_args} --seed 7 --best-of 3 --all")).out;
     let entry = |(&seed, score): (&u64, &f64)| {
         format!("# seed {seed}, mean log-probability {score:.4}\n{}", single(seed))
     };
@@ -394,11 +395,11 @@ fn the_best_of_several_sequences() {
     assert_eq!(all, expected.concat());
     // Every sequence is in the timeline.
     let path = dir.path().join("t.json");
-    run(&format!("generate {draw} --best-of 3 --quiet --timeline {}", path.display()));
+    run(&format!("generate {sampled_args} --best-of 3 --quiet --timeline {}", path.display()));
     let timeline: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let steps = timeline["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").count();
     assert!(steps >= 12, "{timeline}");
-    // With one sequence there is no choice, and no error.
+    // With one sequence there is nothing to choose, and no error.
     assert_eq!(run("generate --ids 7,8 -n 5 --best-of 1").out, run("generate --ids 7,8 -n 5").out);
 }
 
@@ -471,7 +472,7 @@ fn bench_and_info() {
     let text = run("info").out;
     assert!(text.contains(" of f32 when full"), "{text}");
     assert!(text.contains("toy") && text.contains("runs here"), "{text}");
-    // It needs no weights.
+    // This subcommand needs no weights.
     let empty = tempfile::tempdir().unwrap();
     assert_eq!(run_in(empty.path(), "info", None).status, 0);
     assert!(run("help").out.contains("generate"));
@@ -479,13 +480,13 @@ fn bench_and_info() {
 }
 
 #[test]
-fn bench_by_turns() {
+fn bench_alternates_between_variants() {
     let dir = bundle();
     let done = run_in(dir.path(), "bench --stdin --threads 2", Some("20 3 1\n5 2 2\n"));
     assert_eq!((done.status, done.err.as_str()), (0, ""));
     let answers: Vec<Value> = done.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
-    let asked = |a: &Value| ["prompt", "gen", "batch"].map(|k| a[k].as_u64().unwrap());
-    assert_eq!(answers.iter().map(asked).collect::<Vec<_>>(), [[20, 3, 1], [5, 2, 2]]);
+    let settings = |a: &Value| ["prompt", "gen", "batch"].map(|k| a[k].as_u64().unwrap());
+    assert_eq!(answers.iter().map(settings).collect::<Vec<_>>(), [[20, 3, 1], [5, 2, 2]]);
     assert!(answers.iter().all(|a| a["decode_tokens_per_s"].as_f64().unwrap() > 0.0));
     for (input, word) in [
         ("5 2\n", "`5 2`"),
@@ -526,7 +527,7 @@ fn a_closed_pipe_is_quiet() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_kv_cache_that_cannot_be_filled_is_refused_where_all_of_it_may_be_needed() {
+fn kv_cache_larger_than_memory_is_rejected_if_fully_needed() {
     const MANY: u32 = 1 << 16;
     let mut plan = plan(&ENTRIES);
     plan.model.slots = MANY;

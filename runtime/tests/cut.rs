@@ -25,7 +25,7 @@ fn deep(n: u64) -> u64 {
     if n == u64::MAX { 0 } else { deep(n + 1) + held[(n % 512) as usize] }
 }
 
-/// Run by [`run`], in its own process.
+/// Executes a case in the process that [`run`] starts.
 #[test]
 #[ignore = "the other tests start it"]
 fn case() {
@@ -53,7 +53,7 @@ fn case() {
         "another mapping" => {
             let other = path.with_extension("other");
             fs::copy(path, &other).unwrap();
-            // SAFETY: bytes are bytes.
+            // SAFETY: plain bytes are read; the case tests a file that shrinks.
             let map = unsafe { Mmap::map(&fs::File::open(&other).unwrap()).unwrap() };
             cut(&other, 0);
             read(&map);
@@ -87,32 +87,32 @@ fn run(what: &str) -> (Output, String) {
     let output = command.output().unwrap();
     let stays = dir.path().join(".out.partial").exists();
     assert_eq!(stays, !what.starts_with("cut"), "{what}: what is half written goes with a file that was cut");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output, said)
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, message)
 }
 
 #[test]
-fn a_file_that_is_cut_is_named_and_ends_the_process() {
+fn truncated_mapped_file_is_named_and_ends_the_process() {
     for what in ["cut", "cut on another thread"] {
-        let (output, said) = run(what);
-        assert_eq!(output.status.code(), Some(1), "{what}: {said}");
+        let (output, message) = run(what);
+        assert_eq!(output.status.code(), Some(1), "{what}: {message}");
         assert!(
-            said.contains("weights.bin` was changed or cut while it was in use\nhint: "),
-            "{what}: {said}"
+            message.contains("weights.bin` was changed or cut while it was in use\nhint: "),
+            "{what}: {message}"
         );
     }
 }
 
 #[test]
-fn other_faults_are_whose_they_were() {
+fn unrelated_faults_keep_their_signal() {
     for (what, signal) in
         [("another mapping", libc::SIGBUS), ("no longer mapped", libc::SIGBUS), ("a write", libc::SIGSEGV)]
     {
-        let (output, said) = run(what);
-        assert_eq!(output.status.signal(), Some(signal), "{what}: {said}");
-        assert!(!said.contains("while it was in use"), "{what}: {said}");
+        let (output, message) = run(what);
+        assert_eq!(output.status.signal(), Some(signal), "{what}: {message}");
+        assert!(!message.contains("while it was in use"), "{what}: {message}");
     }
-    let (output, said) = run("stack");
-    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");
-    assert!(said.contains("has overflowed its stack"), "{said}");
+    let (output, message) = run("stack");
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{message}");
+    assert!(message.contains("has overflowed its stack"), "{message}");
 }

@@ -23,7 +23,7 @@ const SOON: Option<Duration> = Some(Duration::from_secs(20));
 /// Whether this machine has io_uring.
 fn has_rings() -> bool {
     #[cfg(target_os = "linux")]
-    let rings = IO_URING.of(io_uring::IoUring::new(2)).is_some();
+    let rings = IO_URING.ok_or_skip(io_uring::IoUring::new(2)).is_some();
     #[cfg(not(target_os = "linux"))]
     let rings = IO_URING.by(false);
     rings
@@ -102,7 +102,7 @@ impl Bench {
         ThreadedDisk::with_reader(table, buffers, &options, self.clock.clone(), wrap).unwrap()
     }
 
-    /// Whether the extents of a fetch are the file's. Bytes between them do not matter.
+    /// Checks that a fetch has the file's bytes in its extents. Bytes between them do not matter.
     fn is_right(&self, first: u32, count: u32, found: &[u8]) -> bool {
         let extents = &self.table.extents()[first as usize..][..count as usize];
         let end = extents[extents.len() - 1];
@@ -166,7 +166,7 @@ fn first_times(times: u32, injected: Injected) -> impl FnMut(&Read) -> Injected 
 const SIZES: [u64; 4] = [200_000, 70_001, 4096, 1];
 
 #[test]
-fn extents_are_read_as_they_were_written() {
+fn extents_read_back_as_written() {
     let bench = Bench::new(&SIZES);
     for reader in readers() {
         for direct in [true, false] {
@@ -186,7 +186,7 @@ fn extents_are_read_as_they_were_written() {
 }
 
 #[test]
-fn it_says_how_it_reads() {
+fn description_names_the_read_method() {
     let bench = Bench::new(&SIZES);
     let text = |options| bench.open(options, |_| Injected::Nothing).describe().to_owned();
     if has_rings() {
@@ -198,7 +198,7 @@ fn it_says_how_it_reads() {
 }
 
 #[test]
-fn what_the_system_requests_again_is_read_again() {
+fn interrupted_reads_are_repeated() {
     let bench = Bench::new(&SIZES);
     for reader in readers() {
         for errno in [libc::EINTR, libc::EAGAIN] {
@@ -216,7 +216,7 @@ fn what_the_system_requests_again_is_read_again() {
 }
 
 #[test]
-fn a_failing_block_is_read_a_few_times_then_named() {
+fn failing_block_is_retried_then_reported() {
     let bench = Bench::new(&SIZES);
     for reader in readers() {
         let disk = bench.open(options(reader), first_times(3, Injected::Error(libc::EIO)));
@@ -242,7 +242,7 @@ fn a_failing_block_is_read_a_few_times_then_named() {
 }
 
 #[test]
-fn short_reads_go_on_where_they_ended() {
+fn short_reads_continue_at_their_end() {
     let bench = Bench::new(&SIZES);
     for reader in readers() {
         for most in [1, 4095, 4096, 5000, 12_288, 16_383] {
@@ -263,7 +263,7 @@ fn short_reads_go_on_where_they_ended() {
 }
 
 #[test]
-fn a_file_cut_short_is_named() {
+fn truncated_file_is_named() {
     for reader in readers() {
         for found in [0, 4096, 100_001, 200_703 + 70_000] {
             let bench = Bench::new(&SIZES[..2]);
@@ -281,7 +281,7 @@ fn a_file_cut_short_is_named() {
 }
 
 #[test]
-fn wrong_bytes_are_read_again_and_never_handed_out() {
+fn corrupt_bytes_are_reread_and_never_returned() {
     let bench = Bench::new(&SIZES);
     for reader in readers() {
         let verify = Options { verify_reads: true, ..options(reader) };
@@ -311,7 +311,7 @@ fn wrong_bytes_are_read_again_and_never_handed_out() {
 }
 
 #[test]
-fn a_file_changed_in_place_is_found_by_its_checksum() {
+fn file_changed_in_place_fails_its_checksum() {
     let bench = Bench::new(&SIZES);
     let mut changed = bench.bytes.clone();
     changed[200_704 + 69_000] ^= 4;
@@ -325,7 +325,7 @@ fn a_file_changed_in_place_is_found_by_its_checksum() {
 }
 
 #[test]
-fn a_device_that_stalls_is_named_and_keeps_its_buffer() {
+fn stalled_device_is_named_and_keeps_its_buffer() {
     for reader in readers() {
         let bench = Bench::new(&SIZES);
         let stalls = |read: &Read| if read.offset == 16 << 10 { Injected::Stall } else { Injected::Nothing };
@@ -351,7 +351,7 @@ fn a_device_that_stalls_is_named_and_keeps_its_buffer() {
 }
 
 #[test]
-fn what_waits_behind_a_stalled_device_ends_too() {
+fn reads_queued_on_a_stalled_device_fail_too() {
     for reader in readers() {
         let bench = Bench::new(&SIZES);
         let disk = bench.open(options(reader), |_| Injected::Stall);
@@ -379,7 +379,7 @@ fn what_waits_behind_a_stalled_device_ends_too() {
 }
 
 #[test]
-fn answers_that_come_twice_count_once() {
+fn duplicate_completions_count_once() {
     let bench = Bench::new(&SIZES);
     for reader in readers() {
         let disk = bench.open(options(reader), |_| Injected::Twice);
@@ -391,7 +391,7 @@ fn answers_that_come_twice_count_once() {
 }
 
 #[test]
-fn a_reader_that_breaks_ends_everything_with_an_error() {
+fn failed_reader_ends_all_reads_with_an_error() {
     for reader in readers() {
         let bench = Bench::new(&SIZES);
         let broken = AtomicU32::new(0);
@@ -448,7 +448,7 @@ fn order(reader: Choice, act: impl FnOnce(&Bench, &ThreadedDisk)) -> (Vec<u32>, 
 }
 
 #[test]
-fn demand_goes_before_prefetch() {
+fn demand_reads_precede_prefetches() {
     for reader in readers() {
         let (order, ends) = order(reader, |bench, disk| {
             let submit = |i, priority| disk.submit(i, 1, priority, bench.buffers.take(1).unwrap()).unwrap();
@@ -464,7 +464,7 @@ fn demand_goes_before_prefetch() {
 }
 
 #[test]
-fn what_is_cancelled_before_it_starts_is_not_read() {
+fn read_cancelled_before_its_start_is_skipped() {
     for reader in readers() {
         let (order, ends) = order(reader, |bench, disk| {
             let submit = |i, priority| disk.submit(i, 1, priority, bench.buffers.take(1).unwrap()).unwrap();
@@ -479,7 +479,7 @@ fn what_is_cancelled_before_it_starts_is_not_read() {
 }
 
 #[test]
-fn an_extent_is_told_of_when_it_is_there() {
+fn each_extent_is_announced_when_it_is_read() {
     for reader in readers() {
         let bench = Bench::new(&SIZES);
         // The second extent is held back.
@@ -507,7 +507,7 @@ fn an_extent_is_told_of_when_it_is_there() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_disk_requests_are_rejected() {
     let bench = Bench::new(&SIZES);
     let disk = bench.open(options(Choice::Threads), |_| Injected::Nothing);
     let submit = |first, count, buffer| disk.submit(first, count, Priority::Demand, buffer);
@@ -525,7 +525,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_file_of_another_size_is_refused() {
+fn disk_file_of_wrong_size_is_rejected() {
     let bench = Bench::new(&SIZES);
     let open = || {
         let clock = Arc::new(SystemClock::default());
@@ -540,7 +540,7 @@ fn a_file_of_another_size_is_refused() {
 }
 
 #[test]
-fn dropping_ends_what_is_under_way() {
+fn dropping_the_disk_ends_pending_reads() {
     for reader in readers() {
         let bench = Bench::new(&SIZES);
         let disk = bench.open(options(reader), |_| Injected::Nothing);
@@ -581,7 +581,7 @@ mod any_mix {
         /// For any reads, cancellations, changes of priority and faults: the result is the file's bytes, or
         /// an error that names an extent of the fetch. In the end all memory is free again.
         #[test]
-        fn yields_the_bytes_of_the_file_or_an_error(
+        fn disk_yields_the_file_bytes_or_an_error(
             uring in any::<bool>(),
             direct in any::<bool>(),
             block in 1_u32..=16,

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use moec_ir::EntryKind::{Decode, Prefill};
-use moec_runtime::{Engine, Error, Limit, Options, Row, Want};
+use moec_runtime::{Engine, Error, Limit, LogitRows, Options, Row};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn sequence(n: usize, seed: usize) -> Vec<u32> {
@@ -14,32 +14,32 @@ fn sequence(n: usize, seed: usize) -> Vec<u32> {
 }
 
 /// Checks all logits of a prefill against the reference.
-fn check_prefill(engine: &mut Engine<'_>, slot: u32, start: usize, whole: &[u32], want: Want) {
+fn check_prefill(engine: &mut Engine<'_>, slot: u32, start: usize, whole: &[u32], logit_rows: LogitRows) {
     let mut seen = Vec::new();
     engine
-        .prefill(slot, start, &whole[start..], want, &mut |pos, logits| {
+        .prefill(slot, start, &whole[start..], logit_rows, &mut |pos, logits| {
             assert_eq!(logits, reference(&whole[..=pos]), "position {pos}");
             seen.push(pos);
             Ok(())
         })
         .unwrap();
-    let expected: Vec<usize> = match want {
-        Want::None => vec![],
-        Want::Last => vec![whole.len() - 1],
-        Want::All => (start..whole.len()).collect(),
+    let expected: Vec<usize> = match logit_rows {
+        LogitRows::None => vec![],
+        LogitRows::Last => vec![whole.len() - 1],
+        LogitRows::All => (start..whole.len()).collect(),
     };
     assert_eq!(seen, expected);
     assert_eq!(engine.len(slot), whole.len());
 }
 
 #[test]
-fn any_length_any_threads() {
+fn logits_are_right_for_any_length_and_threads() {
     for threads in [1, 2, 3] {
         with_engine(&ENTRIES, threads, |engine| {
             assert_eq!(engine.threads(), threads);
             for n in [1, 2, 3, 4, 5, 15, 16, 17, 20, 33, 48, CTX] {
-                for want in [Want::None, Want::Last, Want::All] {
-                    check_prefill(engine, (n % SLOTS) as u32, 0, &sequence(n, n), want);
+                for logit_rows in [LogitRows::None, LogitRows::Last, LogitRows::All] {
+                    check_prefill(engine, (n % SLOTS) as u32, 0, &sequence(n, n), logit_rows);
                 }
             }
         });
@@ -47,7 +47,7 @@ fn any_length_any_threads() {
 }
 
 #[test]
-fn any_entry_points() {
+fn logits_are_right_for_any_entry_points() {
     let sets: [&[_]; 4] = [
         &[(Prefill(1), 1)],
         &[(Prefill(7), 1)],
@@ -57,22 +57,22 @@ fn any_entry_points() {
     for set in sets {
         with_engine(set, 2, |engine| {
             for n in [1, 7, 8, 9, 30] {
-                check_prefill(engine, 0, 0, &sequence(n, 1), Want::All);
-                check_prefill(engine, 1, 0, &sequence(n, 2), Want::Last);
+                check_prefill(engine, 0, 0, &sequence(n, 1), LogitRows::All);
+                check_prefill(engine, 1, 0, &sequence(n, 2), LogitRows::Last);
             }
         });
     }
 }
 
 #[test]
-fn sequences_go_on_and_do_not_mix() {
+fn sequences_continue_without_mixing() {
     with_engine(&ENTRIES, 2, |engine| {
         let seqs: Vec<Vec<u32>> = (0..SLOTS).map(|s| sequence(40, s)).collect();
         for (slot, seq) in seqs.iter().enumerate() {
-            check_prefill(engine, slot as u32, 0, &seq[..9 + slot], Want::Last);
+            check_prefill(engine, slot as u32, 0, &seq[..9 + slot], LogitRows::Last);
         }
         // A second prefill continues the sequence; then all three are decoded in batches of two and one.
-        check_prefill(engine, 1, 10, &seqs[1][..23], Want::All);
+        check_prefill(engine, 1, 10, &seqs[1][..23], LogitRows::All);
         for step in 0..5 {
             let lens: Vec<usize> = (0..SLOTS).map(|s| engine.len(s as u32)).collect();
             let batch: Vec<_> = (0..SLOTS).map(|s| (s as u32, lens[s], seqs[s][lens[s]])).collect();
@@ -88,27 +88,27 @@ fn sequences_go_on_and_do_not_mix() {
         }
         // Goes back, and continues from there.
         let other_end = [&seqs[2][..4], &seqs[1][..6]].concat();
-        check_prefill(engine, 2, 4, &other_end, Want::All);
+        check_prefill(engine, 2, 4, &other_end, LogitRows::All);
         engine.reset(2).unwrap();
         assert!(engine.is_empty(2));
-        check_prefill(engine, 2, 0, &seqs[0], Want::Last);
+        check_prefill(engine, 2, 0, &seqs[0], LogitRows::Last);
     });
 }
 
 #[test]
-fn refusals_come_before_work() {
+fn invalid_requests_are_rejected_before_any_work() {
     with_engine(&ENTRIES, 2, |engine| {
         let mut sink = |_: usize, _: &[f32]| -> moec_runtime::Result<()> { panic!("no logits expected") };
         let long = sequence(CTX + 1, 0);
-        let e = engine.prefill(0, 0, &long, Want::All, &mut sink).unwrap_err();
+        let e = engine.prefill(0, 0, &long, LogitRows::All, &mut sink).unwrap_err();
         assert_eq!(e.to_string(), "the prompt has 65 tokens, but the context holds 64");
         assert!(e.hint().is_some());
-        let e = engine.prefill(0, 0, &[1, 2, V as u32], Want::All, &mut sink).unwrap_err();
+        let e = engine.prefill(0, 0, &[1, 2, V as u32], LogitRows::All, &mut sink).unwrap_err();
         assert_eq!(e.to_string(), "token id 260 is outside of the vocabulary of 260 tokens");
-        let e = engine.prefill(SLOTS as u32, 0, &[1], Want::All, &mut sink).unwrap_err();
+        let e = engine.prefill(SLOTS as u32, 0, &[1], LogitRows::All, &mut sink).unwrap_err();
         assert!(matches!(&e, Error::Request { what, .. } if what.starts_with("slot 3 does not exist")));
-        assert!(matches!(engine.prefill(0, 0, &[], Want::All, &mut sink), Err(Error::Usage { .. })));
-        assert!(matches!(engine.prefill(0, 1, &[1], Want::All, &mut sink), Err(Error::State { .. })));
+        assert!(matches!(engine.prefill(0, 0, &[], LogitRows::All, &mut sink), Err(Error::Usage { .. })));
+        assert!(matches!(engine.prefill(0, 1, &[1], LogitRows::All, &mut sink), Err(Error::State { .. })));
         assert!(matches!(engine.decode(&[(0, 5, 1)], &mut sink), Err(Error::State { .. })));
         assert!(matches!(engine.decode(&[(0, 0, 1), (0, 0, 2)], &mut sink), Err(Error::Request { .. })));
         assert!(matches!(engine.decode(&[(1, 0, 999)], &mut sink), Err(Error::Usage { .. })));
@@ -117,7 +117,7 @@ fn refusals_come_before_work() {
             Err(Error::Limit { limit: Limit::Context, .. })
         ));
         assert!(engine.is_empty(0) && engine.is_empty(1));
-        engine.prefill(0, 0, &long[..CTX], Want::None, &mut sink).unwrap();
+        engine.prefill(0, 0, &long[..CTX], LogitRows::None, &mut sink).unwrap();
         let e = engine.decode(&[(0, CTX, 1)], &mut sink).unwrap_err();
         assert_eq!(e.to_string(), "the sequence would have 65 tokens, but the context holds 64");
     });
@@ -129,10 +129,10 @@ fn refusals_come_before_work() {
 }
 
 #[test]
-fn a_sink_can_end_the_work() {
+fn logits_sink_can_end_the_call() {
     with_engine(&ENTRIES, 2, |engine| {
         let mut rows = 0;
-        let e = engine.prefill(0, 0, &sequence(30, 0), Want::All, &mut |_, _| {
+        let e = engine.prefill(0, 0, &sequence(30, 0), LogitRows::All, &mut |_, _| {
             rows += 1;
             if rows == 3 { Err(Error::request("enough")) } else { Ok(()) }
         });
@@ -148,7 +148,7 @@ fn a_stop_flag_interrupts() {
     let p = &program(&ENTRIES);
     let options = Options { threads: Some(2), stop: Some(&STOP), ..Options::default() };
     let mut engine = Engine::open(p, dir.path(), options).unwrap();
-    let result = engine.prefill(0, 0, &sequence(30, 0), Want::All, &mut |_, _| {
+    let result = engine.prefill(0, 0, &sequence(30, 0), LogitRows::All, &mut |_, _| {
         STOP.store(true, Ordering::Relaxed);
         Ok(())
     });
@@ -161,7 +161,7 @@ fn many_calls_on_more_threads_than_cores() {
         let seq = sequence(CTX, 5);
         for _ in 0..20 {
             engine.reset(0).unwrap();
-            check_prefill(engine, 0, 0, &seq[..3], Want::All);
+            check_prefill(engine, 0, 0, &seq[..3], LogitRows::All);
             for pos in 3..30 {
                 engine
                     .decode(&[(0, pos, seq[pos])], &mut |_, logits| {
@@ -175,7 +175,7 @@ fn many_calls_on_more_threads_than_cores() {
 }
 
 #[test]
-fn timed_steps_compute_what_a_call_does() {
+fn timed_steps_compute_the_same_as_a_call() {
     for threads in [1, 3] {
         with_engine(&ENTRIES, threads, |engine| {
             let entry = engine.entry(Prefill(4)).unwrap();

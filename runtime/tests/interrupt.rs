@@ -1,4 +1,4 @@
-//! Ctrl-C in the middle of a generation. It is alone in its process, because signals are global.
+//! Ctrl-C in the middle of a generation. The test is alone in its process, because signals are global.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
@@ -47,25 +47,26 @@ fn an_interrupt_ends_cleanly() {
     assert_eq!(run("generate --ids 1,2 -n 40 --threads 1 --json"), (130, String::new(), String::new()));
 
     // The most probable of several sequences so far; the fifth call is the last of a run with five tokens.
-    let draw = "generate --ids 1,2 --threads 1 --best-of 2 --temperature 2 --quiet";
-    let (status, five, _) = run(&format!("{draw} -n 5"));
-    let note = "note: no sequence had come to its end; this is the most probable so far\n";
-    assert_eq!(run(&format!("{draw} -n 40")), (130, five, note.to_owned()));
+    let sampled_args = "generate --ids 1,2 --threads 1 --best-of 2 --temperature 2 --quiet";
+    let (status, five, _) = run(&format!("{sampled_args} -n 5"));
+    let note = "note: no sequence was complete; this is the most probable one so far\n";
+    assert_eq!(run(&format!("{sampled_args} -n 40")), (130, five, note.to_owned()));
     assert_eq!(status, 0);
-    let (status, all, said) = run(&format!("{draw} -n 40 --all"));
-    assert_eq!((status, all.matches(", cut short\n").count(), said.as_str()), (130, 2, ""), "{all}");
-    assert_eq!(run(&format!("{draw} -n 40 --json")), (130, String::new(), String::new()));
+    let (status, all, errors) = run(&format!("{sampled_args} -n 40 --all"));
+    assert_eq!((status, all.matches(", cut short\n").count(), errors.as_str()), (130, 2, ""), "{all}");
+    assert_eq!(run(&format!("{sampled_args} -n 40 --json")), (130, String::new(), String::new()));
 
     // A finished sequence comes before an unfinished one, even if the latter is more probable.
     let ended = |s: &Value| s["ids"].as_array().is_some_and(|ids| ids.last() == Some(&EOS.into()));
     let found = (0..2000).find_map(|seed| {
-        let draw = format!("{draw} --stop-at-eos --seed {seed}");
-        let json: Value = serde_json::from_str(&run(&format!("{draw} -n 5 --json")).1).unwrap();
+        let sampled_args = format!("{sampled_args} --stop-at-eos --seed {seed}");
+        let json: Value = serde_json::from_str(&run(&format!("{sampled_args} -n 5 --json")).1).unwrap();
         let sequences = json["sequences"].as_array().unwrap();
-        (!ended(&sequences[0]) && ended(&sequences[1])).then(|| (draw, sequences[1]["ids"].clone()))
+        (!ended(&sequences[0]) && ended(&sequences[1])).then(|| (sampled_args, sequences[1]["ids"].clone()))
     });
-    let (draw, ids) = found.expect("a seed with a sequence that ends and a likelier one that does not");
+    let (sampled_args, ids) =
+        found.expect("a seed with a sequence that ends and a likelier one that does not");
     let ids: Vec<u32> = serde_json::from_value(ids).unwrap();
     let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    assert_eq!(run(&format!("{draw} -n 40")), (130, format!("{ids}\n"), String::new()));
+    assert_eq!(run(&format!("{sampled_args} -n 40")), (130, format!("{ids}\n"), String::new()));
 }

@@ -23,7 +23,7 @@ fn decide(
 }
 
 #[test]
-fn the_least_salient_tokens_go_and_ties_keep_the_lowest_index() {
+fn least_salient_tokens_are_pruned_first() {
     use Fate::{Pruned as P, Spilled, Stays as S};
     let ids = [0, 0, 0, 1, 0];
     assert_eq!(decide(&ids, 1, &[1.0, 3.0, 2.0, 0.0, 2.0], &[2, 2], Overflow::Prune).0, [P, S, S, S, P]);
@@ -51,7 +51,7 @@ fn overflowed(routed: u64, spilled: u64) -> Overflowed {
 }
 
 #[test]
-fn more_overflow_than_expected_is_seen_when_it_is_no_chance() {
+fn significant_excess_overflow_is_reported() {
     // As expected; twice as much with few rows; twice as much with many rows.
     assert!(!overflowed(100_000, 1000).exceeds());
     assert!(!overflowed(10_000, 200).exceeds());
@@ -80,7 +80,7 @@ fn rates_are_counted() {
 }
 
 #[test]
-fn wrong_choices_are_refused() {
+fn invalid_overflow_inputs_are_rejected() {
     let (mut decider, mut counters) = (Decider::default(), OverflowCounters::default());
     let mut run = |ids: &[i32], k, rows: usize| {
         let saliency = vec![0.0; rows];
@@ -113,7 +113,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn no_expert_gets_more_than_fits_and_none_has_room_left_where_something_went(
+    fn capacities_are_respected_and_filled_before_overflow(
         (ids, k, saliency, capacities) in chunk(),
         spill in any::<bool>(),
     ) {
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn what_goes_is_what_matters_least((ids, k, saliency, capacities) in chunk()) {
+    fn pruned_rows_have_the_lowest_saliency((ids, k, saliency, capacities) in chunk()) {
         let (fates, _) = decide(&ids, k, &saliency, &capacities, Overflow::Prune);
         for a in 0..ids.len() {
             for b in 0..ids.len() {

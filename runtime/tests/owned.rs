@@ -9,9 +9,9 @@ mod common;
 use common::*;
 use moec_runtime::offload::disk::{self, Choice, Read, ReadFault, Reader};
 use moec_runtime::offload::paging::Wrap;
-use moec_runtime::weights::owned::{How, MovingStore, OwnedStore};
+use moec_runtime::weights::owned::{LoadOptions, MovingStore, OwnedStore};
 use moec_runtime::weights::store::{MappedStore, Store};
-use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program, Want, Weights};
+use moec_runtime::{CheckLevel, Engine, Error, Fault, LogitRows, Options, Program, Weights};
 use moec_sim::disk::fault::{Faulty, Gate, Injected};
 use moec_testing::PAGE_CACHE;
 use sha2::{Digest, Sha256};
@@ -60,9 +60,9 @@ fn program() -> Program {
 }
 
 /// Reads past the page cache by `reader`, wrapped by `wrap`.
-fn how(reader: Choice, wrap: Option<Wrap>) -> How {
-    let usual = How::from_env().unwrap();
-    How { disk: disk::Options { reader, time_limit: Duration::from_secs(5), ..usual.disk }, wrap }
+fn load_options(reader: Choice, wrap: Option<Wrap>) -> LoadOptions {
+    let usual = LoadOptions::from_env().unwrap();
+    LoadOptions { disk: disk::Options { reader, time_limit: Duration::from_secs(5), ..usual.disk }, wrap }
 }
 
 /// A wrapper of readers that injects the fault of `plan` into every read. Lives as long as the process.
@@ -77,10 +77,10 @@ fn engine<'p>(
     p: &'p Program,
     dir: &Path,
     check: CheckLevel,
-    how: &How,
+    options: &LoadOptions,
     threads: usize,
 ) -> moec_runtime::Result<Engine<'p>> {
-    let store = OwnedStore::open(p, dir, check, how)?;
+    let store = OwnedStore::open(p, dir, check, options)?;
     Engine::with_store(p, Box::new(store), Options { threads: Some(threads), ..Options::default() })
 }
 
@@ -90,7 +90,7 @@ const IDS: [u32; 9] = [1, 20, 3, 44, 5, 66, 7, 88, 9];
 fn is_right(engine: &mut Engine<'_>) {
     let mut seen = 0;
     engine
-        .prefill(0, 0, &IDS[..7], Want::All, &mut |pos, logits| {
+        .prefill(0, 0, &IDS[..7], LogitRows::All, &mut |pos, logits| {
             assert_eq!(logits, reference(&IDS[..=pos]), "position {pos}");
             seen += 1;
             Ok(())
@@ -108,8 +108,8 @@ fn is_right(engine: &mut Engine<'_>) {
     assert_eq!(seen, 9);
 }
 
-fn prefill(engine: &mut Engine<'_>, want: Want) -> moec_runtime::Result<()> {
-    engine.prefill(0, 0, &IDS, want, &mut |pos, logits| {
+fn prefill(engine: &mut Engine<'_>, logit_rows: LogitRows) -> moec_runtime::Result<()> {
+    engine.prefill(0, 0, &IDS, logit_rows, &mut |pos, logits| {
         assert_eq!(logits, reference(&IDS[..=pos]));
         Ok(())
     })
@@ -129,7 +129,7 @@ fn forget(path: &Path) {
 }
 
 #[test]
-fn logits_are_those_of_mapped_weights() {
+fn owned_weights_give_the_logits_of_mapped_weights() {
     let dir = bundle();
     let p = &program();
     let mapped = MappedStore::open(p, dir.path(), CheckLevel::All).unwrap();
@@ -140,9 +140,9 @@ fn logits_are_those_of_mapped_weights() {
                 if !cached {
                     forget(&dir.path().join("weights/model.bin"));
                 }
-                let usual = how(reader, None);
-                let how = How { disk: disk::Options { direct, ..usual.disk }, ..usual };
-                let mut engine = engine(p, dir.path(), check, &how, threads).unwrap();
+                let usual = load_options(reader, None);
+                let options = LoadOptions { disk: disk::Options { direct, ..usual.disk }, ..usual };
+                let mut engine = engine(p, dir.path(), check, &options, threads).unwrap();
                 is_right(&mut engine);
                 let held = engine.weights();
                 assert!(held.own && held.bytes >= BYTES as u64 && held.took.is_some(), "{held:?}");
@@ -153,11 +153,12 @@ fn logits_are_those_of_mapped_weights() {
 }
 
 #[test]
-fn every_byte_of_every_segment_is_that_of_the_file() {
+fn owned_segments_equal_the_file_bytes() {
     let dir = bundle();
     let bytes = file();
     let p = &program();
-    let store = OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).unwrap();
+    let store =
+        OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &load_options(Choice::Auto, None)).unwrap();
     store.load_progress().unwrap().wait_all().unwrap();
     for (i, s) in (0..).zip(&p.segments) {
         let at = store.segment(i).unwrap().ptr();
@@ -174,15 +175,16 @@ fn every_byte_of_every_segment_is_that_of_the_file() {
 }
 
 #[test]
-fn a_step_waits_for_its_own_weights_only() {
+fn step_waits_only_for_its_own_weights() {
     let dir = bundle();
     forget(&dir.path().join("weights/model.bin"));
     let gate = Gate::default();
     let wrap = faults(&gate, |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
     let p = &program();
-    let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 3).unwrap();
+    let mut engine =
+        engine(p, dir.path(), CheckLevel::Sizes, &load_options(Choice::Auto, Some(wrap)), 3).unwrap();
     // Without logits no step needs the head.
-    prefill(&mut engine, Want::None).unwrap();
+    prefill(&mut engine, LogitRows::None).unwrap();
     assert!(engine.weights().took.is_none());
     std::thread::scope(|scope| {
         let (done, ended) = mpsc::channel();
@@ -197,7 +199,7 @@ fn a_step_waits_for_its_own_weights_only() {
 }
 
 #[test]
-fn a_read_that_fails_is_the_error_of_the_call_that_waits() {
+fn failed_weight_read_is_the_waiting_calls_error() {
     let dir = bundle();
     for (reader, injected) in [
         (Choice::Auto, Injected::Error(libc::EIO)),
@@ -209,10 +211,11 @@ fn a_read_that_fails_is_the_error_of_the_call_that_waits() {
             if r.offset >= EXPERTS && r.offset < HEAD { injected } else { Injected::Nothing }
         });
         let p = &program();
-        let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(reader, Some(wrap)), 3).unwrap();
+        let mut engine =
+            engine(p, dir.path(), CheckLevel::Sizes, &load_options(reader, Some(wrap)), 3).unwrap();
         // A later caller gets the same error.
-        for want in [Want::None, Want::Last, Want::None] {
-            let error = prefill(&mut engine, want).unwrap_err();
+        for logit_rows in [LogitRows::None, LogitRows::Last, LogitRows::None] {
+            let error = prefill(&mut engine, logit_rows).unwrap_err();
             assert!(matches!(&error, Error::Read(_)), "{error}");
             assert_eq!(error.fault(), Fault::Host);
             assert!(error.to_string().contains("model.bin") && error.hint().is_some(), "{error}");
@@ -224,21 +227,21 @@ fn a_read_that_fails_is_the_error_of_the_call_that_waits() {
 }
 
 #[test]
-fn a_read_that_stalls_is_an_error_in_the_end() {
+fn stalled_weight_read_times_out() {
     let dir = bundle();
     let wrap =
         faults(&Gate::default(), |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
     let p = &program();
-    let usual = how(Choice::Threads, Some(wrap));
+    let usual = load_options(Choice::Threads, Some(wrap));
     let time_limit = Duration::from_millis(200);
-    let how = How { disk: disk::Options { time_limit, ..usual.disk }, ..usual };
-    let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how, 2).unwrap();
-    let error = prefill(&mut engine, Want::Last).unwrap_err();
+    let options = LoadOptions { disk: disk::Options { time_limit, ..usual.disk }, ..usual };
+    let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &options, 2).unwrap();
+    let error = prefill(&mut engine, LogitRows::Last).unwrap_err();
     assert!(matches!(&error, Error::Read(e) if matches!(e.fault, ReadFault::Stalled { .. })), "{error}");
 }
 
 #[test]
-fn faults_that_pass_change_nothing() {
+fn transient_faults_do_not_change_results() {
     let dir = bundle();
     for seed in 0..6_u64 {
         forget(&dir.path().join("weights/model.bin"));
@@ -255,18 +258,18 @@ fn faults_that_pass_change_nothing() {
         });
         let check = CHECKS[seed as usize % 3];
         let p = &program();
-        let usual = how(Choice::Auto, Some(wrap));
-        let how = How { disk: disk::Options { retries: 1000, ..usual.disk }, ..usual };
-        is_right(&mut engine(p, dir.path(), check, &how, 2).unwrap());
+        let usual = load_options(Choice::Auto, Some(wrap));
+        let options = LoadOptions { disk: disk::Options { retries: 1000, ..usual.disk }, ..usual };
+        is_right(&mut engine(p, dir.path(), check, &options, 2).unwrap());
     }
 }
 
 #[test]
-fn a_file_of_another_size_does_not_open() {
+fn weight_file_of_wrong_size_is_rejected() {
     let dir = bundle();
     let path = dir.path().join("weights/model.bin");
     let p = &program();
-    let open = || OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).err();
+    let open = || OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &load_options(Choice::Auto, None)).err();
     for bytes in [0, 100, BYTES as u64 - 1, BYTES as u64 + 1] {
         OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
         assert!(
@@ -278,24 +281,25 @@ fn a_file_of_another_size_does_not_open() {
 }
 
 #[test]
-fn a_file_that_is_cut_while_it_is_read_is_named() {
+fn file_truncated_during_loading_is_named() {
     let dir = bundle();
     let path = dir.path().join("weights/model.bin");
     forget(&path);
     let gate = Gate::default();
     let wrap = faults(&gate, |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
     let p = &program();
-    let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 2).unwrap();
-    prefill(&mut engine, Want::None).unwrap();
+    let mut engine =
+        engine(p, dir.path(), CheckLevel::Sizes, &load_options(Choice::Auto, Some(wrap)), 2).unwrap();
+    prefill(&mut engine, LogitRows::None).unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(HEAD + 5000).unwrap();
     gate.open();
-    let error = prefill(&mut engine, Want::Last).unwrap_err();
+    let error = prefill(&mut engine, LogitRows::Last).unwrap_err();
     assert!(error.to_string().contains("was shortened to 8393608 bytes"), "{error}");
     assert_eq!(error.fault(), Fault::Bundle);
 }
 
 #[test]
-fn a_file_with_another_hash_is_never_used() {
+fn weight_file_with_wrong_hash_is_never_used() {
     let dir = bundle();
     let path = dir.path().join("weights/model.bin");
     let mut bytes = file();
@@ -306,8 +310,8 @@ fn a_file_with_another_hash_is_never_used() {
         bytes[at] ^= 1;
         for check in [CheckLevel::Small, CheckLevel::All] {
             let p = &program();
-            let mut engine = engine(p, dir.path(), check, &how(Choice::Auto, None), 2).unwrap();
-            let error = prefill(&mut engine, Want::None).unwrap_err();
+            let mut engine = engine(p, dir.path(), check, &load_options(Choice::Auto, None), 2).unwrap();
+            let error = prefill(&mut engine, LogitRows::None).unwrap_err();
             assert!(
                 matches!(&error, Error::BadFile { path, what, .. } if path.ends_with("model.bin") && what.contains("changed")),
                 "{error}"
@@ -316,17 +320,18 @@ fn a_file_with_another_hash_is_never_used() {
     }
     let p = &program();
     // The changed byte was the last one, which no segment has and no read requested.
-    is_right(&mut engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None), 2).unwrap());
+    is_right(&mut engine(p, dir.path(), CheckLevel::Sizes, &load_options(Choice::Auto, None), 2).unwrap());
 }
 
 #[test]
-fn dropping_it_half_way_ends_it() {
+fn dropping_the_store_ends_its_loading() {
     let dir = bundle();
     for (check, stall) in CHECKS.into_iter().flat_map(|c| [(c, false), (c, true)]) {
         forget(&dir.path().join("weights/model.bin"));
         let wrap = faults(&Gate::default(), move |_| if stall { Injected::Stall } else { Injected::Nothing });
         let p = &program();
-        let store = OwnedStore::open(p, dir.path(), check, &how(Choice::Threads, Some(wrap))).unwrap();
+        let store =
+            OwnedStore::open(p, dir.path(), check, &load_options(Choice::Threads, Some(wrap))).unwrap();
         let start = Instant::now();
         drop(store);
         // Reads that do not end are waited for at most a second.
@@ -335,7 +340,7 @@ fn dropping_it_half_way_ends_it() {
 }
 
 #[test]
-fn an_engine_says_where_its_weights_lie() {
+fn engine_reports_the_location_of_its_weights() {
     let dir = bundle();
     let p = &program();
     for (weights, lazy, own) in [
@@ -356,7 +361,7 @@ fn an_engine_says_where_its_weights_lie() {
 
 /// The first prompt uses weights in the page cache; later calls use memory of our own.
 #[test]
-fn weights_move_behind_the_first_prompt() {
+fn weights_move_to_ram_after_the_first_prompt() {
     let dir = bundle();
     let p = &program();
     for settled in [true, false] {
@@ -364,7 +369,7 @@ fn weights_move_behind_the_first_prompt() {
         let mut engine = Engine::open(p, dir.path(), options).unwrap();
         let first = engine.weights();
         is_right(&mut engine);
-        if !PAGE_CACHE.by(!first.own && first.why.contains("page cache")) {
+        if !PAGE_CACHE.holds_or_skip(!first.own && first.why.contains("page cache")) {
             return;
         }
         let start = Instant::now();
@@ -383,7 +388,7 @@ fn weights_move_behind_the_first_prompt() {
 
 /// Weights that were read past the page cache are left in it, so that the next start need not wait.
 #[test]
-fn a_second_start_finds_the_weights_in_the_page_cache() {
+fn second_start_reuses_weights_in_the_page_cache() {
     let dir = bundle();
     let p = &program();
     forget(&dir.path().join("weights/model.bin"));
@@ -391,7 +396,7 @@ fn a_second_start_finds_the_weights_in_the_page_cache() {
     let open = || Engine::open(p, dir.path(), options).unwrap();
     let mut first = open();
     is_right(&mut first);
-    if !PAGE_CACHE.by(first.weights().own) {
+    if !PAGE_CACHE.holds_or_skip(first.weights().own) {
         return;
     }
     let start = Instant::now();
@@ -406,25 +411,25 @@ fn a_second_start_finds_the_weights_in_the_page_cache() {
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// An engine whose weights are mapped, and copied after the first prompt.
-fn moving<'p>(p: &'p Program, dir: &Path, how: &How) -> Engine<'p> {
-    let store = MovingStore::open(p, dir, CheckLevel::Small, how).unwrap();
+fn moving<'p>(p: &'p Program, dir: &Path, options: &LoadOptions) -> Engine<'p> {
+    let store = MovingStore::open(p, dir, CheckLevel::Small, options).unwrap();
     let warn: fn(&str) = |text| WARNINGS.lock().unwrap().push(text.to_owned());
     let options = Options { threads: Some(2), warn: Some(warn), ..Options::default() };
     Engine::with_store(p, Box::new(store), options).unwrap()
 }
 
 #[test]
-fn weights_that_cannot_be_copied_stay_mapped_and_the_user_is_told_once() {
+fn weights_that_cannot_be_copied_stay_mapped_and_warn_once() {
     let dir = bundle();
     let p = &program();
     for injected in [Injected::Error(libc::EIO), Injected::Stall] {
         WARNINGS.lock().unwrap().clear();
         let wrap =
             faults(&Gate::default(), move |r| if r.offset >= HEAD { injected } else { Injected::Nothing });
-        let usual = how(Choice::Threads, Some(wrap));
+        let usual = load_options(Choice::Threads, Some(wrap));
         let time_limit = Duration::from_millis(200);
-        let how = How { disk: disk::Options { time_limit, ..usual.disk }, ..usual };
-        let mut engine = moving(p, dir.path(), &how);
+        let options = LoadOptions { disk: disk::Options { time_limit, ..usual.disk }, ..usual };
+        let mut engine = moving(p, dir.path(), &options);
         is_right(&mut engine);
         engine.settle().unwrap();
         for _ in 0..3 {
@@ -438,10 +443,10 @@ fn weights_that_cannot_be_copied_stay_mapped_and_the_user_is_told_once() {
 }
 
 #[test]
-fn a_file_that_takes_the_place_of_the_checked_one_is_not_computed_with() {
+fn replaced_weight_file_is_not_used() {
     let dir = bundle();
     let p = &program();
-    let mut engine = moving(p, dir.path(), &how(Choice::Threads, None));
+    let mut engine = moving(p, dir.path(), &load_options(Choice::Threads, None));
     let other = dir.path().join("other");
     fs::write(&other, vec![1; BYTES]).unwrap();
     fs::rename(&other, dir.path().join("weights/model.bin")).unwrap();

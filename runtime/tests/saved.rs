@@ -1,4 +1,4 @@
-//! Saved prompts: a restored prompt continues as if it had just been read; a file that is damaged or of
+//! Saved prompts: a restored prompt continues as if it had just been computed. A file that is damaged or of
 //! another bundle is refused.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
@@ -7,13 +7,13 @@ mod common;
 
 use common::*;
 use moec_runtime::kv::saved::{Saved, save};
-use moec_runtime::serving::generate::{Way, generate_by};
-use moec_runtime::{Decoder, Engine, Error, Program, Request, Sampler, Sampling, Want};
+use moec_runtime::serving::generate::{GenerateOptions, generate_by};
+use moec_runtime::{Decoder, Engine, Error, LogitRows, Program, Request, Sampler, Sampling};
 use proptest::prelude::*;
 use std::path::Path;
 
 fn read(engine: &mut Engine<'_>, slot: u32, ids: &[u32]) {
-    engine.prefill(slot, 0, ids, Want::None, &mut |_, _| Ok(())).unwrap();
+    engine.prefill(slot, 0, ids, LogitRows::None, &mut |_, _| Ok(())).unwrap();
 }
 
 /// A file with the prompt, and the engine's folder.
@@ -28,24 +28,24 @@ fn saved(p: &Program, ids: &[u32]) -> (tempfile::TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-/// Continuation of a prompt whose beginning is saved in a file.
+/// Continuation of a prompt whose prefix is saved in a file.
 fn continued(p: &Program, folder: &Path, path: &Path, prompt: &[u32]) -> (Vec<u32>, usize) {
     let mut engine = open(p, folder, 2);
-    // Another sequence was there before.
+    // The slot had another sequence before.
     read(&mut engine, 0, &[3; 40]);
     let file = Saved::open(path, p).unwrap();
     let held = file.ids().to_vec();
     file.restore(&mut engine, 0).unwrap();
     let request = Request { slot: 0, prompt, n: 10, end: &[] };
     let mut sampler = Sampler::new(Sampling::default());
-    let way = Way { held: &held, ..Way::default() };
+    let options = GenerateOptions { held: &held, ..GenerateOptions::default() };
     let by = (&mut Decoder::full(), &mut sampler);
-    let (done, _) = generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap();
+    let (done, _) = generate_by(&mut engine, &request, options, by, &mut |_| Ok(())).unwrap();
     (done.ids, done.held)
 }
 
 #[test]
-fn prompts_go_on_from_a_file_as_from_their_beginning() {
+fn saved_prompt_continues_like_a_prefilled_one() {
     let p = program(&ENTRIES);
     let ids: Vec<u32> = (0..30).map(|i| (i * 7 + 5) % 250).collect();
     let (dir, path) = saved(&p, &ids);
@@ -65,7 +65,7 @@ fn prompts_go_on_from_a_file_as_from_their_beginning() {
 }
 
 #[test]
-fn another_bundle_is_named() {
+fn saved_prompt_of_another_bundle_is_rejected() {
     let (_dir, path) = saved(&program(&ENTRIES), &[1, 2, 3]);
     let mut other = plan(&ENTRIES);
     other.files[0].sha256[0] ^= 1;
@@ -75,7 +75,7 @@ fn another_bundle_is_named() {
 }
 
 #[test]
-fn what_is_no_saved_prompt_is_said() {
+fn invalid_saved_prompt_file_is_reported() {
     let p = program(&ENTRIES);
     let (dir, path) = saved(&p, &[1, 2, 3]);
     let whole = std::fs::read(&path).unwrap();
@@ -116,7 +116,7 @@ proptest! {
 
     /// Any changed byte is an error, not a panic.
     #[test]
-    fn no_damage_goes_unseen(at in any::<prop::sample::Index>(), by in 1_u8.., cut in any::<Option<prop::sample::Index>>()) {
+    fn damaged_saved_prompt_is_always_an_error(at in any::<prop::sample::Index>(), by in 1_u8.., cut in any::<Option<prop::sample::Index>>()) {
         let p = program(&ENTRIES);
         let (dir, path) = saved(&p, &[5, 6, 7, 8]);
         let mut bytes = std::fs::read(&path).unwrap();

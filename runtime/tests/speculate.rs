@@ -7,8 +7,8 @@ mod common;
 use common::*;
 use moec_ir::EntryKind::{Decode, Prefill};
 use moec_runtime::serving::big_little::Decoder;
-use moec_runtime::serving::generate::{Way, generate_by};
-use moec_runtime::serving::speculate::Speculated;
+use moec_runtime::serving::generate::{GenerateOptions, generate_by};
+use moec_runtime::serving::speculate::DraftCounters;
 use moec_runtime::{Generation, Request, Sampler, Sampling};
 use proptest::prelude::*;
 
@@ -16,20 +16,20 @@ fn speculated(
     entries: &[(moec_ir::EntryKind, u32)],
     request: &Request<'_>,
     most: usize,
-) -> (Generation, Speculated) {
+) -> (Generation, DraftCounters) {
     let mut done = None;
     with_engine(entries, 2, |engine| {
         let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
-        let mut heard = Vec::new();
-        let way = Way { draft_tokens: most, ..Way::default() };
-        let made = generate_by(engine, request, way, (&mut decoder, &mut sampler), &mut |id| {
-            heard.push(id);
+        let mut tokens_received = Vec::new();
+        let options = GenerateOptions { draft_tokens: most, ..GenerateOptions::default() };
+        let made = generate_by(engine, request, options, (&mut decoder, &mut sampler), &mut |id| {
+            tokens_received.push(id);
             Ok(())
         });
         let made = made.unwrap();
-        assert_eq!(made.0.ids, heard);
-        // The last token is not read yet; all before it are, and no more.
-        assert_eq!(engine.len(request.slot), request.prompt.len() + heard.len() - 1);
+        assert_eq!(made.0.ids, tokens_received);
+        // All tokens but the last have been computed.
+        assert_eq!(engine.len(request.slot), request.prompt.len() + tokens_received.len() - 1);
         done = Some(made);
     });
     done.unwrap()
@@ -39,7 +39,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn tokens_are_those_of_plain_decoding(
+    fn speculative_tokens_match_plain_decoding(
         words in prop::collection::vec(prop::collection::vec(0_u32..256, 1..4), 1..4),
         order in prop::collection::vec(0_usize..4, 1..9),
         n in 1_usize..24,
@@ -55,14 +55,14 @@ proptest! {
         let request = Request { slot: 1, prompt: &prompt, n, end: &end };
         let (made, did) = speculated(entries, &request, most);
         prop_assert_eq!(&made.ids, &plain[..stop]);
-        prop_assert!(did.accepted <= did.draft_tokens && did.close <= did.calls);
+        prop_assert!(did.accepted <= did.draft_tokens && did.close_choices <= did.calls);
         // Every id but the first comes from a call; accepted draft tokens need no call of their own.
-        prop_assert!(made.ids.len() <= 1 + did.calls + did.alone + did.accepted);
+        prop_assert!(made.ids.len() <= 1 + did.calls + did.single_token_calls + did.accepted);
     }
 }
 
 #[test]
-fn what_repeats_itself_is_kept() {
+fn repeated_text_drafts_are_accepted() {
     // `l f g l`, which the model continues by `f g`: the second token is drafted from the earlier `l f`.
     let all = (0..80).flat_map(|l| (0..80).map(move |g| (l, g)));
     let mut prompts = all.flat_map(|(l, g)| (0..256).map(move |f| [l, f, g, l]));
@@ -71,13 +71,13 @@ fn what_repeats_itself_is_kept() {
     let request = Request { slot: 0, prompt: &prompt, n: 8, end: &[] };
     let (made, did) = speculated(&ENTRIES, &request, 1);
     assert_eq!(made.ids, continuation(&prompt, 8));
-    assert!(did.accepted + did.close > 0 && did.acceptance().is_some(), "{did:?}");
+    assert!(did.accepted + did.close_choices > 0 && did.acceptance().is_some(), "{did:?}");
 }
 
 /// Kernels for more rows may treat inputs otherwise than those for one row: sizes above eight verify no
 /// draft.
 #[test]
-fn large_sizes_check_nothing() {
+fn sizes_above_eight_verify_no_drafts() {
     let prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3];
     let request = Request { slot: 0, prompt: &prompt, n: 8, end: &[] };
     for (rows, checks) in [(8, true), (9, false), (16, false)] {

@@ -1,4 +1,4 @@
-//! Text in and out.
+//! Tests of tokenization and of decoding.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -17,7 +17,7 @@ fn text(bos: Option<u32>) -> (tempfile::TempDir, Text) {
 }
 
 #[test]
-fn the_first_token() {
+fn first_token_is_decoded_without_a_leading_space() {
     let (_dir, with) = text(Some(BOS));
     assert_eq!(with.encode("ab").unwrap(), [BOS, 97, 98]);
     assert_eq!(with.encode("<s>ab").unwrap(), [BOS, 97, 98]);
@@ -28,7 +28,7 @@ fn the_first_token() {
 }
 
 #[test]
-fn pieces_are_whole_characters() {
+fn streamed_pieces_are_whole_characters() {
     let (_dir, text) = text(None);
     for sample in ["plain", "naïve café", "日本語 🦀🎉 x", "", "a\u{fffd}b"] {
         let mut stream = text.stream();
@@ -42,7 +42,7 @@ fn pieces_are_whole_characters() {
 }
 
 #[test]
-fn bytes_that_are_no_characters() {
+fn invalid_utf8_streams_like_whole_decoding() {
     let (_dir, text) = text(None);
     for bytes in
         [&[0xffu8, b'a', 0xe6, b'b'][..], &[0xe6, 0x97], &[b'x', 0xf0, 0x9f, 0xf0, 0x9f, 0xa6, 0x80, b'y']]
@@ -56,7 +56,7 @@ fn bytes_that_are_no_characters() {
 }
 
 #[test]
-fn no_tokenizer_or_a_bad_one() {
+fn missing_or_invalid_tokenizer_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let e = Text::open(&BundleReader::unchecked(dir.path()), None).err().unwrap();
     assert!(matches!(e, Error::Request { .. }));
@@ -108,7 +108,7 @@ fn bytes(text: &str) -> impl Iterator<Item = u32> {
 }
 
 #[test]
-fn special_tokens_are_not_seen() {
+fn special_tokens_are_hidden_in_streams() {
     let text = pieces();
     for many in [0, 1, 63, 64, 200] {
         let ids = [&[BAR][..], &vec![2; many], &[FOO]].concat();
@@ -120,7 +120,7 @@ fn special_tokens_are_not_seen() {
 }
 
 #[test]
-fn bytes_of_no_character_do_not_hold_up_what_follows() {
+fn invalid_bytes_do_not_delay_later_text() {
     let text = pieces();
     for many in [1, 3, 60, 61, 62, 63, 64, 65, 200] {
         // A run of bytes is decoded as a whole: if one byte is invalid, the whole run is.
@@ -153,7 +153,7 @@ fn bytes_of_no_character_do_not_hold_up_what_follows() {
 
 /// Tokens that each end inside of a character: pieces are returned, although the window is never whole.
 #[test]
-fn tokens_that_never_end_with_a_character() {
+fn text_streams_when_no_token_ends_a_character() {
     let mut tokenizer: Value = serde_json::from_str(&tokenizer()).unwrap();
     // The second byte of `é` and the first one of the next.
     tokenizer["model"]["vocab"]["©Ã"] = json!(500);
@@ -163,15 +163,15 @@ fn tokens_that_never_end_with_a_character() {
 }
 
 #[test]
-fn a_text_goes_on_behind_another() {
+fn streamed_text_continues_after_its_prompt() {
     let text = pieces();
     let answer = [FOO, BAR];
     assert_eq!(joined(text.stream(), &answer), "foobar");
     for prompt in [&[HELLO][..], &[1, HELLO], &[HELLO; 20], &[HELLO, 2, 2, 2, 2, 2, 2, 2]] {
-        assert_eq!(joined(text.stream().behind(prompt).unwrap(), &answer), " foobar", "{prompt:?}");
+        assert_eq!(joined(text.stream().continue_after(prompt).unwrap(), &answer), " foobar", "{prompt:?}");
     }
     // After tokens without text, a text begins.
-    assert_eq!(joined(text.stream().behind(&[1]).unwrap(), &answer), "foobar");
+    assert_eq!(joined(text.stream().continue_after(&[1]).unwrap(), &answer), "foobar");
     // Tokens that form a character only together, and text that ends inside of one.
     let crab: Vec<u32> = bytes("🦀").collect();
     for prompt in [
@@ -181,12 +181,12 @@ fn a_text_goes_on_behind_another() {
         crab[..2].to_vec(),
     ] {
         let prompt = [&[HELLO][..], &prompt].concat();
-        assert_eq!(joined(text.stream().behind(&prompt).unwrap(), &answer), " foobar", "{prompt:?}");
-        assert_eq!(text.stream().behind(&prompt).unwrap().finish().unwrap(), "");
+        assert_eq!(joined(text.stream().continue_after(&prompt).unwrap(), &answer), " foobar", "{prompt:?}");
+        assert_eq!(text.stream().continue_after(&prompt).unwrap().finish().unwrap(), "");
     }
     let (_dir, level) = self::text(None);
     let prompt: Vec<u32> = "abc\u{fffd}".bytes().map(u32::from).collect();
-    assert_eq!(joined(level.stream().behind(&prompt).unwrap(), &[100, 101]), "de");
+    assert_eq!(joined(level.stream().continue_after(&prompt).unwrap(), &[100, 101]), "de");
 }
 
 /// A tokenizer with bytes, and `a` two, four and eight times; `normalizer`: its part of the JSON.
@@ -225,7 +225,7 @@ fn a_text_of_too_many_tokens_is_refused_and_one_that_fits_is_not() {
 
 /// A mathematical letter of four bytes becomes one of one byte.
 #[test]
-fn a_text_that_its_normalizer_shrinks_is_refused_by_what_becomes_of_it() {
+fn text_limit_applies_after_normalization() {
     const MOST: usize = 10_000;
     let text = of_eights(json!({"type": "NFKC"})).at_most(MOST, 260);
     assert_eq!(text.encode(&"𝐚".repeat(8 * MOST)).unwrap().len(), MOST);
@@ -268,7 +268,7 @@ fn rules_that_lengthen_texts_without_bound_are_refused() {
     let e = with(
         &json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [metaspace("_"), metaspace("x"), metaspace("y")]}}),
     );
-    assert!(e.err().unwrap().contains("write a text anew"));
+    assert!(e.err().unwrap().contains("rewrite a text"));
     let e = with(&json!({"pre_tokenizer": {"type": "FixedLength", "length": 0}})).err().unwrap();
     assert!(e.contains("no characters"), "{e}");
     let many = json!({"type": "Sequence", "normalizers": vec![json!({"type": "Lowercase"}); 257]});
@@ -295,7 +295,7 @@ fn a_text_that_rules_would_make_too_long_is_refused() {
 
 /// The crate's own rules panic in this case.
 #[test]
-fn text_before_the_first_character_is_refused_where_another_rule_follows() {
+fn insertion_before_the_text_is_rejected_if_not_last() {
     let token = json!({"id": 200, "content": "a", "single_word": false, "lstrip": false, "rstrip": false,
         "normalized": true, "special": false});
     for pattern in [json!({"String": ""}), json!({"Regex": "x*"}), json!({"Regex": "(?=a)"})] {
@@ -315,7 +315,7 @@ fn text_before_the_first_character_is_refused_where_another_rule_follows() {
 }
 
 #[test]
-fn rules_do_what_those_of_the_crate_do() {
+fn text_rules_match_the_tokenizers_crate() {
     let normalizers = json!({"type": "Sequence", "normalizers": [
         {"type": "Prepend", "prepend": "^"},
         rule(&json!({"String": " "}), "_"), rule(&json!({"Regex": "b+"}), "B"), rule(&json!({"String": "."}), "()"),

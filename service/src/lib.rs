@@ -15,14 +15,19 @@ pub mod tools;
 pub mod worker;
 
 pub use error::{Error, Result};
-use moec_runtime::cli::{Front, More, Native};
+use moec_runtime::cli::{AddedSubcommand, Front, Native};
 pub use serve::{RequestPrompts, Requests};
 
 /// The subcommands in addition to the runtime's own.
-const SUBCOMMANDS: &[More] = &[chat::SUBCOMMAND, serve::SUBCOMMAND, worker::SUBCOMMAND];
+const SUBCOMMANDS: &[AddedSubcommand] = &[chat::SUBCOMMAND, serve::SUBCOMMAND, worker::SUBCOMMAND];
 
 /// The subcommands of a bundle, the runtime's and this crate's, and grammars for those of the runtime.
 /// `native`: what executes accelerators.
 pub fn front(native: &'static [Native<'static>]) -> Front<'static> {
-    Front { more: SUBCOMMANDS, forms: Some(grammar::FORMS), native, ..Front::default() }
+    Front {
+        added_subcommands: SUBCOMMANDS,
+        constraint_options: Some(grammar::CONSTRAINT_OPTIONS),
+        native,
+        ..Front::default()
+    }
 }

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_advised_leaves_all_tokens() {
+    fn sampling_defaults_without_advice_keep_all_tokens() {
         let of = |text: &str| parse(text.as_bytes());
         assert_eq!(of("{}").unwrap(), Sampling { temperature: 1.0, ..Sampling::GREEDY });
         let advised = r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": null}"#;

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::process::NAME;
 use crate::process::link::Link;
 use crate::{grammar, template};
-use moec_runtime::cli::{Context, Failure, Io, More, limits};
+use moec_runtime::cli::{AddedSubcommand, Context, Failure, Io, limits};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ const JOBS: [Job; 2] =
 const STACK: usize = 64 << 20;
 
 /// The subcommand.
-pub(crate) const SUBCOMMAND: More = More { command, run: run_subcommand };
+pub(crate) const SUBCOMMAND: AddedSubcommand = AddedSubcommand { command, run: run_subcommand };
 
 fn command() -> clap::Command {
     clap::Command::new(NAME).hide(true)

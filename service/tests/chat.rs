@@ -1,4 +1,4 @@
-//! `chat` as a user meets it, over the small model of the runtime's tests.
+//! `chat` from a user's view, with the small model of the runtime's tests.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -30,7 +30,7 @@ impl ProcessOutput {
     }
 }
 
-/// The process that renders templates: this program, with the name of this test.
+/// The process that renders templates: this program, run with the name of this test.
 #[test]
 fn bounded_worker() {
     moec_service::worker::run().unwrap();
@@ -64,7 +64,7 @@ fn ids(text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn three_turns_prefill_what_is_new() {
+fn each_chat_turn_prefills_only_new_tokens() {
     let dir = talking();
     let done = chat(dir.path(), "--json -n 4 --regex [a-d]{9} --temperature 1", "hi\nho\n\nhe\n");
     assert_eq!((done.status, &*done.err), (0, ""));
@@ -75,7 +75,7 @@ fn three_turns_prefill_what_is_new() {
     for (answer, said) in answers.iter().zip(["hi", "ho", "he"]) {
         prompt = [&*prompt, "[u]", said, "[a]"].concat();
         assert_eq!(answer["prompt_tokens"], prompt.len());
-        // All that was there before but the last token of the answer, which no call has taken in.
+        // Everything is reused except the answer's last token, which was never fed back.
         assert_eq!(answer["kept_tokens"], before);
         assert_eq!(answer["prefilled_tokens"], prompt.len() - before);
         let text = answer["text"].as_str().unwrap();
@@ -87,19 +87,19 @@ fn three_turns_prefill_what_is_new() {
 }
 
 #[test]
-fn answers_are_those_of_whole_prompts() {
+fn chat_answers_match_whole_prompts() {
     let dir = talking();
     let done = chat(dir.path(), "--json -n 3 --temperature 0 --system s", "hi\nho\n");
     let answers = done.answers();
     let first = ids("[s]s[u]hi[a]");
     assert_eq!(answers[0]["ids"], json!(continuation(&first, 3)));
-    // What the answer was decoded to is what the next prompt has.
+    // The next prompt contains the text that the answer was decoded to.
     let second = format!("[s]s[u]hi[a]{}[u]ho[a]", answers[0]["text"].as_str().unwrap());
     assert_eq!(answers[1]["ids"], json!(continuation(&ids(&second), 3)));
     assert!(answers[1]["kept_tokens"].as_u64().unwrap() >= first.len() as u64);
 }
 
-/// A conversation that is longer than the context goes on without its oldest turns, and with its system message.
+/// A conversation that exceeds the context continues without its oldest turns, but with its system message.
 #[test]
 fn a_full_context_drops_the_oldest_turns() {
     let dir = talking();
@@ -108,16 +108,16 @@ fn a_full_context_drops_the_oldest_turns() {
     assert_eq!(done.status, 0, "{}", done.err);
     let answers = done.answers();
     assert_eq!(answers.len(), 9);
-    let turn = "[u]0123456789[a]".len() + 8;
-    let prompt = |turns: usize| "[s]s".len() + turns * turn - 8;
+    let turn_bytes = "[u]0123456789[a]".len() + 8;
+    let prompt = |turns: usize| "[s]s".len() + turns * turn_bytes - 8;
     let prompts: Vec<usize> = answers.iter().map(|a| a["prompt_tokens"].as_u64().unwrap() as usize).collect();
-    // Two turns and an answer fit; of three the context of 64 leaves no eight tokens.
+    // Two turns and an answer fit. With three, fewer than eight tokens of the context of 64 are left.
     assert_eq!(prompts[..3], [prompt(1), prompt(2), prompt(2)], "{prompts:?}");
     assert!(
         prompts.iter().all(|tokens| tokens + 8 <= 64)
             && answers.iter().all(|a| a["ids"].as_array().unwrap().len() == 8)
     );
-    // Two turns fit after the first note: each note has more turns than the one before.
+    // After the first note two turns fit, so each note reports more dropped turns than the one before.
     let notes: Vec<&str> =
         done.err.lines().filter(|line| line.contains("no longer sees the oldest")).collect();
     let counts: Vec<usize> =
@@ -125,9 +125,9 @@ fn a_full_context_drops_the_oldest_turns() {
     assert!(counts.len() > 1 && counts.is_sorted_by(|a, b| a < b), "{notes:?}");
 }
 
-/// Defaults are the advice of the model's makers, and the seed of an answer gives it again.
+/// Defaults are those that the model's authors recommend; the seed of an answer reproduces it.
 #[test]
-fn defaults_are_those_of_the_model_and_seeds_are_shown() {
+fn sampling_defaults_are_the_models_and_seeds_are_shown() {
     let dir = talking();
     let of = |args: &str| chat(dir.path(), &format!("--json -n 20 {args}"), "hi\n").answers().remove(0);
     let seeds = [of(""), of("")].map(|answer| answer["seed"].as_u64().unwrap());
@@ -155,12 +155,12 @@ fn defaults_are_those_of_the_model_and_seeds_are_shown() {
     assert!(refused.status == 1 && refused.err.contains("sampling.json"), "{}", refused.err);
 }
 
-/// Whatever was checked before: what is read is compared with what the bundle should have.
+/// Every file is compared with its hash when it is read, whatever was checked before.
 #[test]
-fn changed_files_are_refused_where_they_are_read() {
+fn changed_bundle_files_are_rejected_when_read() {
     let dir = talking();
     std::fs::write(dir.path().join("artifacts/sampling.json"), "{}").unwrap();
-    let said = |files: &BundleReader, args: &str| {
+    let run = |files: &BundleReader, args: &str| {
         let front = Front { files: Some(files), ..moec_service::front(&[]) };
         let done = subcommand(&front, dir.path(), args, "hi\n");
         assert_eq!(done.status, 1, "{args}: {}", done.out);
@@ -178,10 +178,10 @@ fn changed_files_are_refused_where_they_are_read() {
     ] {
         let bytes = std::fs::metadata(dir.path().join(name)).unwrap().len();
         let listed = [FileRef { path: name.to_owned(), bytes, sha256: [0; 32] }];
-        let err = said(&BundleReader::of_manifest(dir.path(), &listed, CheckLevel::Small), args);
+        let err = run(&BundleReader::of_manifest(dir.path(), &listed, CheckLevel::Small), args);
         assert!(err.contains(name) && err.contains("was changed after the build"), "{args}: {err}");
     }
-    let err = said(&BundleReader::of_manifest(dir.path(), &[], CheckLevel::All), "chat");
+    let err = run(&BundleReader::of_manifest(dir.path(), &[], CheckLevel::All), "chat");
     assert!(err.contains("sampling.json` is not in the bundle's manifest"), "{err}");
 }
 
@@ -197,7 +197,7 @@ fn commands() {
     assert_eq!(done.status, 0, "{}", done.err);
     let answers = done.answers();
     assert_eq!(answers.len(), 3);
-    // The same prompt, of which all but the last token is there; another seed.
+    // A regenerated answer: the same prompt, cached except for its last token, with another seed.
     assert_eq!(answers[1]["kept_tokens"], 7);
     assert_eq!(answers[2]["prompt_tokens"], "[s]be brief[u]hi[a]".len());
     let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -219,16 +219,16 @@ fn commands() {
         ("/set shout", "`/set shout` takes a value"),
         ("/load /nowhere", "cannot read a conversation from `/nowhere`"),
         ("/regenerate", "no answer yet"),
-        ("/save", "a file is to be named"),
+        ("/save", "the name of a file is missing"),
     ] {
         let done = chat(dir.path(), "", line);
         assert!(done.status != 0 && done.err.contains(words), "{line}: {}", done.err);
     }
 }
 
-/// Standard input that is no terminal: lines that fail are reported with their numbers, and the others are answered.
+/// Without a terminal, failing lines are reported by number, and the others are answered.
 #[test]
-fn wrong_lines_do_not_end_a_script() {
+fn invalid_script_lines_do_not_end_the_chat() {
     let dir = talking();
     let long = "x".repeat(80);
     let script = format!("hi\n/nothing\n{long}\n/set nonsense 3\n/set shout 1\n/reset\nho\n");
@@ -269,7 +269,7 @@ fn stop_strings_are_not_printed() {
 }
 
 #[test]
-fn what_a_grammar_holds_is_the_answer() {
+fn constrained_answer_is_not_split_into_reasoning() {
     let dir = talking();
     let template = dir.path().join("template");
     std::fs::write(&template, "{{ messages[-1].content }}<think>{# </think> #}").unwrap();
@@ -282,27 +282,27 @@ fn what_a_grammar_holds_is_the_answer() {
     };
     assert_eq!(of(&format!("--json-schema {}", schema.display())), (Value::Null, json!("\"<think>\"")));
     assert_eq!(of("--regex ab"), (Value::Null, json!("ab")));
-    // One that writes the tag itself ends the reasoning with it.
+    // An answer that contains the closing tag ends the reasoning with it.
     assert_eq!(of("--regex ab</think>cd"), (json!("ab"), json!("cd")));
 }
 
 #[test]
-fn special_tokens_are_the_templates_alone() {
+fn only_the_template_can_insert_special_tokens() {
     let dir = talking();
     let template = dir.path().join("template");
     std::fs::write(&template, "{{ bos_token }}{{ messages[-1].content }}").unwrap();
-    let of = |said: &str| {
-        let done = chat(dir.path(), &format!("--json -n 1 --template {}", template.display()), said);
+    let of = |text: &str| {
+        let done = chat(dir.path(), &format!("--json -n 1 --template {}", template.display()), text);
         done.answers()[0]["prompt_tokens"].as_u64().unwrap()
     };
     // One token, and five letters.
     assert_eq!(of("hello"), 1 + 5);
-    // What is written like one is characters.
+    // Text that looks like a special token is encoded as characters.
     assert_eq!(of("a<s>b</s>"), 1 + 9);
 }
 
 #[test]
-fn what_cannot_be_is_said() {
+fn impossible_chat_options_are_reported() {
     let dir = talking();
     std::fs::remove_file(dir.path().join("artifacts/chat_template.json")).unwrap();
     let done = chat(dir.path(), "", "hi\n");
@@ -321,7 +321,7 @@ fn what_cannot_be_is_said() {
     assert!(chat(dir.path(), "", "hi\n").err.contains("`templates` is not a table of texts"));
 }
 
-/// The process that [`in_a_terminal`] starts.
+/// The process that [`chat_works_in_a_terminal`] starts.
 #[test]
 #[ignore = "is started by another test, in a terminal"]
 fn child() {
@@ -331,10 +331,11 @@ fn child() {
     assert_eq!(status, 0);
 }
 
-/// In a pseudo-terminal: an answer, an interrupt at the prompt, a mistake, another answer, the end; and the history is kept.
+/// In a pseudo-terminal: an answer, an interrupt at the prompt, an unknown command, another answer, the end.
+/// The history is saved.
 #[test]
 #[cfg(unix)]
-fn in_a_terminal() {
+fn chat_works_in_a_terminal() {
     let dir = talking();
     let script = r#"
 import os, pty, re, select, sys, time
@@ -364,7 +365,7 @@ while time.time() < end:
     except OSError: break
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 "#;
-    if !moec_testing::PYTHON.here() {
+    if !moec_testing::PYTHON.met_or_skip() {
         return;
     }
     let done = std::process::Command::new("python3")

@@ -1,4 +1,4 @@
-//! The server with requests that request grammars: those that take too much, and calls of tools, over the runtime's toy model.
+//! The server with requests for grammars: expensive ones, and tool calls, with the runtime's toy model.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::unwrap_used,
@@ -19,13 +19,13 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// The server's processes: this program, with the name of this test.
+/// The server's worker processes: this program, run with the name of this test.
 #[test]
 fn bounded_worker() {
     moec_service::worker::run().unwrap();
 }
 
-/// Gives on what is written.
+/// Sends all output to a channel.
 struct Lines(Sender<String>);
 
 impl Write for Lines {
@@ -39,8 +39,8 @@ impl Write for Lines {
     }
 }
 
-/// Runs a test against a server, and ends the server with one SIGTERM. Gives its status. One after the other, since a signal is for the
-/// whole process.
+/// Runs a test with a server, which then ends by one SIGTERM; returns its exit status. Tests run one at a
+/// time, since a signal applies to the whole process.
 fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,7 +49,7 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
     let template = dir.path().join("template.jinja");
     std::fs::write(&template, "{% for m in messages %}{{ m.content }}{% endfor %}").unwrap();
     let program = program(&ENTRIES);
-    let (lines, said) = channel();
+    let (lines, lines_received) = channel();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
             let own = ["serve", "--port", "0", "--threads", "1", "--template", template.to_str().unwrap()];
@@ -58,7 +58,7 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
             let io = Io { input: None, out: &mut out, err: &mut err };
             moec_service::front(&[]).run_with(&program, dir.path(), args.into_iter(), io)
         });
-        let url = said.recv_timeout(Duration::from_mins(1)).unwrap();
+        let url = lines_received.recv_timeout(Duration::from_mins(1)).unwrap();
         let address = url.trim().strip_prefix("http://").unwrap().to_owned();
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&address)));
         let pid = std::process::id().to_string();
@@ -69,14 +69,14 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
     })
 }
 
-/// A conversation with these fields beside its message.
+/// A chat request with these fields in addition to its message.
 fn chat(at: &str, fields: Value) -> Request {
     let mut body = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     post(at, "/v1/chat/completions", body)
 }
 
-fn ask(at: &str, fields: Value) -> Reply {
+fn send(at: &str, fields: Value) -> Reply {
     chat(at, fields).call().unwrap()
 }
 
@@ -84,7 +84,7 @@ fn json(reply: &Reply) -> Value {
     serde_json::from_str(&reply.body).unwrap_or_else(|e| panic!("{e}: {}", reply.body))
 }
 
-/// Request with a schema of `response_format` or of a tool's arguments.
+/// Fields with a schema for `response_format`.
 fn schema(schema: &Value) -> Value {
     json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
 }
@@ -97,7 +97,7 @@ fn tool(parameters: Value) -> Value {
     json!({"tools": [{"type": "function", "function": function}], "tool_choice": "required"})
 }
 
-/// A schema of few bytes that takes gigabytes, and as long as there are seconds, where nothing bounds it.
+/// A short schema whose compilation takes gigabytes and does not end within any time limit.
 fn endless(patterns: u8) -> Value {
     let pattern = |i: u8| format!(".*[a-{}].{{{}}}.*", char::from(b'b' + i % 24), 10 + i);
     let patterns = (0..patterns).map(|i| json!({"type": "string", "pattern": pattern(i)}));
@@ -105,37 +105,37 @@ fn endless(patterns: u8) -> Value {
 }
 
 #[test]
-fn schemas_that_take_too_much_hold_up_nobody_and_are_refused() {
+fn expensive_schemas_are_rejected_without_blocking_others() {
     let status = with_server(&[], |at| {
         let object = json!({"type": "object", "properties": {"p": endless(40)}, "required": ["p"]});
         let long = json!({"type": "string", "pattern": "a?".repeat(400_000)});
-        let asked = [schema(&endless(16)), tool(object), schema(&long)].map(|fields| {
+        let requests = [schema(&endless(16)), tool(object), schema(&long)].map(|fields| {
             let at = at.to_owned();
-            std::thread::spawn(move || ask(&at, fields))
+            std::thread::spawn(move || send(&at, fields))
         });
-        // Others have their answers meanwhile, those with a grammar of their own among them once a process is free.
-        let free = ask(at, json!({"max_tokens": 3}));
+        // Other requests are answered meanwhile, including those with a grammar once a process is free.
+        let free = send(at, json!({"max_tokens": 3}));
         assert_eq!(free.status, 200, "{}", free.body);
-        assert!(asked.iter().any(|asked| !asked.is_finished()), "it was refused before it was tried");
-        let fair = ask(at, schema(&json!({"enum": ["ab", "cd"]})));
-        let said = json(&fair)["choices"][0]["message"]["content"].clone();
-        assert!(said == "\"ab\"" || said == "\"cd\"", "{}", fair.body);
-        for asked in asked {
-            let reply = asked.join().unwrap();
+        assert!(requests.iter().any(|request| !request.is_finished()), "it was refused before it was tried");
+        let fair = send(at, schema(&json!({"enum": ["ab", "cd"]})));
+        let content = json(&fair)["choices"][0]["message"]["content"].clone();
+        assert!(content == "\"ab\"" || content == "\"cd\"", "{}", fair.body);
+        for request in requests {
+            let reply = request.join().unwrap();
             assert!(reply.status == 400 && reply.body.contains("takes more than"), "{}", reply.body);
         }
     });
     assert_eq!(status, 0);
 }
 
-/// One signal ends it although what was requested by them still compiles.
+/// One signal ends the server although a disconnected client's grammar still compiles.
 #[test]
-fn clients_that_leave_while_a_grammar_compiles_leave_nothing_behind() {
+fn disconnecting_during_compilation_leaks_nothing() {
     let status = with_server(&[], |at| {
         for _ in 0..5 {
             chat(at, schema(&endless(40))).leave(Duration::from_millis(20)).unwrap();
         }
-        let fair = ask(at, schema(&json!({"enum": ["ab"]})));
+        let fair = send(at, schema(&json!({"enum": ["ab"]})));
         assert_eq!(json(&fair)["choices"][0]["message"]["content"], "\"ab\"", "{}", fair.body);
         chat(at, schema(&endless(40))).leave(Duration::from_millis(20)).unwrap();
     });
@@ -143,8 +143,8 @@ fn clients_that_leave_while_a_grammar_compiles_leave_nothing_behind() {
 }
 
 #[test]
-fn arguments_of_forced_calls_are_objects() {
-    // Nothing that small models like to go on with for ever.
+fn forced_call_arguments_are_objects() {
+    // Bias against the tokens that small models repeat forever.
     let plain: Value = (0..33)
         .chain(127..256u32)
         .map(|id| (id.to_string(), json!(-100)))
@@ -154,7 +154,7 @@ fn arguments_of_forced_calls_are_objects() {
         let call = |parameters: Value, tokens: usize| {
             let mut fields = tool(parameters);
             (fields["max_tokens"], fields["logit_bias"]) = (json!(tokens), plain.clone());
-            let reply = ask(at, fields);
+            let reply = send(at, fields);
             let choice = json(&reply)["choices"][0].clone();
             let message = choice["message"].clone();
             assert!(reply.status == 200 && message["content"].is_null(), "{}", reply.body);
@@ -165,15 +165,15 @@ fn arguments_of_forced_calls_are_objects() {
         assert_eq!(call(Value::Null, 50), ("{}".to_owned(), json!("tool_calls")));
         let of = |required: &str| json!({"properties": {required: {"enum": ["a-longer-text"]}}, "required": [required], "additionalProperties": false});
         assert_eq!(call(of("p"), 50), (r#"{"p":"a-longer-text"}"#.to_owned(), json!("tool_calls")));
-        // Cut by its length, it is a call all the same.
+        // An answer that is cut by its length is a call nevertheless.
         let (arguments, finish) = call(of("p"), 35);
         assert!(r#"{"p":"a-longer-text"}"#.starts_with(&arguments) && arguments.len() > 3, "{arguments}");
         assert_eq!(finish, "length");
-        // Anything in it, but an object.
+        // Without a schema the arguments are any object.
         let (arguments, _) = call(json!({}), 50);
         assert!(arguments.starts_with('{'), "{arguments}");
         for parameters in [json!({"type": "string"}), json!(true), json!([])] {
-            let reply = ask(at, tool(parameters));
+            let reply = send(at, tool(parameters));
             assert!(reply.status == 400 && reply.body.contains("of an object"), "{}", reply.body);
         }
     });

@@ -1,4 +1,4 @@
-//! Grammars in the runtime's `generate`, over the small model of the runtime's tests.
+//! Grammars in the runtime's `generate`, with the small model of the runtime's tests.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::ffi::OsString;
 use std::path::Path;
 
-/// Status, data and notes of `generate` with these arguments.
+/// Exit status, stdout and stderr of `generate` with these arguments.
 fn generate(bundle: &Path, args: &[&str]) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let io = Io { input: None, out: &mut out, err: &mut err };
@@ -21,7 +21,7 @@ fn generate(bundle: &Path, args: &[&str]) -> (u8, String, String) {
 }
 
 #[test]
-fn answers_are_held_to_a_form() {
+fn generated_answers_follow_the_grammar() {
     let dir = bundle();
     add_tokenizer(dir.path());
     let file = |name: &str, text: &str| {
@@ -39,9 +39,9 @@ fn answers_are_held_to_a_form() {
     let (_, held, _) = generate(dir.path(), &["--grammar", &lark]);
     assert!(["yes\n", "no\n"].contains(&&*held), "{held}");
     let (_, json, _) = generate(dir.path(), &["--json-schema", &schema, "--json"]);
-    let said: Value = serde_json::from_str(&json).unwrap();
-    assert!(["\"ab\"", "\"cd\""].contains(&said["text"].as_str().unwrap()), "{json}");
-    // Together with a text that ends it, and several sequences, each with a grammar of its own.
+    let answer: Value = serde_json::from_str(&json).unwrap();
+    assert!(["\"ab\"", "\"cd\""].contains(&answer["text"].as_str().unwrap()), "{json}");
+    // Together with a stop string; and with several sequences, each of which has its own grammar state.
     let stop = text.chars().nth(2).unwrap().to_string();
     let (_, cut, _) = generate(dir.path(), &["--regex", "[a-d]{5}", "--stop", &stop]);
     assert_eq!(cut, format!("{}\n", &text[..text.find(&stop).unwrap()]));
@@ -52,14 +52,14 @@ fn answers_are_held_to_a_form() {
 }
 
 #[test]
-fn what_cannot_be_held_is_refused() {
+fn unusable_answer_constraints_are_rejected() {
     let dir = bundle();
     add_tokenizer(dir.path());
     for (args, status, says) in [
         (&["--regex", "("][..], 1, "the regular expression cannot be used"),
         (&["--grammar", "/nowhere"], 1, "cannot read `/nowhere`"),
         (&["--regex", "a", "--grammar", "/nowhere"], 2, "cannot be used with"),
-        (&["--regex", "a", "--speculate", "2"], 2, "a grammar forbids some of them"),
+        (&["--regex", "a", "--speculate", "2"], 2, "which a grammar may forbid"),
     ] {
         let (found, _, err) = generate(dir.path(), args);
         assert!(found == status && err.contains(says), "{args:?}: {found} {err}");

@@ -1,5 +1,5 @@
-//! Prompts of published templates, byte for byte those of transformers (`golden/templates/write.py`), and calls read back from what
-//! templates write of them.
+//! Prompts of published templates, compared byte for byte with transformers' (`golden/templates/write.py`).
+//! Also parses the tool calls that the templates write.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 use chrono::{Local, NaiveDateTime, TimeZone as _};
@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Options of a conversation that are not variables of the template's own.
+/// Fields of a conversation that are not passed on as variables of the template.
 const OWN: [&str; 6] =
     ["name", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"];
 
-/// Every template of the folder, and how its calls are read.
+/// Every template of the folder, and the syntax of its tool calls.
 const PUBLISHED: [(&str, &str); 16] = [
     ("Qwen-Qwen2-57B-A14B-Instruct", TEXT),
     ("Qwen-Qwen3-30B-A3B", "Qwen"),
@@ -34,11 +34,11 @@ const PUBLISHED: [(&str, &str); 16] = [
     ("openai-gpt-oss-120b", HARMONY),
     ("zai-org-GLM-4.5", "GLM-4.5"),
 ];
-/// A template that knows no calls.
+/// A template without tool calls.
 const TEXT: &str = "text alone";
-/// The one that writes no names of functions, but the ids that its model gives calls.
+/// Templates that write ids of calls in place of function names.
 const KIMI: &str = "Kimi-K2";
-/// The one that writes no more than the first call of a message.
+/// The template that writes only the first call of a message.
 const HARMONY: &str = "gpt-oss";
 
 fn folder() -> PathBuf {
@@ -53,7 +53,7 @@ fn conversations() -> Vec<Value> {
     serde_json::from_str(&text("conversations.json")).unwrap()
 }
 
-/// A template, and what `write.py` wrote of it.
+/// A template, and its output by `write.py`.
 struct Published {
     source: String,
     golden: Value,
@@ -68,7 +68,7 @@ impl Published {
         Self { template: Engine::new(&source, &tokens).unwrap(), source, golden }
     }
 
-    /// The prompt of these messages, all else as a conversation has it.
+    /// Renders these messages, with everything else as in the conversation.
     fn render(&self, conversation: &Value, messages: &[Value], begins: bool) -> moec_service::Result<String> {
         let of = conversation.as_object().unwrap();
         let more: Map<String, Value> = of
@@ -103,7 +103,7 @@ fn every_template_is_listed() {
 }
 
 #[test]
-fn prompts_are_those_of_transformers() {
+fn rendered_prompts_match_transformers() {
     let conversations = conversations();
     for (name, _) in PUBLISHED {
         let published = Published::open(name);
@@ -117,7 +117,8 @@ fn prompts_are_those_of_transformers() {
             match (case["prompt"].as_str(), found) {
                 (Some(prompt), found) => assert_eq!(prompt, found.unwrap(), "{what}"),
                 (None, Err(e)) => {
-                    // What the template raises is what it says of the messages. Where Python fails, the words are its own.
+                    // Errors that the template raises must be reported. Where Python itself fails, our
+                    // message has its own words.
                     let raised = case["refused"].as_str().unwrap().strip_prefix("TemplateError: ");
                     assert!(raised.is_none_or(|raised| e.what.contains(raised)), "{what}: {e}");
                 }
@@ -128,7 +129,7 @@ fn prompts_are_those_of_transformers() {
 }
 
 #[test]
-fn calls_are_read_as_their_template_writes_them() {
+fn calls_parse_back_from_their_template_text() {
     let conversations = conversations();
     let called = ["a call and its result", "two calls"];
     for (name, family) in PUBLISHED {
@@ -153,7 +154,7 @@ fn calls_are_read_as_their_template_writes_them() {
             }
             let prompt = published.render(conversation, &messages[..1], true).unwrap();
             let whole = published.render(conversation, &messages, false).unwrap();
-            // Some templates begin an answer otherwise than they write it later.
+            // Some templates write the beginning of an answer differently once it is complete.
             let (prompt, answer) = whole.split_at(common(&prompt, &whole));
             let mut parser = Parser::new(syntax, prompt);
             let mut events = parser.push(answer);
@@ -170,7 +171,7 @@ fn calls_are_read_as_their_template_writes_them() {
     }
 }
 
-/// Bytes with which both begin.
+/// Length of the common prefix in bytes.
 fn common(a: &str, b: &str) -> usize {
     let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
     same.map(|(c, _)| c.len_utf8()).sum()

@@ -67,8 +67,8 @@ impl NeuronCompute for Token<'_> {
         }
     }
 
-    fn rest(&self, _: Work, rows: &[Row<'_>]) {
-        for bytes in rows.iter().flat_map(|r| [r.gate, r.rest]) {
+    fn up_down(&self, _: Work, rows: &[Row<'_>]) {
+        for bytes in rows.iter().flat_map(|r| [r.gate, r.up_down]) {
             // Up and down; for a neuron in two reads, the gate was computed before.
             let skip = if bytes.len() == ROW as usize { ROW as usize } else { 0 };
             for row in bytes[skip..].chunks_exact(ROW as usize) {
@@ -100,12 +100,12 @@ fn step(store: &NeuronStore, token: &Token<'_>, matrices: &[u32], threads: usize
 
 fn main() -> Outcome<()> {
     let mut args = std::env::args().skip(1);
-    let folder = args.next().ok_or("which folder lies on the disk?")?;
+    let folder = args.next().ok_or("expected a folder on the disk")?;
     let threads: usize = args.next().map_or(Ok(2), |n| n.parse())?;
     let all = u64::from(EXPERTS * NEURONS) * 3 * ROW;
     let scratch = Scratch::create(folder.as_ref(), all)?;
     let x: Vec<f32> = (0..HIDDEN).map(|i| (i % 13) as f32 / 6.0 - 1.0).collect();
-    let neurons = Shape { matrices: EXPERTS, neurons: NEURONS, cluster: 64, gate: ROW, rest: 2 * ROW };
+    let neurons = Shape { matrices: EXPERTS, neurons: NEURONS, cluster: 64, gate: ROW, up_down: 2 * ROW };
     println!("half of {} MB in memory, 4 of {EXPERTS} experts per token, {threads} threads", all / 1_000_000);
     println!("zeros  how                    MB/token  ms/token  times faster");
     for sparsity in [0.5, 0.7, 0.9] {
@@ -120,38 +120,38 @@ fn main() -> Outcome<()> {
             tokens: TOKENS,
             seed: 5,
         };
-        let drawn = recipe.draw()?;
-        let expert = Shape { neurons: 1, cluster: 1, gate: all / u64::from(EXPERTS), rest: 0, ..neurons };
-        let bundle = Shape { gate: 3 * ROW, rest: 0, ..neurons };
-        let ways = [
+        let sampled = recipe.sample()?;
+        let expert = Shape { neurons: 1, cluster: 1, gate: all / u64::from(EXPERTS), up_down: 0, ..neurons };
+        let bundle = Shape { gate: 3 * ROW, up_down: 0, ..neurons };
+        let layouts = [
             ("experts, whole", expert, Memory { gates: all / 2, up_down: 0 }),
             ("gates stay, then active", neurons, Memory { gates: all / 3, up_down: all / 6 }),
             ("active, predicted", bundle, Memory { gates: all / 2, up_down: 0 }),
         ];
-        let stores = ways.map(|(_, shape, memory)| store(scratch.path(), shape, memory));
+        let stores = layouts.map(|(_, shape, memory)| store(scratch.path(), shape, memory));
         let mut times = [Duration::ZERO; 3];
         let mut before = [0; 3];
-        for (at, token) in drawn.tokens.iter().enumerate() {
+        for (at, token) in sampled.tokens.iter().enumerate() {
             let matrices: Vec<u32> = token.iter().map(|t| t.0).collect();
             let active: Vec<&[u32]> = token.iter().map(|t| &t.1[..]).collect();
-            for (way, store) in stores.iter().enumerate() {
+            for (index, store) in stores.iter().enumerate() {
                 let store = store.as_ref().map_err(ToString::to_string)?;
                 if at == WARM {
-                    before[way] = store.disk().stats().bytes;
+                    before[index] = store.disk().stats().bytes;
                 }
-                let token = Token { x: &x, active: active.clone(), predicted: way == 2 };
+                let token = Token { x: &x, active: active.clone(), predicted: index == 2 };
                 let time = step(store, &token, &matrices, threads)?;
-                times[way] += if at >= WARM { time } else { Duration::ZERO };
+                times[index] += if at >= WARM { time } else { Duration::ZERO };
             }
         }
         let counted = f64::from(TOKENS) - WARM as f64;
-        for (way, store) in stores.iter().enumerate() {
+        for (index, store) in stores.iter().enumerate() {
             let store = store.as_ref().map_err(ToString::to_string)?;
-            let bytes = (store.disk().stats().bytes - before[way]) as f64 / counted / 1e6;
-            let ms = times[way].as_secs_f64() * 1e3 / counted;
-            let faster = times[0].as_secs_f64() / times[way].as_secs_f64();
+            let bytes = (store.disk().stats().bytes - before[index]) as f64 / counted / 1e6;
+            let ms = times[index].as_secs_f64() * 1e3 / counted;
+            let faster = times[0].as_secs_f64() / times[index].as_secs_f64();
             let zeros = 100.0 * sparsity;
-            println!("{zeros:>3} %  {:<23} {bytes:>7.2}  {ms:>8.2}  {faster:>6.2}", ways[way].0);
+            println!("{zeros:>3} %  {:<23} {bytes:>7.2}  {ms:>8.2}  {faster:>6.2}", layouts[index].0);
         }
     }
     Ok(())

@@ -14,7 +14,9 @@ mod drawn;
 use drawn::{Drift, LAYERS, MODELS, Model, Random, run, setup};
 use moec_ir::op::Score;
 use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Key};
-use moec_runtime::schedule::cached::dispatcher::{CachedDispatcher, Setup as DispatcherSetup};
+use moec_runtime::schedule::cached::dispatcher::{
+    CachedDispatcher, RowScores, Rows, Setup as DispatcherSetup,
+};
 use moec_runtime::schedule::scheduled::{ExpertScheduler, Setup, Window};
 use moec_runtime::schedule::timelines::{Free, Task, TimelineScheduler};
 use moec_runtime::schedule::{Costs, NearCosts, SOLVERS, Solver, System, Table, UnitCosts};
@@ -125,8 +127,8 @@ fn dispatcher() -> Outcome<()> {
     let mut dispatcher = CachedDispatcher::new(DispatcherSetup {
         costs: two_units([40.0, 0.7], [895.0, 706.0], 0.0, 1042.0)?,
         experts: ExpertIndex::uniform(LAYERS, CachedLayer { experts: EXPERTS, k: 8, bytes: 1 })?,
-        divides: [Solver::Best; 2],
-        keeps: "mrs alpha=0.9 depth=2 bypass=1".parse()?,
+        solvers: [Solver::Best; 2],
+        cache_policy: "mrs alpha=0.9 depth=2 bypass=1".parse()?,
         ahead: 3,
         window_us: WINDOW_US,
         pinned: cached[..2].to_vec(),
@@ -141,8 +143,10 @@ fn dispatcher() -> Outcome<()> {
             (0..8).for_each(|_| loads[(random.unit().powi(2) * EXPERTS as f64) as usize] += 1);
             let logits = |_| (0..EXPERTS).map(|_| random.unit() as f32 * 4.0).collect();
             let scores: Vec<Vec<f32>> = (0..4.min(LAYERS - layer)).map(logits).collect();
-            timed(&mut divide, || dispatcher.divide(layer, &loads, false, &|_| true).map(|_| ()))?;
-            timed(&mut predict, || dispatcher.predict(scores.len(), &|i| &scores[i], &|_| true).map(|_| ()))?;
+            let rows = Rows { loads: &loads, prompt: false, k: 8 };
+            timed(&mut divide, || dispatcher.divide(layer, rows, &|_| true).map(|_| ()))?;
+            let scores = RowScores { rows: 1, layers: scores.len(), logits: &|i, _| &scores[i] };
+            timed(&mut predict, || dispatcher.predict(scores, &|_| true).map(|_| ()))?;
         }
     }
     let layer = dispatcher.counts().makespan_us / (TOKENS * LAYERS) as f64 + WINDOW_US;

@@ -6,7 +6,7 @@
 //! [`disk`]).
 //!
 //! * [`cache`]: replays of recorded routing, Belady's bound, the choice of a policy, synthetic routing.
-//! * [`draw_experts`]: samples how many tokens of a step choose each expert, by shares.
+//! * [`sample_experts`]: samples how many tokens of a step choose each expert, by shares.
 //! * [`resident`]: chooses resident experts under two budgets, the host's memory and the GPU's.
 //! * [`neurons`]: layouts of neurons on disk, a pipeline without barriers, shares of hot neurons, synthetic
 //!   activations (PowerInfer-2).
@@ -20,11 +20,11 @@
 
 pub mod cache;
 pub mod disk;
-mod draw;
 pub mod neuron_store;
 pub mod neurons;
 pub mod paging;
 pub mod resident;
+mod sample;
 pub mod systems;
 
-pub use draw::draw_experts;
+pub use sample::sample_experts;

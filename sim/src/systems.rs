@@ -1,7 +1,9 @@
 //! Systems of other authors and of moec, as rows of one table: the values of `[placement] policy`, and the
 //! subjects of experiments.
 
-use moec_runtime::schedule::{ExpertUnit, Keeps, Order, Prediction, Solver, System, TRIMOE, Units, trimoe};
+use moec_runtime::schedule::{
+    ExpertUnit, GpuResidents, Order, Prediction, Solver, System, TRIMOE, Units, trimoe,
+};
 
 /// The name of a system in `model.toml`.
 pub fn key(system: &System) -> String {
@@ -16,7 +18,8 @@ pub fn of_key(name: &str) -> Option<&'static System> {
 /// Whether an expert may be transferred for one step only, in addition to those that stay.
 pub fn passes(system: &System) -> bool {
     let brings = |p| !matches!(p, Solver::Fixed | Solver::Cpu);
-    !matches!(system.keeps, Keeps::Cache(_)) && (brings(system.prefill) || brings(system.decode))
+    !matches!(system.gpu_residents, GpuResidents::Cache(_))
+        && (brings(system.prefill) || brings(system.decode))
 }
 
 /// MRS as in the paper: every transferred expert is kept. The paper gives no α; of 0.1 to 0.99 this value
@@ -39,9 +42,9 @@ pub const LLAMA_CPP: System = System {
     prefill: Solver::Fixed,
     decode: Solver::Fixed,
     units: TWO,
-    keeps: Keeps::Layers,
+    gpu_residents: GpuResidents::Layers,
     prediction: Prediction::Nothing,
-    says: "whole layers on the GPU, the experts of the others on the CPU",
+    description: "whole layers on the GPU, the experts of the others on the CPU",
 };
 /// AdapMoE: the GPU alone, experts of the next layer ahead, LRU. The same holds for Klotski, whose batches
 /// hide more of the transfers.
@@ -50,9 +53,9 @@ pub const ADAPMOE: System = System {
     prefill: Solver::Gpu,
     decode: Solver::Gpu,
     units: TWO,
-    keeps: Keeps::Cache(LRU),
+    gpu_residents: GpuResidents::Cache(LRU),
     prediction: Prediction::Gates(1),
-    says: "all experts on the GPU; missing ones are transferred, one layer ahead where predicted (Klotski, AdapMoE)",
+    description: "all experts on the GPU; missing ones are transferred, one layer ahead where predicted (Klotski, AdapMoE)",
 };
 /// Fiddler: popular experts on the GPU, each other one on the unit that computes it sooner.
 pub const FIDDLER: System = System {
@@ -60,9 +63,9 @@ pub const FIDDLER: System = System {
     prefill: Solver::Cheapest,
     decode: Solver::Cheapest,
     units: TWO,
-    keeps: Keeps::Popular,
+    gpu_residents: GpuResidents::Popular,
     prediction: Prediction::Nothing,
-    says: "popular experts stay on the GPU, each other one is computed where it is done sooner",
+    description: "popular experts stay on the GPU, each other one is computed where it is done sooner",
 };
 /// KTransformers: popular experts on the GPU; the CPU has the others in decoding, the GPU in prefill (Table
 /// I).
@@ -71,9 +74,9 @@ pub const KTRANSFORMERS: System = System {
     prefill: Solver::Gpu,
     decode: Solver::Fixed,
     units: TWO,
-    keeps: Keeps::Popular,
+    gpu_residents: GpuResidents::Popular,
     prediction: Prediction::Nothing,
-    says: "popular experts stay on the GPU; the CPU computes the others while tokens are decoded",
+    description: "popular experts stay on the GPU; the CPU computes the others while tokens are decoded",
 };
 /// HybriMoE.
 pub const HYBRIMOE: System = System {
@@ -81,9 +84,9 @@ pub const HYBRIMOE: System = System {
     prefill: PAPER,
     decode: PAPER,
     units: TWO,
-    keeps: Keeps::Cache(MRS),
+    gpu_residents: GpuResidents::Cache(MRS),
     prediction: Prediction::Gates(3),
-    says: "HybriMoE as published: three timelines, MRS, three layers ahead",
+    description: "HybriMoE as published: three timelines, MRS, three layers ahead",
 };
 /// moec: HybriMoE with moec's solver, and MRS with bypass.
 pub const MOEC: System = System {
@@ -91,25 +94,25 @@ pub const MOEC: System = System {
     prefill: Solver::Best,
     decode: Solver::Best,
     units: TWO,
-    keeps: Keeps::Cache(MRS_BYPASS),
+    gpu_residents: GpuResidents::Cache(MRS_BYPASS),
     prediction: Prediction::Gates(3),
-    says: "HybriMoE with the best of all divisions, found by search, and the cache policy that gains most on the profile's routing",
+    description: "HybriMoE with the best of all divisions, found by search, and the cache policy that gains most on the profile's routing",
 };
 
 /// All experts on the GPU, transferred after their layer's router. MoBiLE does the same, with fewer experts
 /// first.
 pub const OFFLOADING: System = System {
     name: "offloading",
-    keeps: Keeps::Token,
+    gpu_residents: GpuResidents::Token,
     prediction: Prediction::Nothing,
-    says: "all experts on the GPU; missing ones are transferred",
+    description: "all experts on the GPU; missing ones are transferred",
     ..ADAPMOE
 };
 /// Pre-gated MoE: a layer's experts are known one layer before.
 pub const PRE_GATED: System = System {
     name: "Pre-gated MoE",
     prediction: Prediction::Gates(1),
-    says: "the same, and a gate predicts transfers one layer ahead",
+    description: "the same, and a gate predicts transfers one layer ahead",
     ..OFFLOADING
 };
 
@@ -121,7 +124,7 @@ pub const KLOTSKI: System = System::of_sums(
     "Klotski",
     Solver::Cheapest,
     Units { misses: true, cpu: false, near: false },
-    Keeps::Popular,
+    GpuResidents::Popular,
     AHEAD,
     "all on the GPU; weights travel while others are computed",
 );
@@ -130,7 +133,7 @@ pub const EN_KTRANSFORMERS_HELD: System = System::of_sums(
     "En-KTransformers, held",
     Solver::Cheapest,
     Units { misses: false, cpu: true, near: false },
-    Keeps::Popular,
+    GpuResidents::Popular,
     AHEAD,
     "what the GPU holds on either, the rest on the CPU",
 );
@@ -139,18 +142,18 @@ pub const EN_KTRANSFORMERS: System = System::of_sums(
     "En-KTransformers",
     Solver::Hottest(ExpertUnit::Cpu),
     TWO,
-    Keeps::Popular,
+    GpuResidents::Popular,
     AHEAD,
     "the hottest on the GPU, the rest on the CPU, cut where the step is shortest",
 );
-/// MoNDE: GPU and near-data units; the hottest experts go to the GPU, as many as balance the two.
+/// MoNDE: GPU and NDP units; the hottest experts go to the GPU, as many as balance the two.
 pub const MONDE: System = System::of_sums(
     "MoNDE",
     Solver::Hottest(ExpertUnit::Near),
     Units { misses: true, cpu: false, near: true },
-    Keeps::Local,
+    GpuResidents::Local,
     Prediction::Nothing,
-    "the hottest on the GPU, the rest on near-data units, rows over the link counted",
+    "the hottest on the GPU, the rest on NDP units, rows over the link counted",
 );
 /// Systems with units in the host's memories, or compared with these: TriMoE, its parts, and other systems.
 pub const SCHEDULED: [System; 10] = [

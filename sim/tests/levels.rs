@@ -12,7 +12,7 @@ fn experts() -> ExpertIndex {
     ExpertIndex::uniform(3, CachedLayer { experts: 16, k: 2, bytes: BYTES }).expect("experts")
 }
 
-/// Routing in which the share of an expert falls with its number, or of which half has none of it.
+/// Random routing, in which an expert's share falls with its index, or all experts have the same share.
 fn trace(skewed: bool, persistence: f64, tokens: usize) -> Trace {
     let share = |e: usize| if skewed { 0.6_f64.powi(e as i32) } else { 1.0 };
     let popularity = vec![(0, (0..16).map(share).collect())];
@@ -23,9 +23,9 @@ fn setting(text: &str) -> Setting {
     text.parse().expect("a setting")
 }
 
-/// Notifications and answers agree, and the GPU's experts are the host's.
+/// Events and queries agree, and every expert on the GPU is also in host memory.
 #[test]
-fn one_inside_of_the_other() {
+fn gpu_level_is_included_in_the_host_level() {
     let trace = trace(true, 0.5, 200);
     for policy in ["lru", "mrs alpha=0.3 bypass=1", "mrs bypass=0 per-layer", "lfu bypass=1"] {
         let of = setting(policy);
@@ -70,7 +70,7 @@ fn one_inside_of_the_other() {
 }
 
 #[test]
-fn what_the_cpu_computes_does_not_come_by_itself() {
+fn cpu_computed_experts_are_not_transferred() {
     let of = setting("lru");
     let mut levels = Levels::new(&experts(), [100, 50], [&of, &of], &[]).expect("levels");
     let mut step = |chosen: &[u16], transferred: &[u16]| {
@@ -84,7 +84,7 @@ fn what_the_cpu_computes_does_not_come_by_itself() {
 const PRICES: Prices = Prices { gpu: 1.0, host: 10.0, disk: 50.0, transfer: 2.0 };
 
 #[test]
-fn what_is_chosen_is_no_worse_than_what_it_is_chosen_from() {
+fn chosen_residency_is_no_worse_than_its_candidates() {
     for (skewed, persistence) in [(true, 0.0), (true, 0.8), (false, 0.9)] {
         let trace = trace(skewed, persistence, 256);
         let bytes = [240, 80];
@@ -102,14 +102,14 @@ fn what_is_chosen_is_no_worse_than_what_it_is_chosen_from() {
         let all = |u: Uses| u.gpu + u.host + u.disk;
         assert_eq!((all(held_out), all(fixed), fixed.transfers), (128 * 6, 128 * 6, 0));
         if !skewed {
-            // No expert is popular, and choices repeat: what stays must change.
+            // No expert is popular, but choices repeat, so a fixed set of experts is worse.
             assert!(chosen.share < 100 && held_out.us(&PRICES) < 0.8 * fixed.us(&PRICES), "{chosen:?}");
         }
     }
 }
 
 #[test]
-fn more_memory_is_no_slower() {
+fn more_cache_memory_is_no_slower() {
     let trace = trace(true, 0.5, 128);
     let us = |bytes| resident(&trace, bytes, &PRICES).expect("a choice").held_out.us(&PRICES);
     let all = 3 * 16 * BYTES;

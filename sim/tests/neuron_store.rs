@@ -18,10 +18,10 @@ use tempfile::TempDir;
 /// Numbers of a row: 4096 bytes in f32.
 const HIDDEN: usize = 1024;
 const NEURONS: u32 = 24;
-const TWO_READS: Shape = Shape { matrices: 4, neurons: NEURONS, cluster: 5, gate: 4096, rest: 8192 };
-const ONE_READ: Shape = Shape { gate: 3 * 4096, rest: 0, ..TWO_READS };
+const TWO_READS: Shape = Shape { matrices: 4, neurons: NEURONS, cluster: 5, gate: 4096, up_down: 8192 };
+const ONE_READ: Shape = Shape { gate: 3 * 4096, up_down: 0, ..TWO_READS };
 
-/// A file of bundles in f32, without a row of zeros.
+/// A file of bundles in f32, in which no row is zero.
 struct Model {
     dir: TempDir,
     numbers: Vec<f32>,
@@ -69,7 +69,7 @@ impl Model {
         &self.numbers[at..at + HIDDEN]
     }
 
-    /// Results of whole matrices, with sums in the order of clusters, and the number of active neurons.
+    /// Results of whole matrices, summed in the order of clusters; and the number of active neurons.
     fn dense(&self, matrices: &[u32], x: &[f32]) -> (Vec<f32>, u64) {
         let (mut y, mut active) = (vec![0.0; HIDDEN], 0);
         for &matrix in matrices {
@@ -100,13 +100,13 @@ fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// The arithmetic of ReLU, with separate sums of clusters until the end.
+/// Computes ReLU networks; the sums of clusters are added only at the end.
 struct Relu<'a> {
     x: &'a [f32],
-    /// By position and cluster.
+    /// Sums by position and cluster.
     sums: Vec<Mutex<Vec<f32>>>,
     clusters: usize,
-    /// Model for neurons in one read: gives the active ones, like a perfect predictor.
+    /// For neurons in one read: the model that selects the active ones, as a perfect predictor would.
     oracle: Option<&'a Model>,
 }
 
@@ -136,18 +136,19 @@ impl NeuronCompute for Relu<'_> {
         active.extend(rows.iter().filter(is).map(|r| r.neuron));
     }
 
-    fn rest(&self, work: Work, rows: &[Row<'_>]) {
+    fn up_down(&self, work: Work, rows: &[Row<'_>]) {
         let mut sum = self.sums[work.place * self.clusters + work.cluster as usize].lock().unwrap();
         for row in rows {
-            let (gate, rest) = (numbers(row.gate), numbers(row.rest));
-            let (gate, rest) = if rest.is_empty() { gate.split_at(HIDDEN) } else { (&gate[..], &rest[..]) };
-            let (up, down) = rest.split_at(HIDDEN);
+            let (gate, up_down) = (numbers(row.gate), numbers(row.up_down));
+            let (gate, up_down) =
+                if up_down.is_empty() { gate.split_at(HIDDEN) } else { (&gate[..], &up_down[..]) };
+            let (up, down) = up_down.split_at(HIDDEN);
             add(&mut sum, dot(gate, self.x) * dot(up, self.x), down);
         }
     }
 }
 
-/// A step on this many threads.
+/// Executes a step with this many threads.
 fn step(store: &NeuronStore, compute: &dyn NeuronCompute, matrices: &[u32], threads: usize) -> Result<()> {
     store.begin(matrices)?;
     std::thread::scope(|scope| {
@@ -165,7 +166,7 @@ fn inputs() -> Vec<Vec<f32>> {
 const ROUTED: [&[u32]; 6] = [&[0, 2], &[3], &[2, 0, 1], &[0, 3], &[1, 2], &[3, 2, 1, 0]];
 
 #[test]
-fn results_are_those_of_whole_matrices_whatever_memory_holds() {
+fn neuron_store_matches_whole_matrices_at_any_memory() {
     let model = Model::new();
     let inputs = inputs();
     for (gates, up_down) in [(1 << 20, 1 << 20), (30 * 4096, 9 * 8192), (4096, 0), (0, 0)] {
@@ -177,14 +178,14 @@ fn results_are_those_of_whole_matrices_whatever_memory_holds() {
                 let want = model.dense(matrices, x).0;
                 assert_eq!(compute.result(), want, "{gates} {up_down} {threads}");
             }
-            let [gate, rest] = store.counts();
-            assert_eq!(store.disk().stats().bytes, gate.read + rest.read);
+            let [gate, up_down] = store.counts();
+            assert_eq!(store.disk().stats().bytes, gate.read + up_down.read);
         }
     }
 }
 
 #[test]
-fn only_gates_and_active_neurons_are_read_and_only_once_where_there_is_room() {
+fn gates_and_active_neurons_are_read_once_if_memory_allows() {
     let model = Model::new();
     let store = model.store(TWO_READS, Memory { gates: 1 << 20, up_down: 1 << 20 }, Choice::Auto);
     let inputs = inputs();
@@ -194,13 +195,13 @@ fn only_gates_and_active_neurons_are_read_and_only_once_where_there_is_room() {
     for _ in 0..2 {
         let compute = Relu::new(x, TWO_READS, 2, None);
         step(&store, &compute, &[0, 1], 2).unwrap();
-        let [gate, rest] = store.counts();
-        assert_eq!((gate.read, rest.read), (2 * u64::from(NEURONS) * 4096, active * 8192));
+        let [gate, up_down] = store.counts();
+        assert_eq!((gate.read, up_down.read), (2 * u64::from(NEURONS) * 4096, active * 8192));
     }
 }
 
 #[test]
-fn a_neuron_that_is_one_read_is_not_read_where_it_was_predicted_to_be_nothing() {
+fn predicted_inactive_single_read_neurons_are_skipped() {
     let model = Model::new();
     let inputs = inputs();
     for gates in [1 << 20, 0] {
@@ -209,12 +210,12 @@ fn a_neuron_that_is_one_read_is_not_read_where_it_was_predicted_to_be_nothing() 
         step(&store, &compute, &[3, 1], 2).unwrap();
         let (want, active) = model.dense(&[3, 1], &inputs[1]);
         assert_eq!((compute.result(), store.counts()[0].read), (want, active * 3 * 4096));
-        assert_eq!(store.counts()[1].asked, 0);
+        assert_eq!(store.counts()[1].requests, 0);
     }
 }
 
 #[test]
-fn a_read_that_fails_ends_the_step_and_the_next_one_begins_anew() {
+fn failed_read_ends_the_step_and_the_next_starts_afresh() {
     let model = Model::new();
     let reads = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&reads);
@@ -233,7 +234,7 @@ fn a_read_that_fails_ends_the_step_and_the_next_one_begins_anew() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_neuron_store_inputs_are_rejected() {
     let model = Model::new();
     let file =
         |bytes| FileEntry { path: model.dir.path().join("neurons"), bytes, cached: false, identity: None };

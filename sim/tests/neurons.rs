@@ -13,10 +13,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Lock for tests that write the same page.
+/// Lock for tests that write to the same page.
 static PAGE: Mutex<()> = Mutex::new(());
 
-/// Compares the text between the tags of a name with a table, or writes the table there.
+/// Compares the text between a name's tags on the page with a table, or writes the table there.
 fn check(name: &str, table: &str) {
     let _one = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/neuron-cache.md");
@@ -32,14 +32,14 @@ fn check(name: &str, table: &str) {
     }
 }
 
-/// Bytes per token with LFU eviction: the cache of experts, with neurons in place of experts.
-fn lfu(drawn: &Activations, shape: Shape, capacity: u64, from: usize) -> f64 {
+/// Bytes per token with LFU eviction, by the cache of experts with neurons in place of experts.
+fn lfu(sampled: &Activations, shape: Shape, capacity: u64, from: usize) -> f64 {
     let bytes = shape.neuron_bytes();
     let neurons = CachedLayer { experts: shape.neurons as usize, k: 1, bytes };
     let index = ExpertIndex::uniform(shape.matrices as usize, neurons).expect("few enough");
     let mut cache = Cache::new(&index, capacity, &"lfu".parse().expect("a policy"));
     let mut read = 0;
-    for (at, token) in drawn.tokens.iter().enumerate() {
+    for (at, token) in sampled.tokens.iter().enumerate() {
         for (matrix, active) in token {
             let active: Vec<u16> = active.iter().map(|&n| n as u16).collect();
             let missing = |e| matches!(e, Event::Load(_) | Event::Stream(_));
@@ -47,11 +47,11 @@ fn lfu(drawn: &Activations, shape: Shape, capacity: u64, from: usize) -> f64 {
             cache.step(*matrix as usize, &active, &[], on).expect("neurons that exist");
         }
     }
-    read as f64 / (drawn.tokens.len() - from) as f64
+    read as f64 / (sampled.tokens.len() - from) as f64
 }
 
 #[test]
-fn bytes_per_token_are_those_of_the_page() {
+fn bytes_per_token_match_the_documentation() {
     const LAYERS: u32 = 1;
     let bundle = Bundle::new(2048, QuantFormat::Q4, 512, Phases::Two).unwrap();
     let shape = Shape {
@@ -59,7 +59,7 @@ fn bytes_per_token_are_those_of_the_page() {
         neurons: 1024,
         cluster: 64,
         gate: bundle.gate().bytes,
-        rest: bundle.rest().bytes,
+        up_down: bundle.up_down().bytes,
     };
     let all = shape.neuron_bytes() * u64::from(shape.matrices) * u64::from(shape.neurons);
     let mut table =
@@ -77,21 +77,21 @@ fn bytes_per_token_are_those_of_the_page() {
             tokens: 1024,
             seed: 5,
         };
-        let drawn = recipe.draw().unwrap();
+        let sampled = recipe.sample().unwrap();
         for percent in [25, 50, 75] {
-            let bytes = replay(&drawn, shape, all * percent / 100, 768).unwrap();
+            let bytes = replay(&sampled, shape, all * percent / 100, 768).unwrap();
             let mb = |bytes: f64| format!("{:.2}", bytes / f64::from(LAYERS) / 1e6);
             let gates = bytes.gates.map_or("do not fit".to_owned(), mb);
             let [experts, active, hot, least] =
                 [bytes.experts, bytes.neurons, bytes.hot, bytes.least].map(mb);
-            let counted = mb(lfu(&drawn, shape, all * percent / 100, 768));
+            let counted = mb(lfu(&sampled, shape, all * percent / 100, 768));
             let zeros = 100.0 * sparsity;
             writeln!(
                 table,
                 "| {zeros} % | {percent} % | {experts} | {gates} | {active} | {hot} | {counted} | {least} |"
             )
             .unwrap();
-            // The page's claims do not depend on its figures.
+            // The page's claims do not depend on exact figures.
             assert!(bytes.least <= bytes.hot && bytes.hot < bytes.neurons && bytes.neurons < bytes.experts);
         }
     }
@@ -100,13 +100,13 @@ fn bytes_per_token_are_those_of_the_page() {
 }
 
 #[test]
-fn gains_without_a_barrier_are_those_of_the_page() {
+fn barrier_free_gains_match_the_documentation() {
     let mut table =
         "\n| reads to computation | with barriers | without | faster | the disk works, with barriers | without |\n\
          |---|---|---|---|---|---|\n"
             .to_owned();
     for percent in [25, 50, 75, 100, 150, 200] {
-        // 128 computations of 1000, four at a time; 64 reads.
+        // 128 computations of 1000 ns on four threads, and 64 reads.
         let read = Some(128 * 1000 / 4 * percent / 100 / 64);
         let job = |i: u32| {
             let io = read.filter(|_| i % 2 == 1);

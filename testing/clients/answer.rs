@@ -4,8 +4,8 @@ use moec_testing::http::Reply;
 use serde_json::Value;
 
 /// Rows that are computed together are summed in another order than a single row, which changes the last bits
-/// of later values. If the token differs from that of a single run, the single run must have found it less
-/// likely by no more than this, in nats.
+/// of later values. If the token differs from that of a single run, its log-probability there may be lower by
+/// at most this, in nats.
 pub(crate) const GAP: f64 = 0.125;
 
 /// Answer.
@@ -79,8 +79,9 @@ impl Answer {
         }
         for token in list(&of["content"]) {
             self.tokens.push(word(&token["token"]));
-            let behind = |t: &Value| (word(&t["token"]), number(&token["logprob"]) - number(&t["logprob"]));
-            self.others.push(list(&token["top_logprobs"]).iter().map(behind).collect());
+            let difference =
+                |t: &Value| (word(&t["token"]), number(&token["logprob"]) - number(&t["logprob"]));
+            self.others.push(list(&token["top_logprobs"]).iter().map(difference).collect());
         }
         if let Some(finish) = choice["finish_reason"].as_str() {
             finish.clone_into(&mut self.finish);

@@ -1,5 +1,5 @@
 //! Clients of a server that come and go at random, and the requirements meanwhile: rejected requests name the
-//! reason, and every answer that a client waits for is right, according to a caller that knows the model.
+//! reason, and every complete answer is right, as checked by the caller.
 
 #![allow(dead_code, unused_imports, reason = "each program uses a part of it")]
 
@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-/// A request, and which one of those whose answers are known.
+/// A request, and its index among those with known answers.
 pub(crate) struct Case {
     /// Endpoint.
     pub(crate) path: &'static str,
@@ -140,7 +140,7 @@ impl<'a> Clients<'a> {
         post(self.address, COMPLETIONS, body).leave(after).map_err(|e| e.to_string())
     }
 
-    /// Sends a request and reads the head of the answer; `None` where it is sent away.
+    /// Sends a request and reads the head of the answer; `None` if it is rejected.
     fn begin(&self, path: &str, body: &Value) -> Result<Option<Incoming>, String> {
         let incoming = post(self.address, path, body).send().map_err(|e| e.to_string())?;
         match incoming.status {
@@ -153,7 +153,7 @@ impl<'a> Clients<'a> {
         }
     }
 
-    /// Sends what is to be refused so.
+    /// Sends a request that must be refused in this way.
     fn refused(&self, body: &str, status: u16) -> Result<(), String> {
         let reply = post(self.address, COMPLETIONS, body).call().map_err(|e| e.to_string())?;
         let named =

@@ -16,7 +16,7 @@ use std::time::Instant;
 #[derive(Clone, Copy)]
 struct Load {
     clients: u64,
-    /// Answers that each client wants.
+    /// Number of answers for each client.
     answers: u64,
     /// Tokens of a prompt.
     prompt: u64,
@@ -25,12 +25,12 @@ struct Load {
     vocab: u64,
     /// No two runs with different ones have the same prompts.
     seed: u64,
-    how: How,
+    sampling: SamplingMode,
 }
 
 /// Sampling options.
 #[derive(Clone, Copy)]
-enum How {
+enum SamplingMode {
     /// The most probable one.
     Greedy,
     /// At temperature 0.7.
@@ -39,7 +39,7 @@ enum How {
     Schema,
 }
 
-impl How {
+impl SamplingMode {
     fn read(word: &str) -> Option<Self> {
         match word {
             "greedy" => Some(Self::Greedy),
@@ -71,18 +71,18 @@ struct Times {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let numbers: Vec<u64> = words.iter().skip(1).filter_map(|word| word.parse().ok()).collect();
-    let how = words.last().and_then(|word| How::read(word));
-    let ([address, ..], &[clients, answers, prompt, tokens, vocab, seed], Some(how)) =
-        (&*words, &*numbers, how)
+    let sampling = words.last().and_then(|word| SamplingMode::read(word));
+    let ([address, ..], &[clients, answers, prompt, tokens, vocab, seed], Some(sampling)) =
+        (&*words, &*numbers, sampling)
     else {
         eprintln!(
             "usage: load_serve ADDRESS CLIENTS ANSWERS PROMPT TOKENS VOCABULARY SEED greedy|sampled|schema"
         );
         return ExitCode::from(2);
     };
-    match all(address, Load { clients, answers, prompt, tokens, vocab, seed, how }) {
-        Ok(said) => {
-            println!("{said}");
+    match all(address, Load { clients, answers, prompt, tokens, vocab, seed, sampling }) {
+        Ok(summary) => {
+            println!("{summary}");
             ExitCode::SUCCESS
         }
         Err(why) => {
@@ -127,7 +127,7 @@ fn one(address: &str, load: Load, nth: u64) -> Result<Times, String> {
         // llama.cpp's: no prompt is requested twice.
         "cache_prompt": false,
     });
-    load.how.set(&mut body);
+    load.sampling.set(&mut body);
     let start = Instant::now();
     let mut incoming = post(address, "/v1/completions", &body).send().map_err(failed)?;
     if incoming.status != 200 {

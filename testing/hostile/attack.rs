@@ -35,7 +35,7 @@ pub(crate) enum Attack {
 }
 
 impl Attack {
-    /// Attacks a server while the other client sends requests. Reports the result.
+    /// Attacks a server while another client sends requests. Returns the result.
     ///
     /// # Errors
     /// Fails if a requirement is not met.
@@ -44,12 +44,12 @@ impl Attack {
             Self::Requests { make, statuses } => requests(address, make(), statuses, other),
             Self::Template { statuses, .. } => {
                 let body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2});
-                let asked = vec![("/v1/chat/completions", body.to_string())];
-                requests(address, asked, statuses, other)
+                let posts = vec![("/v1/chat/completions", body.to_string())];
+                requests(address, posts, statuses, other)
             }
             Self::Tokenizer(_) => {
                 let body = json!({"prompt": "aaa", "max_tokens": 2, "temperature": 0}).to_string();
-                let reply = ask(address, &("/v1/completions", body)).map_err(|e| e.to_string())?;
+                let reply = send(address, &("/v1/completions", body)).map_err(|e| e.to_string())?;
                 if reply.status == 400 && reply.body.contains("tokenizer") {
                     Ok("400, and names the tokenizer".to_owned())
                 } else {
@@ -63,14 +63,14 @@ impl Attack {
 
 fn requests(
     address: &str,
-    asked: Vec<Post>,
+    posts: Vec<Post>,
     statuses: &[u16],
     mut other: Option<&mut Other>,
 ) -> Result<String, String> {
     let replies = thread::scope(|scope| {
-        let threads: Vec<_> = asked.iter().map(|post| scope.spawn(move || ask(address, post))).collect();
+        let threads: Vec<_> = posts.iter().map(|post| scope.spawn(move || send(address, post))).collect();
         loop {
-            other.as_deref_mut().map_or(Ok(()), Other::ask)?;
+            other.as_deref_mut().map_or(Ok(()), Other::check)?;
             if threads.iter().all(thread::ScopedJoinHandle::is_finished) {
                 break;
             }
@@ -92,15 +92,15 @@ fn requests(
 }
 
 /// Sends requests as an attacker does.
-fn ask(address: &str, (path, body): &Post) -> io::Result<Reply> {
+fn send(address: &str, (path, body): &Post) -> io::Result<Reply> {
     let start = Instant::now();
     let reply = post(address, path, body).call()?;
     if start.elapsed() > LIMIT { Err(ErrorKind::TimedOut.into()) } else { Ok(reply) }
 }
 
-/// Opens connections and uses each as the case says. The other client is answered meanwhile. A client of the
-/// same address gets a status that says when to come back, and an answer as soon as the server has closed the
-/// held connections.
+/// Opens connections and uses each as the case requires. The other client must get answers meanwhile. A
+/// client of the same address gets a status that says when to come back, and an answer as soon as the server
+/// has closed the held connections.
 fn connections(
     address: &str,
     count: usize,
@@ -114,10 +114,10 @@ fn connections(
         let _ = hold(&mut stream);
         held.push(stream);
         if held.len() % 64 == 0 {
-            other.as_deref_mut().map_or(Ok(()), Other::ask)?;
+            other.as_deref_mut().map_or(Ok(()), Other::check)?;
         }
     }
-    other.map_or(Ok(()), Other::ask)?;
+    other.map_or(Ok(()), Other::check)?;
     let start = Instant::now();
     let health = || get(address, "/health").call();
     // If very many are refused at a time, some are closed without an answer.
@@ -190,8 +190,7 @@ pub(crate) fn stays(stream: &mut TcpStream) -> io::Result<()> {
     stream.read_exact(&mut [0; 12])
 }
 
-/// Builds the model with a tokenizer that is changed, and gives the bundle; or what the build says that
-/// refuses it.
+/// Builds the model with a changed tokenizer. Returns the bundle, or the message of the failed build.
 pub(crate) fn built(bundle: &Bundle, change: fn(&mut Value)) -> Result<Result<PathBuf, String>, String> {
     let failed = |e: io::Error| e.to_string();
     let [source, to] = ["changed", "changed.moec"].map(|name| bundle.scratch.join(name));
@@ -207,8 +206,8 @@ pub(crate) fn built(bundle: &Bundle, change: fn(&mut Value)) -> Result<Result<Pa
     let mut build = bundle.moec();
     build.arg("build").arg(source.join("model.toml")).args(["--no-run", "--quiet", "-o"]).arg(&to);
     let done = build.output().map_err(failed)?;
-    let said = format!("{}; {}", done.status, String::from_utf8_lossy(&done.stderr));
-    Ok(if done.status.success() { Ok(to) } else { Err(said) })
+    let stderr = format!("{}; {}", done.status, String::from_utf8_lossy(&done.stderr));
+    Ok(if done.status.success() { Ok(to) } else { Err(stderr) })
 }
 
 /// Links the files of a folder into another one.

@@ -144,10 +144,10 @@ pub(crate) const CASES: &[Case] = &[
     template("lists doubled thirty times and compared", doubled, &[200, 400]),
     template("a number a gigabyte wide", || "{{ '{:>1000000000}'.format(1) }}".to_owned(), &[400]),
     tokenizer("normalizers that make 10 000 000 000 letters of one", |tokenizer| {
-        tokenizer["normalizer"] = json!({"type": "Sequence", "normalizers": vec![grow(); 5]});
+        tokenizer["normalizer"] = json!({"type": "Sequence", "normalizers": vec![growing_normalizer(); 5]});
     }),
     tokenizer("decoders that make 10 000 000 000 letters of one", |tokenizer| {
-        tokenizer["decoder"] = json!({"type": "Sequence", "decoders": vec![grow(); 5]});
+        tokenizer["decoder"] = json!({"type": "Sequence", "decoders": vec![growing_normalizer(); 5]});
     }),
     connections("40 connections that write and never read", FEW, 40, never_reads).in_test(),
     connections("40 heads that do not end", FEW, 40, never_ends_its_head).in_test(),
@@ -172,7 +172,7 @@ fn many_messages(n: usize) -> Post {
     (CHAT, json!({"messages": vec![message; n], "max_tokens": 2}).to_string())
 }
 
-/// Patterns whose automata multiply: each has to remember the positions of another letter among its last
+/// Patterns with a large product of automata: each must store the positions of another letter among its last
 /// letters.
 fn patterns(n: u8) -> Value {
     let one = |i| json!({"type": "string", "pattern": format!(".*[a-{}].{{{}}}.*", char::from(b'b' + i % 24), 10 + i)});
@@ -200,8 +200,8 @@ fn tool(n: u8) -> Post {
     )
 }
 
-fn namespace(said: &str) -> String {
-    format!("{{% set ns = namespace() %}}{{% set ns.a = ns %}}{{{{ {said} }}}}")
+fn namespace(expression: &str) -> String {
+    format!("{{% set ns = namespace() %}}{{% set ns.a = ns %}}{{{{ {expression} }}}}")
 }
 
 fn doubled() -> String {
@@ -211,11 +211,11 @@ fn doubled() -> String {
     )
 }
 
-fn grow() -> Value {
+fn growing_normalizer() -> Value {
     json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(100)})
 }
 
-/// All slots of the demo model for each request, and a long answer beside them.
+/// All slots of the demo model for each request, and a long answer at the same time.
 fn all_slots() -> Vec<Post> {
     let body = |n, tokens| json!({"prompt": "The", "n": n, "max_tokens": tokens, "temperature": 1.0, "seed": 1, "ignore_eos": true, "stream": true});
     [body(1, 900), body(4, 900), body(4, 900), body(4, 100)].map(|b| (COMPLETIONS, b.to_string())).into()

@@ -2,7 +2,7 @@
 //! has an answer in time, the server's memory stays bounded, another client gets the right answer, and two
 //! signals end the server.
 //!
-//! A module of its own, not of the crate: the example `hostile_serve` plays all cases, a test of the package
+//! It is a module, not part of the crate: the example `hostile_serve` plays all cases, a test of the package
 //! `moec` the quickest.
 
 mod attack;
@@ -57,7 +57,7 @@ pub(crate) struct Bundle {
 pub(crate) struct Outcome {
     /// Statuses of answers, or what took their place.
     pub(crate) answers: String,
-    /// MiB that the server took beside what it had before.
+    /// MiB by which the server's memory grew.
     pub(crate) memory: u64,
     /// The slowest answer of the other client.
     pub(crate) other: Duration,
@@ -86,8 +86,8 @@ impl Bundle {
         match Server::start(&mut command) {
             Ok(server) => Ok(Ok(server)),
             Err(e) => {
-                let said = fs::read_to_string(stderr).unwrap_or_default();
-                Ok(Err(format!("{e}; {said}")))
+                let stderr_text = fs::read_to_string(stderr).unwrap_or_default();
+                Ok(Err(format!("{e}; {stderr_text}")))
             }
         }
     }
@@ -113,8 +113,8 @@ pub(crate) fn play(case: &Case, bundle: &Bundle) -> Result<Outcome, String> {
         Attack::Tokenizer(change) => {
             match attack::built(bundle, *change)? {
                 Ok(built) => folder = built,
-                Err(said) => {
-                    let answers = refused(&case.attack, &said)?;
+                Err(output) => {
+                    let answers = refused(&case.attack, &output)?;
                     return Ok(Outcome { answers, took: start.elapsed(), ..Outcome::default() });
                 }
             }
@@ -125,8 +125,8 @@ pub(crate) fn play(case: &Case, bundle: &Bundle) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
     let mut server = match bundle.start(&folder, &options)? {
         Ok(server) => server,
-        Err(said) => {
-            outcome.answers = refused(&case.attack, &said)?;
+        Err(output) => {
+            outcome.answers = refused(&case.attack, &output)?;
             outcome.took = start.elapsed();
             return Ok(outcome);
         }
@@ -141,7 +141,7 @@ pub(crate) fn play(case: &Case, bundle: &Bundle) -> Result<Outcome, String> {
     let attacked = case.attack.run(server.address(), other.as_mut());
     outcome.answers = attacked.map_err(|why| format!("{why}; {}", ended(bundle)))?;
     if let Some(other) = &mut other {
-        other.ask()?;
+        other.check()?;
         outcome.other = other.slowest;
     }
     outcome.memory = server.peak().map_err(memory)?.saturating_sub(before) >> 20;
@@ -153,28 +153,28 @@ pub(crate) fn play(case: &Case, bundle: &Bundle) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Output of a build or a server that ended at once: fine where it refuses the file that the case gave it.
-fn refused(attack: &Attack, said: &str) -> Result<String, String> {
+/// Output of a build or a server that ended at once: correct if it refuses the file of the case.
+fn refused(attack: &Attack, output: &str) -> Result<String, String> {
     let file = match attack {
         Attack::Template { .. } => "template",
         Attack::Tokenizer(_) => "tokenizer",
         Attack::Requests { .. } | Attack::Connections { .. } => "",
     };
-    let named = said.contains("exit status: 1") && said.contains("error:");
-    if !file.is_empty() && named && said.contains(file) {
+    let named = output.contains("exit status: 1") && output.contains("error:");
+    if !file.is_empty() && named && output.contains(file) {
         return Ok("refused by name".to_owned());
     }
-    Err(said.chars().take(400).collect())
+    Err(output.chars().take(400).collect())
 }
 
 /// Standard error of a server at its end.
 fn ended(bundle: &Bundle) -> String {
-    let said = fs::read_to_string(bundle.scratch.join("stderr")).unwrap_or_default();
-    let from = said.len().saturating_sub(400);
-    format!("it says: {}", said.get(from..).unwrap_or(&said).trim())
+    let stderr = fs::read_to_string(bundle.scratch.join("stderr")).unwrap_or_default();
+    let from = stderr.len().saturating_sub(400);
+    format!("it says: {}", stderr.get(from..).unwrap_or(&stderr).trim())
 }
 
-/// Ends a server by a signal, and by another one where it still has something to finish.
+/// Ends a server by a signal, and by a second one if it still has answers to finish.
 fn end(server: &mut Server) -> Result<(), String> {
     let gone = |e: std::io::Error| format!("the server is gone: {e}");
     server.signal("-TERM").map_err(gone)?;

@@ -1,4 +1,4 @@
-//! The client that others harm: it sends the same request again and again, from an address of its own.
+//! The client that is harmed: it repeats the same request from a separate address.
 
 use super::attack::LIMIT;
 use moec_testing::http::{Reply, raw};
@@ -33,7 +33,7 @@ impl Other {
     ///
     /// # Errors
     /// Another answer than before, or none in time.
-    pub(crate) fn ask(&mut self) -> Result<(), String> {
+    pub(crate) fn check(&mut self) -> Result<(), String> {
         let start = Instant::now();
         let answer = self.answer()?;
         self.slowest = self.slowest.max(start.elapsed());
@@ -47,7 +47,7 @@ impl Other {
         let body = json!({"prompt": "The borrow checker", "max_tokens": 8, "temperature": 0}).to_string();
         let start = Instant::now();
         loop {
-            let reply = connect(&self.address, FROM).and_then(|stream| ask(stream, &body));
+            let reply = connect(&self.address, FROM).and_then(|stream| send_completion(stream, &body));
             match reply {
                 Ok(reply) if reply.status == 200 => {
                     let value: Value = serde_json::from_str(&reply.body).map_err(|e| e.to_string())?;
@@ -69,7 +69,7 @@ impl Other {
     }
 }
 
-fn ask(stream: TcpStream, body: &str) -> io::Result<Reply> {
+fn send_completion(stream: TcpStream, body: &str) -> io::Result<Reply> {
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json";
     raw(stream, &format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
 }

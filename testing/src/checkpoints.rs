@@ -1,6 +1,6 @@
 //! The tiny checkpoints below `golden/hf`, a row each, and the lists of them that tests go through.
 
-/// A list of checkpoints. Every one is on it whose row gives no reason against it.
+/// A list of checkpoints: all whose row has no reason against it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum List {
     /// Compiled and run end to end.
@@ -35,15 +35,15 @@ const fn row(name: &'static str, without: &'static [(List, &'static str)]) -> Ch
 const DENSE: (List, &str) = (List::Mixtures, "its layers have no experts");
 const KNOWN_GRAPHS: (List, &str) =
     (List::Packaged, "the experts' graphs are those of checkpoints on the list");
-const NO_GRAPH: (List, &str) = (List::Graphs, "a graph keeps no state that folds tokens together");
+const NO_GRAPH: (List, &str) = (List::Graphs, "a graph keeps no recurrent state");
 const ONE_SPELLING: (List, &str) =
     (List::Version5, "its configuration is the repository's own, not transformers'");
 const NO_GGUF: (List, &str) = (List::Gguf, "llama.cpp has no architecture for it");
 const GGUF_LATE: (List, &str) =
     (List::Gguf, "`GGUF_OF_2026` has it, where the gguf package knows an architecture for it");
 
-/// A checkpoint of a family whose parts are those of others: results of the others with every unit and form
-/// hold for it, too.
+/// A checkpoint of a family with the parts of other families: their tests with every unit and format cover
+/// it.
 const fn late(name: &'static str) -> Checkpoint {
     const ALIKE: &str = "its mixers and operators are those of checkpoints on the list, or the CPU's";
     row(
@@ -170,11 +170,11 @@ impl List {
     }
 }
 
-/// The families in which some states fold all tokens together.
+/// The families with recurrent states.
 pub const FOLDED: [&str; 2] = ["qwen3_next", "qwen3_5_moe"];
 
 /// Checkpoints that are compiled and run for CPUs alone: six of them with every change, all with `--all`.
-pub fn late_ones() -> impl Iterator<Item = &'static str> {
+pub fn late_checkpoints() -> impl Iterator<Item = &'static str> {
     CHECKPOINTS.iter().filter(|of| !List::Families.has(of) && of.family == of.name).map(|of| of.name)
 }
 

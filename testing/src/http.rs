@@ -1,4 +1,4 @@
-//! A client of HTTP for tests of servers: every request on a connection of its own, answers as they come.
+//! A client of HTTP for tests of servers: each request on a new connection, with streamed answers.
 
 use std::fmt::Display;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -38,7 +38,7 @@ pub fn get(address: &str, path: &str) -> Request {
     bare("GET", address, path)
 }
 
-/// A `POST` of a text, whose type is still to be said.
+/// A `POST` of a text, whose content type is set later.
 pub fn text(address: &str, path: &str, body: &str) -> Request {
     Request { body: Some(body.to_owned()), ..bare("POST", address, path) }
 }
@@ -110,7 +110,8 @@ fn lines(headers: &HeaderMap) -> String {
 /// No answer comes.
 pub fn raw(mut stream: TcpStream, request: &str) -> io::Result<Reply> {
     stream.set_read_timeout(Some(stream.read_timeout()?.unwrap_or(PATIENCE)))?;
-    // A server that refuses need not read all, and what it has not read cuts the connection after its answer.
+    // A server that refuses a request need not read all of it; unread bytes reset the connection after its
+    // answer.
     let _ = stream.write_all(request.as_bytes());
     let mut answer = Vec::new();
     let read = stream.read_to_end(&mut answer);

@@ -4,7 +4,7 @@
 //!
 //! ```no_run
 //! # fn test() {
-//! if !moec_testing::STRACE.here() {
+//! if !moec_testing::STRACE.met_or_skip() {
 //!     return;
 //! }
 //! # }
@@ -26,15 +26,15 @@ use std::fmt::Display;
 use std::io::Write as _;
 use std::path::Path;
 
-/// The variable with the names of needs that must be met, between commas.
+/// The variable with the names of required needs, separated by commas.
 pub const REQUIRE: &str = "MOEC_REQUIRE";
 /// The variable with the path of the file that gets a line for everything that was skipped.
 pub const SKIPPED: &str = "MOEC_SKIPPED";
 
-/// The variable that is set where tests try every combination, not a part that meets each pair.
+/// The variable for tests of every combination, in place of a part that covers each pair.
 pub const ALL: &str = "MOEC_ALL";
 
-/// Whether tests try every combination: `cargo xtask test` says so for `--all`, and for tests that are named.
+/// True if tests try every combination: `cargo xtask test` sets it for `--all` and for named tests.
 pub fn all() -> bool {
     std::env::var_os(ALL).is_some_and(|value| !value.is_empty())
 }
@@ -51,7 +51,7 @@ pub struct Skip {
     pub need: String,
     /// Test program and test.
     pub test: String,
-    /// Reason that it is missing, where that is known; else empty.
+    /// Reason that it is missing, if known; else empty.
     pub why: String,
 }
 
@@ -70,7 +70,7 @@ impl Need {
     ///
     /// # Panics
     /// If it is missing and `MOEC_REQUIRE` names it.
-    pub fn here(&self) -> bool {
+    pub fn met_or_skip(&self) -> bool {
         let met = self.is_met();
         if !met {
             self.missed("");
@@ -78,16 +78,16 @@ impl Need {
         met
     }
 
-    /// The same for what a condition of the test's own finds.
-    pub fn by(&self, met: bool) -> bool {
+    /// The same for a condition of the test itself.
+    pub fn holds_or_skip(&self, met: bool) -> bool {
         if !met {
             self.missed("");
         }
         met
     }
 
-    /// The same for what is found by trying it.
-    pub fn of<T>(&self, tried: Result<T, impl Display>) -> Option<T> {
+    /// The same for a need that is found by trying it.
+    pub fn ok_or_skip<T>(&self, tried: Result<T, impl Display>) -> Option<T> {
         tried.map_err(|why| self.missed(&why.to_string())).ok()
     }
 
@@ -105,7 +105,7 @@ impl Need {
         let Some(file) =
             file.and_then(|path| std::fs::File::options().append(true).create(true).open(path).ok())
         else {
-            // Not by `eprintln`, which the harness keeps to itself where a test passes.
+            // Not by `eprintln`, which the harness captures if a test passes.
             let _ = writeln!(std::io::stderr(), "{line}");
             return;
         };
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_names_what_helps() {
+    fn skipped_test_names_the_missing_tool() {
         assert_eq!(
             STRACE.line("replace every", "not permitted"),
             "skipped: replace every: needs strace, and leave to trace (apt-get install strace): not permitted"

@@ -10,13 +10,13 @@ pub struct Need {
     pub name: &'static str,
     /// Description.
     pub what: &'static str,
-    /// Remedy where it is missing.
+    /// Remedy if it is missing.
     pub help: Help,
     /// Whether it is here. Needs that only a test can check have [`by_the_test`].
     pub(crate) find: fn() -> bool,
 }
 
-/// Remedy where a need is missing.
+/// Remedy for a missing need.
 #[derive(Debug)]
 pub enum Help {
     /// Packages of Debian and Ubuntu.
@@ -116,7 +116,7 @@ pub static PREBUILT: Need = Need {
     help: Help::Machine("test with the default features"),
     find: by_the_test,
 };
-/// Builds that end where they are told.
+/// Builds that end at a given step.
 pub static ASSERTIONS: Need = Need {
     name: "assertions",
     what: "a moec with debug assertions",
@@ -154,7 +154,7 @@ pub static DIRECT_IO: Need = Need {
 /// Files whose pages the kernel reports.
 pub static PAGE_CACHE: Need = Need {
     name: "page_cache",
-    what: "free memory, and a kernel that says what the page cache has",
+    what: "free memory, and a kernel that reports the pages in the page cache",
     help: Help::Machine("Linux with some GiB free"),
     find: by_the_test,
 };
@@ -179,10 +179,10 @@ pub static AVX512: Need = Need {
     help: Help::Machine("another machine"),
     find: by_the_test,
 };
-/// CPU features of Sapphire Rapids beside AMX, which are not emulated.
+/// CPU features of Sapphire Rapids other than AMX, which are not emulated.
 pub static SAPPHIRE_RAPIDS: Need = Need {
     name: "sapphire_rapids",
-    what: "a CPU with what Sapphire Rapids has beside AMX",
+    what: "a CPU with the features of Sapphire Rapids other than AMX",
     help: Help::Machine("another machine"),
     find: by_the_test,
 };

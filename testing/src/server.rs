@@ -1,4 +1,4 @@
-//! A server that is a process of its own, and ends with its owner.
+//! A server in a separate process, which ends with its owner.
 
 use std::io::{self, BufRead, BufReader, Error, ErrorKind};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -24,14 +24,14 @@ impl Server {
         let mut server = Self { child: command.stdout(Stdio::piped()).spawn()?, address: String::new() };
         // From here on it is killed where something fails.
         let out = server.child.stdout.take().ok_or(ErrorKind::BrokenPipe)?;
-        let (say, said) = channel();
+        let (sender, first_line) = channel();
         std::thread::spawn(move || {
             let mut line = String::new();
             let read = BufReader::new(out).read_line(&mut line);
-            // It comes too late where it is not waited for any longer.
-            let _ = say.send(read.map(|_| line));
+            // It is lost if no caller waits any longer.
+            let _ = sender.send(read.map(|_| line));
         });
-        let line = said.recv_timeout(START).map_err(|_| Error::from(ErrorKind::TimedOut))??;
+        let line = first_line.recv_timeout(START).map_err(|_| Error::from(ErrorKind::TimedOut))??;
         if line.is_empty() {
             let status = server.ended(START)?;
             return Err(Error::other(format!("it does not start: {status}")));
@@ -60,7 +60,7 @@ impl Server {
         memory(self.id(), "VmRSS:")
     }
 
-    /// Bytes of it that have lain in memory at most.
+    /// Peak of its resident bytes.
     ///
     /// # Errors
     /// As [`Server::resident`].
@@ -77,7 +77,7 @@ impl Server {
         if sent.success() { Ok(()) } else { Err(ErrorKind::NotFound.into()) }
     }
 
-    /// Waits until it has ended by itself, no longer than that.
+    /// Waits until it has ended by itself, up to a limit.
     ///
     /// # Errors
     /// It goes on.
@@ -106,7 +106,7 @@ pub fn memory(process: u32, name: &str) -> io::Result<u64> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // One that has ended is gone already.
+        // A process that has ended is removed already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A checkpoint that can be calibrated, and what is read to it.
+//! A checkpoint that can be calibrated, and its calibration text.
 
 use super::wide::Wide;
 use crate::support::{Setup, add_words, cache, checkpoint, copy_checkpoint, moec, ok};
@@ -13,7 +13,7 @@ pub(crate) const CHUNK: usize = 16;
 pub(crate) const WINDOW: usize = 24;
 pub(crate) const VOCAB: usize = 320;
 
-/// A checkpoint with a tokenizer, which the tiny ones lack: the words `w0` … `w319`.
+/// A tiny checkpoint with a tokenizer that has the words `w0` … `w319`.
 pub(crate) struct Case {
     pub(crate) folder: TempDir,
     pub(crate) toml: PathBuf,
@@ -58,7 +58,7 @@ impl Case {
         fs::write(&self.toml, format!("{old}{text}")).unwrap();
     }
 
-    /// On one thread: on a busy machine, threads that wait for each other cost more than they give.
+    /// Calibration with one thread, since on a busy machine waiting threads cost more than they gain.
     pub(crate) fn calibrate(&self) -> Command {
         let mut command = moec();
         command.env("MOEC_THREADS", "1");
@@ -66,8 +66,8 @@ impl Case {
         command
     }
 
-    /// Nothing but what was there, and no model in the cache: profiles, the notes of packed weights and
-    /// objects of kernels may stay.
+    /// Checks that the folder has only these files, and that the cache has no model. Profiles, records of
+    /// packed weights and kernel objects may remain.
     pub(crate) fn nothing_left(&self, besides: &[&str]) {
         let names = |folder: &Path| -> Vec<String> {
             let entries = fs::read_dir(folder).into_iter().flatten();
@@ -84,7 +84,7 @@ impl Case {
     }
 }
 
-/// Ids that are spread over the vocabulary.
+/// Token ids spread over the vocabulary.
 pub(crate) fn ids(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i + 1).wrapping_mul(2_654_435_761) % VOCAB as u32).collect()
 }

@@ -1,4 +1,4 @@
-//! A profile against the evaluator: it says what the Graph means.
+//! A profile is compared with the evaluator's values.
 
 use super::case::{Case, WINDOW, ids};
 use super::wide::Wide;
@@ -13,13 +13,13 @@ use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::Profile;
 use std::collections::{BTreeMap, HashMap};
 
-/// Sums of squares and counts per matrix of a weight, by its name.
+/// Sums of squares and counts for each matrix of a weight, by the weight's name.
 type Sums = BTreeMap<String, (Vec<f64>, Vec<u64>)>;
 
-/// Rows that every matrix read, by its name and with its expert.
+/// Rows that each matrix reads, with its expert, by the weight's name.
 type Rows = BTreeMap<String, Vec<(usize, Vec<f32>)>>;
 
-/// Evaluator's values in one call of `n` rows from position `start`.
+/// Values in the evaluator during one call of `n` rows from position `start`.
 struct Call<'a> {
     module: &'a Module,
     graph: &'a Graph,
@@ -38,7 +38,7 @@ impl Call<'_> {
         &t.as_f32()[i * t.ty.cols()..(i + 1) * t.ty.cols()]
     }
 
-    /// Adds up what every matrix of the graph reads.
+    /// Adds the rows that every matrix of the graph reads.
     fn add(&self, evaluator: &mut Evaluator<'_>, sums: &mut Sums, rows: &mut Rows) {
         for node in &self.graph.nodes {
             let weight = |i: usize| match node.inputs.get(i) {
@@ -92,12 +92,12 @@ impl Call<'_> {
     }
 }
 
-/// Observations of routers and attention, layer by layer.
+/// Choices of routers and outputs of attention, layer by layer.
 #[derive(Default)]
 struct Behaviour {
     /// Experts of every token, chunk by chunk.
     chosen: BTreeMap<u32, Vec<Vec<Vec<usize>>>>,
-    /// L2 norms of what attention adds, token by token.
+    /// L2 norms of attention's outputs, token by token.
     norms: BTreeMap<u32, Vec<f64>>,
 }
 
@@ -111,7 +111,7 @@ impl Behaviour {
                     let ids = ids.map(|ids| ids.iter().map(|&e| e as usize).collect()).collect();
                     self.chosen.entry(layer()).or_default().push(ids);
                 }
-                // x + o, of which o is the output of attention, or of the mixer in its place.
+                // `x + o`, where `o` is the output of attention or another mixer.
                 Op::Add if node.scope.role().mixes_tokens() => {
                     let norm =
                         |i| call.row(node.inputs[1], i).iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
@@ -159,7 +159,7 @@ impl Behaviour {
     }
 }
 
-/// Evaluator's results on the texts' one window.
+/// Runs the evaluator on the one window of the texts.
 fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> (Sums, Behaviour, Rows) {
     let graph = &module.entries[0];
     let (rows, out) = (graph.kind.rows(), graph.ty(Graph::ROWS).rows());
@@ -191,8 +191,8 @@ fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> (Sum
     (sums, behaviour, seen)
 }
 
-/// Counts of neurons against what their down matrices read; what is as near to a threshold as rounding goes
-/// may be on either side of it.
+/// Checks the counts of neurons against the inputs of their down matrices. Values within rounding of a
+/// threshold may be on either side of it.
 fn neurons_are_those(profile: &Profile, seen: &Rows, family: &str) {
     for layer in &profile.layers {
         assert!(profile.neurons(layer.layer).is_some_and(|c| c.routed), "{family}: layer {}", layer.layer);
@@ -222,24 +222,23 @@ fn neurons_are_those(profile: &Profile, seen: &Rows, family: &str) {
 }
 
 #[test]
-fn a_profile_says_what_the_evaluator_sees() {
+fn profile_matches_the_evaluator() {
     for family in FAMILIES {
         is_what_the_evaluator_sees(family, None);
     }
 }
 
-/// Rows that are whole pages apart are copied before a matrix reads them, perhaps long before, and the value
-/// itself is dead from then on: a profile must say what the matrix multiplied, not what lies in the value's
-/// place by then.
+/// Rows that are whole pages apart are copied before a matrix reads them, perhaps long before. From then on
+/// the original's memory may be reused, so the profile must record the copied rows.
 #[test]
-fn a_profile_of_rows_that_lie_pages_apart_says_what_the_evaluator_sees() {
+fn profile_with_page_wide_rows_matches_the_evaluator() {
     for family in FAMILIES {
         is_what_the_evaluator_sees(family, Some(Wide { hidden: 1024, inner: None }));
     }
     for (family, inner) in [("olmoe", 1024), ("phimoe", 1024), ("phimoe", 112)] {
         is_what_the_evaluator_sees(family, Some(Wide { hidden: 2048, inner: Some(inner) }));
     }
-    // Neither a page nor a multiple of any vector.
+    // Neither a multiple of a page nor of any vector.
     for family in FAMILIES {
         is_what_the_evaluator_sees(family, Some(Wide { hidden: 136, inner: None }));
     }

@@ -1,4 +1,4 @@
-//! Builds that round weights by a profile.
+//! Builds that round weights with a profile.
 
 use super::case::{Case, ids, json};
 use crate::support::{self, cache, moec, ok};
@@ -11,8 +11,8 @@ use moec_profile::Profile;
 use serde_json::Value;
 use std::fs;
 
-/// A build with texts takes the profile itself, once; a build with the profile is the same build; and both
-/// round q4 weights otherwise than a build without.
+/// A build with texts calibrates once, and a build with that profile is identical. Both round q4 weights
+/// differently from a build without a profile.
 #[test]
 fn a_build_rounds_with_its_profile() {
     let case = Case::new("qwen3_moe");
@@ -24,22 +24,22 @@ fn a_build_rounds_with_its_profile() {
         let mut command = moec();
         command.env("MOEC_CACHE", cache(case.folder.path())).env("MOEC_THREADS", "1");
         command.arg("build").arg(&case.toml).args(["--no-run", "-o"]).arg(case.path("out.moec"));
-        let said = String::from_utf8(ok(&mut command).stderr).unwrap();
-        (support::tree(&case.path("out.moec")), said)
+        let stderr = String::from_utf8(ok(&mut command).stderr).unwrap();
+        (support::tree(&case.path("out.moec")), stderr)
     };
-    let (plain, said) = build("");
-    assert!(!said.contains("Reading 300"), "{said}");
-    let (first, said) = build("text = [\"t.txt\"]");
-    assert!(said.contains("Reading 300"), "{said}");
-    // 600 choices of 16 experts: most saw fewer than 64 tokens, and that is said.
-    assert!(said.contains("saw fewer than 64 tokens"), "{said}");
-    let (again, said) = build("text = [\"t.txt\"]");
-    assert!(said.contains("Calibrated") && !said.contains("Reading 300"), "{said}");
+    let (plain, stderr) = build("");
+    assert!(!stderr.contains("Reading 300"), "{stderr}");
+    let (first, stderr) = build("text = [\"t.txt\"]");
+    assert!(stderr.contains("Reading 300"), "{stderr}");
+    // 600 choices of 16 experts: most experts have fewer than 64 tokens, which is reported.
+    assert!(stderr.contains("have fewer than 64 tokens"), "{stderr}");
+    let (again, stderr) = build("text = [\"t.txt\"]");
+    assert!(stderr.contains("Calibrated") && !stderr.contains("Reading 300"), "{stderr}");
     assert!(first == again, "the cached profile gives another bundle");
     ok(case.calibrate().arg("-o").arg(case.path("t.trace")));
-    let (given, said) = build("profile = \"t.trace\"");
-    assert!(!said.contains("Reading 300"), "{said}");
-    // The bundle says what it was rounded by; all else is the same.
+    let (given, stderr) = build("profile = \"t.trace\"");
+    assert!(!stderr.contains("Reading 300"), "{stderr}");
+    // The bundle records its rounding; everything else is the same.
     let entry = |tree: &[(String, Vec<u8>)]| -> Value {
         let manifest = tree.iter().find(|(name, _)| name == "manifest.json").unwrap();
         serde_json::from_slice::<Value>(&manifest.1).unwrap()["profile"].clone()
@@ -67,8 +67,8 @@ fn a_build_rounds_with_its_profile() {
     case.nothing_left(&["t.txt", "t.trace"]);
 }
 
-/// Importance lowers the rounding error that the calibrated inputs see. On perplexity it
-/// tells only over more text than a test should read; docs/benchmarks.md has those figures.
+/// Importance lowers the rounding error on the calibrated inputs. An effect on perplexity needs more text
+/// than a test should read; docs/benchmarks.md has those figures.
 #[test]
 fn importance_lowers_the_error_on_the_calibrated_inputs() {
     let case = Case::new("olmoe");

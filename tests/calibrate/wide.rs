@@ -1,11 +1,10 @@
-//! Checkpoints of other sizes than the tiny ones have.
+//! Checkpoints with other sizes than the tiny ones.
 
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// The residual stream of a model, and what is inside of its experts, at other sizes than the tiny checkpoint
-/// has.
+/// Widths of the residual stream and of the experts, if they differ from the tiny checkpoint's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wide {
     pub(crate) hidden: usize,
@@ -13,12 +12,13 @@ pub(crate) struct Wide {
 }
 
 impl Wide {
-    /// The sizes of a tensor.
+    /// Shape of a tensor at these sizes.
     fn shape(self, name: &str, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
         let last = shape.len() - 1;
         let ends = |words: &[&str]| words.iter().any(|w| name.ends_with(w));
-        // What gives the residual stream has it in its rows; what comes from a latent reads none of it.
+        // Matrices that write to the residual stream have it in their rows. Projections of a latent do not
+        // read it.
         let gives = ends(&[
             "o_proj.weight",
             "out_proj.weight",
@@ -53,8 +53,7 @@ impl Wide {
         shape
     }
 
-    /// Writes a checkpoint of these sizes: the numbers of another one again and again, with signs that mix
-    /// them.
+    /// Writes a checkpoint with these sizes, by repeating another one's numbers with changing signs.
     pub(crate) fn write(self, from: &Path, to: &Path) {
         let bytes = fs::read(from.join("model.safetensors")).unwrap();
         let old = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -62,7 +61,7 @@ impl Wide {
         for (name, tensor) in old.tensors() {
             let shape = self.shape(&name, tensor.shape());
             let vector = shape.len() == 1;
-            // Sums stay as large as they were.
+            // Sums keep their magnitude.
             let grown =
                 shape.iter().product::<usize>() as f32 / tensor.shape().iter().product::<usize>() as f32;
             let scale = if vector { 1.0 } else { grown.sqrt().recip() };

@@ -3,12 +3,12 @@
 use super::*;
 use moec_runtime::CheckLevel;
 
-/// Tokens of a prompt's chunk; 24 rows are filled up to 32.
+/// Tokens per prefill chunk; chunks of 24 rows are padded to 32.
 pub(crate) const SETUP: Setup<'_> = Setup { format: "f16", chunk: 24, batch: &[1, 2], context: 80 };
 pub(crate) const ON_NPU: &str =
     "[placement]\nexperts = \"npu\"\nattention = \"npu\"\n[experts]\noverflow = \"spill\"\n";
 
-/// A profile in which tokens choose experts by turns, later ones more often.
+/// A profile in which tokens choose experts in rotation, later experts more often.
 pub(crate) fn profile(source: &Path) -> Profile {
     let (checkpoint, spec) = moec_import::open(source, &ImportOptions::default()).unwrap();
     let mut trace = Trace::new(SETUP.chunk as u32);

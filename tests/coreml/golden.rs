@@ -1,9 +1,9 @@
-//! Families with packages: structure of the packages, the numbers in them, and what they compute.
+//! Families with Core ML packages: structure of the packages, their weights, and their results.
 
 use super::*;
 use moec_runtime::bundle::BundleReader;
 
-/// The structure of a function, tested from the file.
+/// Checks the structure of a function in a package; returns its weight matrices.
 fn function(name: &str, f: &Function, package: &Package, attention: bool) -> BTreeSet<Vec<u8>> {
     let known: BTreeSet<&str> = Rules::ANE.ops.iter().map(|op| op.name()).collect();
     let mut weights = BTreeSet::new();
@@ -15,13 +15,13 @@ fn function(name: &str, f: &Function, package: &Package, attention: bool) -> BTr
                 let id = op.arg("weight").unwrap();
                 let constant = f.constant(id).unwrap_or_else(|| panic!("{name}: a weight that is computed"));
                 assert!(matches!(constant.ty.shape[..], [_, _, 1, 1]), "{name}: {:?}", constant.ty.shape);
-                // Experts side by side are matrices one after the other.
+                // Experts of one convolution are consecutive matrices.
                 let groups = op.arg("groups").and_then(|id| f.constant(id)?.integers(&package.weights));
                 let groups = groups.map_or(1, |g| g[0] as usize);
                 let bytes = constant.bytes(&package.weights);
                 weights.extend(bytes.chunks_exact(bytes.len() / groups).map(<[u8]>::to_vec));
             }
-            // Scores and values: no projection hides in a product.
+            // Only products of two computed values, such as scores; no weight.
             "matmul" => {
                 assert!(["x", "y"].iter().all(|p| f.constant(op.arg(p).unwrap()).is_none()), "{name}");
             }
@@ -31,7 +31,7 @@ fn function(name: &str, f: &Function, package: &Package, attention: bool) -> BTr
     for value in f.values.iter().filter(|v| !matches!(v.origin, Made::Constant(_))) {
         assert_eq!(value.ty.dtype, Dtype::F16, "{name}: `{}`", value.name);
     }
-    // The last number in a name is that of rows: `cap16`, `chunk32`, `rows16`.
+    // The last number in a function's name is its number of rows: `cap16`, `chunk32`, `rows16`.
     let rows: usize = name.trim_start_matches(char::is_alphabetic).parse().unwrap();
     assert!(rows.is_multiple_of(16), "{name}");
     assert_eq!(f.states.len(), usize::from(attention), "{name}");
@@ -44,9 +44,9 @@ fn function(name: &str, f: &Function, package: &Package, attention: bool) -> BTr
     weights
 }
 
-/// Packages that a family has besides those of experts, without `layers.L.`.
+/// Packages of a family other than those of experts, without `layers.L.`.
 fn parts(family: &str) -> (&'static [&'static str], &'static [&'static str]) {
-    // Of the first layer, and of all others.
+    // For the first layer, and for all others.
     match family {
         "deepseek_v2" | "deepseek_v3" | "glm4_moe" => (&["attn", "ffn"], &["attn", "shared"]),
         "qwen2_moe" => (&["attn", "shared"], &["attn", "shared"]),
@@ -60,22 +60,22 @@ fn golden(family: &str) {
     ok(case.build("m2-ultra", "out.moec").envs(found));
     let plan = case.plan("out.moec");
 
-    // Everything that lives on the Neural Engine is there.
+    // There is a package for every part on the Neural Engine.
     let files = tree(&case.path("out.moec/artifacts"));
     let packages: BTreeSet<String> =
         files.iter().filter_map(|(name, _)| Some(name.split_once(".mlpackage")?.0.to_owned())).collect();
     let (first, others) = parts(family);
-    let mut wanted = BTreeSet::from(["head".to_owned()]);
+    let mut names = BTreeSet::from(["head".to_owned()]);
     for layer in 0..plan.model.layers {
         let of = if layer == 0 { first } else { others };
-        wanted.extend(of.iter().map(|part| format!("layers.{layer}.{part}")));
+        names.extend(of.iter().map(|part| format!("layers.{layer}.{part}")));
     }
     for table in &plan.placement.experts {
-        wanted.extend((0..table.groups.len()).map(|g| table.group_name(g)));
+        names.extend((0..table.groups.len()).map(|g| table.group_name(g)));
     }
-    assert_eq!(packages, wanted);
+    assert_eq!(packages, names);
 
-    // Every function computes what the checkpoint says.
+    // Every function computes the checkpoint's results.
     let mut verify = moec();
     verify.arg("verify").arg("--quiet").arg("--json").arg("--source").arg(checkpoint(family));
     let report = ok(verify.arg(case.path("out.moec"))).stdout;
@@ -89,15 +89,15 @@ fn golden(family: &str) {
         let package = package.strip_suffix(".mlpackage").unwrap().to_owned();
         functions.entry(package).or_default().insert(f["function"].as_str().unwrap().to_owned());
     }
-    assert_eq!(functions.keys().cloned().collect::<BTreeSet<_>>(), wanted);
+    assert_eq!(functions.keys().cloned().collect::<BTreeSet<_>>(), names);
 
-    // What the plan calls is found without executing anything, too.
+    // Static checks also find every function that the plan calls.
     let mut verify = moec();
     verify.args(["verify", "--static", "--quiet", "--json"]).arg(case.path("out.moec"));
     let report: Value = serde_json::from_slice(&ok(&mut verify).stdout).unwrap();
     assert_eq!(report["functions"], plan.graphs.len());
 
-    // The structure of the files, and the numbers in them.
+    // Structure and weights of the packages.
     let weights = Weights::open(family);
     for (name, functions) in functions {
         let path = case.path(&format!("out.moec/artifacts/{name}.mlpackage"));
@@ -122,8 +122,8 @@ fn golden(family: &str) {
     emulated(family, &case);
 }
 
-/// The whole model with its Neural Engine emulated: what finds no room spills, so nothing but f16 is between
-/// its logits and those of transformers.
+/// The whole model with an emulated Neural Engine. Rows past a capacity spill, so logits differ from
+/// transformers' only by f16.
 fn emulated(family: &str, case: &Case) {
     let want = expected(&checkpoint(family));
     let out = case.path("logits.safetensors");
@@ -133,10 +133,13 @@ fn emulated(family: &str, case: &Case) {
         command.arg(case.path("out.moec"));
         command
     };
-    // Without, it is refused where there is no Neural Engine, with both ways out.
+    // Without emulation, a machine without a Neural Engine refuses the bundle, and names both remedies.
     if !cfg!(target_os = "macos") {
-        let (code, said) = fails(moec().arg("run").arg(case.path("out.moec")).arg("info"));
-        assert!(code == 1 && said.contains("--emulate") && said.contains("sh runner/build.sh"), "{said}");
+        let (code, stderr) = fails(moec().arg("run").arg(case.path("out.moec")).arg("info"));
+        assert!(
+            code == 1 && stderr.contains("--emulate") && stderr.contains("sh runner/build.sh"),
+            "{stderr}"
+        );
     }
     ok(run().args(["logits", "--ids", &list(&want.ids), "--out"]).arg(&out));
     let (shape, logits) = logits_file(&out);
@@ -148,10 +151,10 @@ fn emulated(family: &str, case: &Case) {
     assert!(relative > 0.0 && relative < 2e-2, "{family}: {relative}");
     // Prompt and decoding share one state.
     let (prompt, _) = want.greedy.split_at(want.greedy.len() - 24);
-    let said = ok(run().args(["generate", "--ids", &list(prompt), "-n", "24", "--json"])).stdout;
-    let said: Value = serde_json::from_slice(&said).unwrap();
-    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
-    // Near ties of these untrained models may fall otherwise in f16, and then all that follows.
+    let stdout = ok(run().args(["generate", "--ids", &list(prompt), "-n", "24", "--json"])).stdout;
+    let report: Value = serde_json::from_slice(&stdout).unwrap();
+    let ids: Vec<u32> = serde_json::from_value(report["ids"].clone()).unwrap();
+    // In f16 near ties of these untrained models may be decided differently, which changes all later tokens.
     assert_eq!(ids[..8], want.greedy[prompt.len()..][..8], "{family}");
 }
 
@@ -163,7 +166,7 @@ macro_rules! families {
         })*
 
         #[test]
-        fn no_family_is_left_out() {
+        fn every_packaged_family_has_a_test() {
             assert_eq!([$(stringify!($family)),*], support::PACKAGED);
         }
     };

@@ -4,21 +4,21 @@ use super::*;
 use moec_runtime::bundle::BundleReader;
 
 #[test]
-fn what_cannot_be_a_graph_stays_and_says_why_or_is_refused_by_name() {
+fn parts_that_cannot_be_graphs_stay_on_the_cpu_or_are_refused() {
     // A dense layer of deepseek_v2 has 37 KB of weights, an attention 35 KB.
-    let wanted = |attention: &str| {
+    let with_attention = |attention: &str| {
         let config = format!("[placement]\nexperts = \"cpu\"\nattention = \"{attention}\"\n");
         let case = Case::new("deepseek_v2", &config);
         let mut build = case.build(&small(&case, 36_500), "out.moec");
         build.args(["--stop-after", "assign_residency", "--print-after", "assign_residency"]);
         (case, build)
     };
-    let (_case, mut build) = wanted("npu");
-    let (code, said) = fails(&mut build);
-    assert!(code == 1 && said.contains("`layers.0.ffn` cannot be a graph"), "{said}");
-    assert!(said.contains("bytes of weights") && said.contains("attention = \"auto\""), "{said}");
+    let (_case, mut build) = with_attention("npu");
+    let (code, stderr) = fails(&mut build);
+    assert!(code == 1 && stderr.contains("`layers.0.ffn` cannot be a graph"), "{stderr}");
+    assert!(stderr.contains("bytes of weights") && stderr.contains("attention = \"auto\""), "{stderr}");
 
-    let (_case, mut build) = wanted("auto");
+    let (_case, mut build) = with_attention("auto");
     let text = String::from_utf8(ok(&mut build).stdout).unwrap();
     let p = moec_ir::text::parse_placement(&text).unwrap();
     let of = |scope: &str, op: &str| {
@@ -33,17 +33,18 @@ fn what_cannot_be_a_graph_stays_and_says_why_or_is_refused_by_name() {
         unit == "cpu" && why.starts_with("cannot be a graph: graph `layers.0.ffn` has "),
         "{unit}: {why}"
     );
-    // Decoding costs more there, and the cache is where attention is.
+    // Decoding would cost more on the Neural Engine, and the KV cache is on the unit of attention.
     let (unit, why) = of("layers.*.attn", "attention");
     assert!(unit == "cpu" && why.contains("the KV cache is on one unit"), "{unit}: {why}");
 }
 
 #[test]
-fn the_package_of_another_layer_is_found_out() {
+fn exchanged_packages_of_two_layers_are_detected() {
     let Some(found) = coreml() else { return };
     let case = Case::new("gpt_oss", "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n");
     ok(case.build("m2-ultra", "out.moec").envs(found));
-    // Two packages change places, and the manifest with them: the hashes are right, the numbers are not.
+    // Two packages are exchanged, and their hashes in the manifest with them: hashes match, but weights do
+    // not.
     let at = |layer: usize| case.path(&format!("out.moec/artifacts/layers.{layer}.attn.mlpackage"));
     fs::rename(at(0), case.path("kept")).unwrap();
     fs::rename(at(1), at(0)).unwrap();
@@ -59,18 +60,21 @@ fn the_package_of_another_layer_is_found_out() {
         (files[&name], files[&other]) = (b, a);
     }
     fs::write(&path, manifest.to_string()).unwrap();
-    // What lives in packages alone is held against the checkpoint.
+    // Weights that are stored only in packages are compared with the checkpoint.
     let verify = || {
         let mut command = moec();
         command.arg("verify").arg("--quiet").arg(case.path("out.moec"));
         command
     };
-    let (code, said) = fails(&mut verify());
-    assert!(code == 1 && said.contains("--source"), "{said}");
-    let (code, said) = fails(verify().arg("--source").arg(checkpoint("gpt_oss")));
-    assert!(code == 1 && said.contains("`chunk32` of `artifacts/layers.0.attn.mlpackage` is off"), "{said}");
-    assert!(said.contains("`chunk16` of `artifacts/layers.1.attn.mlpackage` is off"), "{said}");
-    assert!(!said.contains("head"), "{said}");
+    let (code, stderr) = fails(&mut verify());
+    assert!(code == 1 && stderr.contains("--source"), "{stderr}");
+    let (code, stderr) = fails(verify().arg("--source").arg(checkpoint("gpt_oss")));
+    assert!(
+        code == 1 && stderr.contains("`chunk32` of `artifacts/layers.0.attn.mlpackage` is off"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("`chunk16` of `artifacts/layers.1.attn.mlpackage` is off"), "{stderr}");
+    assert!(!stderr.contains("head"), "{stderr}");
 }
 
 #[test]
@@ -84,7 +88,7 @@ fn a_vocabulary_over_the_limit_becomes_several_packages_with_the_same_logits() {
     let heads: BTreeSet<&str> =
         files.iter().filter_map(|(n, _)| n.split_once(".mlpackage")).map(|(n, _)| n).collect();
     assert!(heads.is_superset(&BTreeSet::from(["head.0", "head.1"])) && !heads.contains("head"), "{heads:?}");
-    // Run from their packages, the parts give the logits of the whole, to the bit.
+    // Executed from their packages, the parts give logits that are bit-identical to the unsplit head's.
     ok(case.build("m2-ultra", "whole.moec").envs(found));
     let want = expected(&checkpoint("olmoe"));
     let logits = |bundle: &str| {
@@ -101,8 +105,7 @@ fn a_vocabulary_over_the_limit_becomes_several_packages_with_the_same_logits() {
     let (whole_shape, whole) = logits("whole.moec");
     assert_eq!((shape[0], &shape), (want.ids.len(), &whole_shape));
     assert!(of_parts == whole, "split heads give other logits");
-    // What is in them, held against the checkpoint: `head.0` and the rest are the rows of the vocabulary, in
-    // order.
+    // The parts of the head hold the rows of the vocabulary in order, as in the checkpoint.
     let rows = Weights::open("olmoe").matrix("lm_head.weight").bytes();
     let stored = heads.iter().filter(|name| name.starts_with("head.")).flat_map(|name| {
         let package = Package::open(&BundleReader::unchecked(

@@ -9,7 +9,7 @@ fn attention(layer: usize) -> Scope {
 
 /// Parts are found without coremltools.
 #[test]
-fn parts_say_what_their_functions_take() {
+fn parts_declare_the_inputs_of_their_functions() {
     for family in support::FAMILIES {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::load(&SETUP.write(&checkpoint(family), folder.path())).unwrap();
@@ -20,21 +20,20 @@ fn parts_say_what_their_functions_take() {
         let stops = Stops { stop_after: Some("rewrite"), ..Stops::default() };
         c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
         let npu = &device.units[device.unit_of(UnitKind::Npu).unwrap()];
-        let limits = parts::limits(npu);
+        let limits = subgraphs::limits(npu);
         let mut places = npu.clone();
         let source = String::new();
         places.graph.cache_write = Some(Choice { value: CacheWrite::SliceUpdate, source });
-        // A gate on what attention says is no part of it: such a layer is refused, and what folds tokens is
-        // no part at all.
+        // A layer with a gate on attention's output is refused, and so are layers with recurrent states.
         if support::FOLDED.contains(&family) {
             let refused = CoreMlSubgraph::find(&c.module, &attention(3)).unwrap_err();
-            assert!(refused.contains("`glu` stands where a projection is wanted"), "{refused}");
+            assert!(refused.contains("expected a projection, found `glu`"), "{refused}");
             continue;
         }
         for layer in 0..spec.layers.len() {
             let part = CoreMlSubgraph::find(&c.module, &attention(layer)).unwrap();
             part.check(&c.module, npu).unwrap();
-            // 80 positions are filled up to 96, 24 rows to 32; a decode call is one row of one sequence.
+            // 80 positions are padded to 96, 24 rows to 32; a decode call is one row of one sequence.
             assert_eq!((part.is_attention(), part.context(&limits)), (true, Some(96)));
             let graphs = part.graphs(&c.module, npu).unwrap();
             let shape = |name: &str, at: usize| {
@@ -56,7 +55,7 @@ fn parts_say_what_their_functions_take() {
                     (shape("mask", at), shape("write", at)),
                     (vec![1, 1, rows, 96], vec![1, 1, 96, rows])
                 );
-                // A layer without rotation takes no angles.
+                // A layer without rotation has no input `angles`.
                 let angles = part.boundaries[at].angles.map(|v| c.module.entries[at].ty(v).cols());
                 if let Some(channels) = angles {
                     assert_eq!(shape("angles", at), [rows, channels, 1, 1]);
@@ -67,7 +66,7 @@ fn parts_say_what_their_functions_take() {
                     (inputs, 1, &shape("x", at))
                 );
             }
-            // 80 positions in chunks of 24, each filled up to 32 of the 96 that the state has.
+            // 80 positions in chunks of 24, each padded to 32 rows; the state has 96 positions.
             let fixed = part.graphs(&c.module, &places).unwrap();
             let names: Vec<&str> = fixed.iter().map(|g| &*g.function).collect();
             assert_eq!(
@@ -89,13 +88,13 @@ fn parts_say_what_their_functions_take() {
         let windows = (0..spec.layers.len())
             .map(|layer| CoreMlSubgraph::find(&c.module, &attention(layer)).unwrap().window());
         let windows: Vec<_> = windows.flatten().collect();
-        let wanted: &[usize] = match family {
+        let expected: &[usize] = match family {
             "gpt_oss" => &[16],
             "smallthinker_21b" => &[16, 16],
             "bamboo" => &[20, 20],
             _ => &[],
         };
-        assert_eq!(windows, wanted, "{family}");
+        assert_eq!(windows, expected, "{family}");
         let e = CoreMlSubgraph::find(&c.module, &moec_ir::Part::EMBED.into()).unwrap_err();
         assert!(e.contains("no graph"), "{e}");
     }

@@ -1,11 +1,11 @@
-//! Stored forms that a device file allows: codes with scales, and caches written at fixed places.
+//! Storage options of a device file: codes with scales, and caches that are written at fixed positions.
 //!
-//! The device files are called `m2-ultra`, so that what opens a bundle finds a device of that name.
+//! The device files are named `m2-ultra`, so that commands that open a bundle find a device of that name.
 
 use super::*;
 use moec_runtime::bundle::BundleReader;
 
-/// `m2-ultra` with other words under `[unit.graph]`.
+/// A copy of `m2-ultra` with these replacements under `[unit.graph]`.
 fn device(case: &Case, changes: &[(&str, &str)]) -> String {
     let mut text = fs::read_to_string(support::root().join("targets/devices/m2-ultra.toml")).unwrap();
     for (old, new) in changes {
@@ -22,7 +22,7 @@ const COUNT: (&str, &str) = ("counted = { value = \"dense\"", "counted = { value
 const PLACES: (&str, &str) =
     ("cache_write = { value = \"product\"", "cache_write = { value = \"slice_update\"");
 
-/// Bytes of all weight files of packages, and the logits of a prompt.
+/// Total bytes of the packages' weight files, and the logits of a prompt.
 fn stored(case: &Case, bundle: &str, ids: &[u32]) -> (u64, Vec<f32>) {
     let files = tree(&case.path(&format!("{bundle}/artifacts")));
     let weights = files.iter().filter(|(name, _)| name.ends_with("weight.bin"));
@@ -40,7 +40,7 @@ fn logits(case: &Case, bundle: &str, ids: &[u32]) -> Vec<f32> {
     logits_file(&out).1
 }
 
-fn apart(a: &[f32], b: &[f32]) -> f64 {
+fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x).powi(2);
     let off: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
     (off / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
@@ -59,7 +59,7 @@ fn packages_of_codes_agree_with_the_cpu_that_has_the_same_codes() {
         ok(case.build(&device(&case, &[CODES, COUNT]), "codes.moec").envs(found.clone()));
         let (dense, halves) = stored(&case, "halves.moec", &ids);
         let (small, codes) = stored(&case, "codes.moec", &ids);
-        // The same codes on the CPU, in f32.
+        // Reference: the same codes on the CPU, in f32.
         fs::write(
             &case.toml,
             fs::read_to_string(&case.toml)
@@ -70,18 +70,18 @@ fn packages_of_codes_agree_with_the_cpu_that_has_the_same_codes() {
         .unwrap();
         ok(case.build("native", "cpu.moec").envs(found.clone()));
         let cpu = logits(&case, "cpu.moec", &ids);
-        let (same, other) = (apart(&codes, &cpu), apart(&halves, &cpu));
+        let (same, other) = (relative_error(&codes, &cpu), relative_error(&halves, &cpu));
         println!(
             "{format}: {dense} bytes in f16, {small} as codes; {same:.1e} from the CPU, f16 {other:.1e}"
         );
         assert!((small as f64) < share * dense as f64, "{format}: {small} of {dense} bytes");
-        // Rows that are no whole groups stay in f16, unrounded, so that not all is the same.
+        // Rows that are not whole groups stay in f16, unrounded, so that the results differ.
         assert!(same < 5e-2 && same < other / 2.0, "{format}: {same}, packages of f16 {other}");
     }
 }
 
 #[test]
-fn caches_written_at_fixed_places_hold_what_a_product_writes() {
+fn cache_slice_updates_equal_product_writes() {
     let Some(found) = coreml() else { return };
     for family in ["olmoe", "gpt_oss", "deepseek_v2"] {
         let case = Case::new(family, "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n");
@@ -108,17 +108,17 @@ fn caches_written_at_fixed_places_hold_what_a_product_writes() {
             (stored(&case, "product.moec", &ids), stored(&case, "places.moec", &ids));
         assert_eq!(a, b, "functions share weights");
         for (bundle, way) in [("product.moec", "product"), ("places.moec", "slice_update")] {
-            let said = ok(moec().arg("explain").arg(case.path(bundle))).stdout;
-            let said = String::from_utf8(said).unwrap();
-            let line = said.lines().find(|l| l.trim().starts_with("cache_write")).unwrap();
+            let stdout = ok(moec().arg("explain").arg(case.path(bundle))).stdout;
+            let text = String::from_utf8(stdout).unwrap();
+            let line = text.lines().find(|l| l.trim().starts_with("cache_write")).unwrap();
             assert!(line.contains(way) && line.contains("slice_update runs on the CPU"), "{line}");
         }
-        // Scores over fewer masked positions are summed in another order, no more.
-        let off = apart(&places, &product);
+        // Scores cover fewer masked positions, which only changes the order of sums.
+        let off = relative_error(&places, &product);
         println!("{family}: {off:.1e}");
         assert!(off < 1e-3, "{family}: {off}");
-        // Decoding goes on from what prompts have written.
-        let said = |bundle: &str| {
+        // Decoding continues from the prompts' caches.
+        let generate = |bundle: &str| {
             let mut run = moec();
             run.env("MOEC_CACHE", cache(case.folder.path()))
                 .arg("--quiet")
@@ -126,7 +126,8 @@ fn caches_written_at_fixed_places_hold_what_a_product_writes() {
                 .arg(case.path(bundle));
             ok(run.args(["generate", "--ids", &list(&ids[..30]), "-n", "6", "--json"])).stdout
         };
-        let ids_of = |bundle: &str| serde_json::from_slice::<Value>(&said(bundle)).unwrap()["ids"].clone();
+        let ids_of =
+            |bundle: &str| serde_json::from_slice::<Value>(&generate(bundle)).unwrap()["ids"].clone();
         assert_eq!(ids_of("product.moec"), ids_of("places.moec"), "{family}");
     }
 }

@@ -1,4 +1,4 @@
-//! A checkpoint, read with nothing of moec: what packages must hold.
+//! Reads checkpoints without moec's code: the weights that packages must hold.
 
 use super::*;
 
@@ -38,7 +38,7 @@ impl Matrix {
     }
 }
 
-/// A checkpoint, read with nothing of moec.
+/// A checkpoint, read without moec's code.
 pub(crate) struct Weights {
     pub(crate) bytes: Vec<u8>,
     pub(crate) config: Value,
@@ -55,7 +55,7 @@ impl Weights {
         self.config[key].as_u64().unwrap() as usize
     }
 
-    /// A tensor; matrices of experts that lie in one are entries of it.
+    /// A tensor; if one tensor has the matrices of all experts, `entry` selects one.
     pub(crate) fn find(&self, name: &str, entry: Option<usize>) -> Option<Matrix> {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
         let tensor = tensors.tensor(name).ok()?;
@@ -73,7 +73,7 @@ impl Weights {
         self.find(name, None).unwrap_or_else(|| panic!("the checkpoint has no `{name}`"))
     }
 
-    /// The matrices that a package must hold, and no others.
+    /// The matrices that a package must have; it must not have others.
     pub(crate) fn expected(&self, package: &str, plan: &Plan) -> Vec<Matrix> {
         let words: Vec<&str> = package.split('.').collect();
         let ["layers", layer, part, ref rest @ ..] = *words.as_slice() else {
@@ -106,7 +106,7 @@ impl Weights {
         let of_mlp = || self.gated(&format!("{at}.mlp.experts.{e}"), ["gate_proj", "up_proj", "down_proj"]);
         let of_moe = || self.gated(&format!("{at}.block_sparse_moe.experts.{e}"), ["w1", "w3", "w2"]);
         of_mlp().or_else(of_moe).unwrap_or_else(|| {
-            // gpt-oss: transposed, gate and up by turns.
+            // gpt-oss: transposed, gate and up interleaved.
             let both = self.find(&format!("{at}.mlp.experts.gate_up_proj"), Some(e)).unwrap().transposed();
             let down = self.find(&format!("{at}.mlp.experts.down_proj"), Some(e)).unwrap().transposed();
             vec![both.second(0), both.second(1), down]

@@ -2,19 +2,19 @@
 
 use super::{BIG_LITTLE, caches, compiled};
 use crate::support::{MIXTURES, checkpoint, expected, ferris, with_engine};
-use moec_runtime::{BestOf, Decoder, Engine, Sampler, Sampling, Want, best_of};
+use moec_runtime::{BestOf, Decoder, Engine, LogitRows, Sampler, Sampling, best_of};
 use std::sync::Mutex;
 
-/// Draws a sequence anew, alone in slot 0, with the given ids before each token: how many draws differ, the
-/// mean log-probability of the ids, and the fallbacks.
+/// Samples a sequence again, alone in slot 0, after the given ids. Returns the number of samples that differ,
+/// the mean log-probability of the ids, and the fallbacks.
 fn replayed(
     engine: &mut Engine<'_>,
     prompt: &[u32],
     ids: &[u32],
     decoder: &mut Decoder,
-    how: Sampling,
+    sampling: Sampling,
 ) -> (usize, f64, usize) {
-    let mut sampler = Sampler::new(how);
+    let mut sampler = Sampler::new(sampling);
     let (mut differ, mut sum) = (0, 0.0);
     let mut held = |i: usize, logits: &[f32]| {
         differ += usize::from(sampler.sample(logits).unwrap() != ids[i]);
@@ -27,7 +27,7 @@ fn replayed(
         held(0, logits);
         Ok(())
     };
-    engine.prefill(0, 0, prompt, Want::Last, last).unwrap();
+    engine.prefill(0, 0, prompt, LogitRows::Last, last).unwrap();
     let held = Mutex::new(held);
     for (i, &id) in ids[..ids.len() - 1].iter().enumerate() {
         let row = [(0, prompt.len() + i, id)];
@@ -36,13 +36,12 @@ fn replayed(
     (differ, sum / ids.len() as f64, decoder.fallbacks().map_or(0, |f| f.full))
 }
 
-/// Sequences of one batch are those of single runs with the same seeds, whatever the KV cache holds. Kernels
-/// for several rows sum in another order than those for one, and a cache in bf16 or q8 rounds what differs in
-/// the last bit: so every token is drawn again after the same ids, and a draw in a hundred may fall
-/// otherwise.
+/// The sequences of a batch are those of single runs with the same seeds, in every cache format. Kernels for
+/// several rows sum in another order than those for one. A cache in bf16 or q8 amplifies differences in the
+/// last bit. So every token is sampled again after the same ids, and one in a hundred may differ.
 #[test]
-fn best_of_is_so_many_single_runs() {
-    // In another order than the test that has the same bundles built, so that neither waits for the other.
+fn best_of_equals_single_runs_with_its_seeds() {
+    // In another order than the other test that builds these bundles, so that neither waits for the other.
     let sources =
         [("ferris", ferris())].into_iter().chain(MIXTURES.into_iter().rev().map(|f| (f, checkpoint(f))));
     for (name, source) in sources {
@@ -51,24 +50,24 @@ fn best_of_is_so_many_single_runs() {
             let more = format!("{BIG_LITTLE}[memory]\nkv_cache = \"{cache}\"\n");
             let bundle = compiled(&source, "f32", &more, folder.path());
             let prompt = &expected(&source).ids[..37];
-            let how = Sampling { temperature: 0.9, top_p: 0.95, seed: 11, ..Sampling::default() };
+            let sampling = Sampling { temperature: 0.9, top_p: 0.95, seed: 11, ..Sampling::default() };
             with_engine(&bundle, |engine| {
-                // What lay in the other slots is no part of it.
+                // Contents of the other slots do not affect the result.
                 for slot in 1..4 {
-                    engine.prefill(slot, 0, &[7; 50], Want::None, &mut |_, _| Ok(())).unwrap();
+                    engine.prefill(slot, 0, &[7; 50], LogitRows::None, &mut |_, _| Ok(())).unwrap();
                 }
                 let full = |_: &Engine<'_>| Decoder::full();
                 let sure = |e: &Engine<'_>| Decoder::big_little(e.program(), 0.4).unwrap();
                 for decoder in [&full as &dyn Fn(&Engine<'_>) -> Decoder, &sure] {
                     let request = moec_runtime::Request { slot: 0, prompt, n: 32, end: &[] };
                     let mut with = decoder(engine);
-                    let done: BestOf = best_of(engine, &request, 4, &mut with, &how).unwrap();
+                    let done: BestOf = best_of(engine, &request, 4, &mut with, &sampling).unwrap();
                     assert_eq!(done.calls, [4; 31]);
                     let (mut differ, mut fallbacks) = (0, 0);
                     for c in &done.candidates {
                         let mut with = decoder(engine);
-                        let how = Sampling { seed: c.seed, ..how.clone() };
-                        let alone = replayed(engine, prompt, &c.ids, &mut with, how);
+                        let sampling = Sampling { seed: c.seed, ..sampling.clone() };
+                        let alone = replayed(engine, prompt, &c.ids, &mut with, sampling);
                         differ += alone.0;
                         fallbacks += alone.2;
                         let off = (alone.1 - c.score()).abs();
@@ -85,20 +84,20 @@ fn best_of_is_so_many_single_runs() {
     }
 }
 
-/// The smaller entry points are taken as sequences end: each of the sizes has its calls.
+/// As sequences end, smaller entry points are used: each size is called.
 #[test]
-fn sequences_that_end_leave_the_batch() {
+fn finished_sequences_leave_the_batch() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = compiled(&ferris(), "f32", "", folder.path());
     let prompt = &expected(&ferris()).ids[..20];
     with_engine(&bundle, |engine| {
-        let how = Sampling { temperature: 1.0, seed: 2, ..Sampling::default() };
+        let sampling = Sampling { temperature: 1.0, seed: 2, ..Sampling::default() };
         let run = |engine: &mut Engine<'_>, end: &[u32]| {
             let request = moec_runtime::Request { slot: 0, prompt, n: 64, end };
-            best_of(engine, &request, 4, &mut Decoder::full(), &how).unwrap()
+            best_of(engine, &request, 4, &mut Decoder::full(), &sampling).unwrap()
         };
         let free = run(engine, &[]);
-        // Ids that end three of the sequences, each at a time of its own.
+        // Ids that end three of the sequences at different times.
         let end: Vec<u32> = (0..3).map(|i| free.candidates[i].ids[10 + 12 * i]).collect();
         let done = run(engine, &end);
         let length =

@@ -1,35 +1,35 @@
-//! The little model, and decoding that falls back to the whole one.
+//! The little model, and decoding that falls back to the full one.
 
 use super::{BIG_LITTLE, caches, compiled, full, little, read};
 use crate::support::{MIXTURES, checkpoint, configured, distance, expected, ferris, with_engine};
 use moec_base::progress::Progress;
 use moec_measure::verify::verify;
-use moec_runtime::{Decoder, Engine, Fallbacks, Sampler, Sampling, Want, generate};
+use moec_runtime::{Decoder, Engine, Fallbacks, LogitRows, Sampler, Sampling, generate};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Keys of experts per token.
-const CHOSEN: [&str; 2] = ["num_experts_per_tok", "moe_num_active_primary_experts"];
+/// Keys of a config with the number of experts per token.
+const TOP_K_KEYS: [&str; 2] = ["num_experts_per_tok", "moe_num_active_primary_experts"];
 
-/// Experts per token that a checkpoint's configuration names.
+/// Experts per token in a checkpoint's config.
 fn experts_per_token(source: &Path) -> u64 {
     let text = std::fs::read_to_string(source.join("config.json")).unwrap();
     let config: Value = serde_json::from_str(&text).unwrap();
-    CHOSEN.iter().find_map(|key| config[key].as_u64()).unwrap()
+    TOP_K_KEYS.iter().find_map(|key| config[key].as_u64()).unwrap()
 }
 
-/// The same checkpoint, configured with other experts per token.
+/// A copy of the checkpoint with another number of experts per token.
 fn with_experts(source: &Path, experts: u64, folder: &Path) {
     configured(source, folder, |config| {
-        let key = CHOSEN.into_iter().find(|key| config[key].is_u64()).unwrap();
+        let key = TOP_K_KEYS.into_iter().find(|key| config[key].is_u64()).unwrap();
         config[key] = json!(experts);
     });
 }
 
-/// The little entry point is the model that `config.json` would describe with fewer experts per token:
-/// renormalised weights, groups, biases, shared experts and all. Every step is what the reference evaluator
-/// says.
+/// The little entry point computes the model that `config.json` with fewer experts per token describes,
+/// including renormalised weights, groups, biases and shared experts. Every step gives the reference
+/// evaluator's result.
 #[test]
 fn the_little_model_is_the_one_with_fewer_experts() {
     for family in MIXTURES {
@@ -46,7 +46,7 @@ fn the_little_model_is_the_one_with_fewer_experts() {
         let experts = experts_per_token(&source).div_ceil(2);
         assert_eq!(bundle.plan.model.big_little.unwrap().experts, experts as u32, "{family}");
         if family == "phimoe" {
-            continue; // Its configuration must say 2.
+            continue; // The config of this family must say 2.
         }
         let (fewer, of_fewer) = (folder.path().join("fewer"), folder.path().join("of_fewer"));
         with_experts(&source, experts, &fewer);
@@ -61,10 +61,9 @@ fn the_little_model_is_the_one_with_fewer_experts() {
     }
 }
 
-/// The full pass replaces the little pass's keys and values at a position to the bit, in every format of the
-/// cache.
+/// In every cache format, the full pass replaces the little pass's keys and values at a position bit for bit.
 #[test]
-fn decoding_again_leaves_nothing_of_the_little_pass() {
+fn full_pass_replaces_the_kv_cache_of_the_little_pass() {
     for (family, caches) in MIXTURES.map(|f| (f, caches(f))) {
         for cache in caches {
             let folder = tempfile::tempdir().unwrap();
@@ -79,7 +78,7 @@ fn decoding_again_leaves_nothing_of_the_little_pass() {
                     full(engine, batch)
                 });
                 assert!(got == want, "{family}, {cache}: something of the little pass is left");
-                // Another order: the little pass of several positions first.
+                // Another order: first the little pass for several positions.
                 engine.reset(0).unwrap();
                 for (pos, &id) in ids.iter().enumerate() {
                     little(engine, &[(0, pos, id)]);
@@ -92,11 +91,10 @@ fn decoding_again_leaves_nothing_of_the_little_pass() {
     }
 }
 
-/// Every family, generating: γ = 1 is the full model, γ = 0 the little one, and what lies between falls back
-/// sometimes.
+/// For every family, γ = 1 is the full model and γ = 0 the little one; values in between fall back sometimes.
 #[test]
-fn gamma_goes_from_the_little_model_to_the_full_one() {
-    // In another order than the test that has the same bundles built, so that neither waits for the other.
+fn gamma_ranges_from_the_little_to_the_full_model() {
+    // In another order than the other test that builds these bundles, so that neither waits for the other.
     for family in MIXTURES.into_iter().rev() {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
@@ -104,25 +102,25 @@ fn gamma_goes_from_the_little_model_to_the_full_one() {
         let want = expected(&source);
         let (prompt, after) = want.greedy.split_at(want.greedy.len() - 24);
         with_engine(&bundle, |engine| {
-            let run = |engine: &mut Engine<'_>, mut decoder: Decoder, how: Sampling| {
+            let run = |engine: &mut Engine<'_>, mut decoder: Decoder, sampling: Sampling| {
                 let request = moec_runtime::Request { slot: 0, prompt, n: 24, end: &[] };
-                let done = generate(engine, &request, &mut decoder, &mut Sampler::new(how), &mut |_| Ok(()));
+                let done =
+                    generate(engine, &request, &mut decoder, &mut Sampler::new(sampling), &mut |_| Ok(()));
                 let done = done.unwrap();
                 (done.ids, done.fallbacks)
             };
             let hot = Sampling { temperature: 1.0, seed: 3, ..Sampling::GREEDY };
-            for how in [Sampling::GREEDY, hot] {
+            for sampling in [Sampling::GREEDY, hot] {
                 let at = |engine: &mut Engine<'_>, gamma: f32| {
                     let decoder = Decoder::big_little(engine.program(), gamma).unwrap();
-                    run(engine, decoder, how.clone())
+                    run(engine, decoder, sampling.clone())
                 };
-                let all = run(engine, Decoder::full(), how.clone());
+                let all = run(engine, Decoder::full(), sampling.clone());
                 assert_eq!(all.1, None);
                 let (one, none) = (at(engine, 1.0), at(engine, 0.0));
                 assert_eq!(one, (all.0.clone(), Some(Fallbacks { tokens: 23, full: 23 })), "{family}");
                 assert_eq!(none.1, Some(Fallbacks { tokens: 23, full: 0 }), "{family}");
-                // A probability that is never reached is never kept, which is the full model by the other
-                // way.
+                // If γ is so high that no probability exceeds it, every token falls back to the full model.
                 let high = at(engine, 1.0 - f32::EPSILON);
                 assert_eq!(high, (all.0, Some(Fallbacks { tokens: 23, full: 23 })), "{family}");
             }
@@ -131,9 +129,9 @@ fn gamma_goes_from_the_little_model_to_the_full_one() {
     }
 }
 
-/// The trained model is sure of some tokens and not of others.
+/// The trained model is certain of some tokens and uncertain of others.
 #[test]
-fn ferris_falls_back_where_it_is_not_sure() {
+fn ferris_falls_back_on_uncertain_tokens() {
     let folder = tempfile::tempdir().unwrap();
     let source = ferris();
     let bundle = compiled(&source, "bf16", "[decode]\nbig_little = true\ngamma = 0.5\n", folder.path());
@@ -144,7 +142,7 @@ fn ferris_falls_back_where_it_is_not_sure() {
             let (kept, logits) = (decoder.fallbacks().unwrap().full, Mutex::new(Vec::new()));
             decoder.decode(engine, batch, &|_, l| logits.lock().unwrap().extend_from_slice(l)).unwrap();
             let logits = logits.into_inner().unwrap();
-            // What is kept is sure, by its own numbers.
+            // The logits of a kept token exceed γ.
             let max = logits.iter().copied().fold(f32::MIN, f32::max);
             let p = 1.0 / logits.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>();
             assert!(decoder.fallbacks().unwrap().full > kept || p > 0.5);
@@ -153,13 +151,13 @@ fn ferris_falls_back_where_it_is_not_sure() {
         read(engine, ids, &mut step);
         let found = decoder.fallbacks().unwrap();
         assert!(found.tokens == 48 && found.full > 4 && found.full < 44, "{found:?}");
-        // Rows of a batch are decoded as if they were alone.
+        // Rows of a batch are decoded as if each were alone.
         for many in [2, 3, 4] {
             let mut alone = Vec::new();
             for slot in 0..many {
                 engine.reset(slot).unwrap();
                 let n = 8 + 5 * slot as usize;
-                engine.prefill(slot, 0, &ids[..n], Want::None, &mut |_, _| Ok(())).unwrap();
+                engine.prefill(slot, 0, &ids[..n], LogitRows::None, &mut |_, _| Ok(())).unwrap();
                 let mut decoder = Decoder::of(engine.program()).unwrap();
                 let row = [(slot, n, ids[n])];
                 let of_row = Mutex::new(Vec::new());

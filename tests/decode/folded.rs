@@ -1,15 +1,15 @@
-//! States that fold tokens together.
+//! Decoding of models with recurrent states.
 
 use super::{BIG_LITTLE, compiled, full, read};
 use crate::support::{FOLDED, checkpoint, distance, expected, json_of, list, moec, served, with_engine};
 use moec_runtime::kv::saved::{Saved, save};
 use moec_runtime::serving::scheduler::Setting;
-use moec_runtime::{Decoder, Engine, Sampler, Sampling, Want, generate};
+use moec_runtime::{Decoder, Engine, LogitRows, Sampler, Sampling, generate};
 
-/// States that fold tokens together: sequences of a call do not meet, a prompt may come in any pieces, a file
-/// holds all that was folded, and what cannot be taken back is refused.
+/// Recurrent states: sequences of a call are independent, and a prompt may be split anywhere. A saved prompt
+/// has the whole state, and a rewind without a snapshot is refused.
 #[test]
-fn folded_states_go_on_alone_together_and_from_a_file() {
+fn recurrent_states_continue_alone_batched_and_from_a_file() {
     for family in FOLDED {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
@@ -27,7 +27,7 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
                     engine.reset(slot).unwrap();
                     for start in (0..n).step_by(pieces) {
                         let part = &ids[start..n.min(start + pieces)];
-                        engine.prefill(slot, start, part, Want::None, &mut |_, _| Ok(())).unwrap();
+                        engine.prefill(slot, start, part, LogitRows::None, &mut |_, _| Ok(())).unwrap();
                     }
                 }
                 let both = full(engine, &prompts.map(|(slot, n)| (slot, n, ids[n])));
@@ -35,7 +35,7 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
                     near(got, &want[*n], &format!("{n} tokens in pieces of {pieces}"));
                 }
             }
-            // A token at a time leaves the sequences where they are; the file is that of slot 3.
+            // The sequences were decoded token by token; the saved prompt is that of slot 3.
             let path = folder.path().join("prompt.kv");
             save(engine, 3, &ids[..10], &path).unwrap();
             let go_on = |engine: &mut Engine<'_>, slot| -> Vec<_> {
@@ -45,7 +45,7 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
             Saved::open(&path, engine.program()).unwrap().restore(engine, 1).unwrap();
             assert!(go_on(engine, 1) == of_slot, "{family}: the file holds another state");
             near(&of_slot[9], &want[19], "from a file");
-            // Only a snapshot could restore the state, and there is no snapshot.
+            // Without a snapshot the state cannot be restored.
             let refused = engine.rewind(1, 12).unwrap_err().to_string();
             assert!(refused.contains("layers.0.mixer."), "{refused}");
             engine.rewind(1, 0).unwrap();
@@ -67,16 +67,16 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
     }
 }
 
-/// A server of a model whose states fold tokens together: answers are those of single runs whatever is asked
-/// beside and before them, and what a slot holds is gone on with only where a snapshot allows it.
+/// A server of a model with recurrent states gives the answers of single runs, whatever other requests run. A
+/// slot's state is reused only from a snapshot.
 #[test]
-fn folded_states_are_served_without_a_wrong_token() {
+fn recurrent_states_are_served_without_a_wrong_token() {
     for (family, more) in FOLDED.into_iter().zip(["", BIG_LITTLE]) {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let bundle = compiled(&source, "f32", more, folder.path());
         let ids = expected(&source).ids;
-        // The same twice, one that goes on from it, and one that was edited inside of it.
+        // The same prompt twice, a longer one, and one that was edited in the middle.
         let (first, longer) = (ids[..25].to_vec(), ids[..43].to_vec());
         let edited: Vec<u32> = ids[..22].iter().chain(&ids[30..38]).copied().collect();
         let prompts = [first.clone(), first, longer, edited];

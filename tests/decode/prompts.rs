@@ -1,30 +1,30 @@
-//! Prompts: what a slot keeps of them, and positions that turn as a whole.
+//! Prompts: the state that a slot keeps, and LongRoPE, which rotates all positions of a prompt alike.
 
 use super::{compiled, compiled_by, full};
 use crate::support::{checkpoint, configured, copy_checkpoint, expected, served, with_engine};
 use moec_runtime::kv::saved::{Saved, save};
 use moec_runtime::serving::scheduler::Setting;
-use moec_runtime::{Decoder, Engine, Sampler, Sampling, Want, generate};
+use moec_runtime::{Decoder, Engine, LogitRows, Sampler, Sampling, generate};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Makes a row of the first tensor of this name no numbers.
+/// Sets a row of the first tensor with this name to NaN.
 fn spoil(folder: &Path, tensor: &str, row: usize) {
     let path = folder.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     let head = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: Value = serde_json::from_slice(&bytes[8..head]).unwrap();
-    let said = &header[tensor];
-    assert_eq!(said["dtype"], "BF16");
-    let row_bytes = 2 * said["shape"][1].as_u64().unwrap() as usize;
-    let at = head + said["data_offsets"][0].as_u64().unwrap() as usize + row * row_bytes;
+    let entry = &header[tensor];
+    assert_eq!(entry["dtype"], "BF16");
+    let row_bytes = 2 * entry["shape"][1].as_u64().unwrap() as usize;
+    let at = head + entry["data_offsets"][0].as_u64().unwrap() as usize + row * row_bytes;
     bytes[at..at + row_bytes].chunks_exact_mut(2).for_each(|x| x.copy_from_slice(&0x7fc0_u16.to_le_bytes()));
     std::fs::write(&path, bytes).unwrap();
 }
 
-/// A sequence whose numbers are none ends with that, and leaves nothing to the next one of its slot.
+/// A sequence with NaN ends with an error, and does not affect the next sequence in its slot.
 #[test]
-fn no_numbers_are_left_in_a_slot() {
+fn nan_of_a_sequence_does_not_remain_in_its_slot() {
     const BAD: u32 = 317;
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("bad");
@@ -43,9 +43,9 @@ fn no_numbers_are_left_in_a_slot() {
         let bad: Vec<u32> = good.iter().copied().chain([BAD; 25]).collect();
         assert!(generated(engine, &bad).is_err());
         assert_eq!(generated(engine, &good).unwrap(), want);
-        // One that no caller waited for.
+        // A prefill whose logits are not requested fails, too.
         engine.reset(0).unwrap();
-        let unread = engine.prefill(0, 0, &bad[..20], Want::None, &mut |_, _| Ok(()));
+        let unread = engine.prefill(0, 0, &bad[..20], LogitRows::None, &mut |_, _| Ok(()));
         assert!(
             matches!(&unread, Err(moec_runtime::Error::Model { what, .. }) if what.contains("the router of layer 0")),
             "{unread:?}"
@@ -54,8 +54,8 @@ fn no_numbers_are_left_in_a_slot() {
     });
 }
 
-/// Logits after a prompt that is read in parts with these ends, each as a part of the whole or as a prompt by
-/// itself.
+/// Logits of a prompt in parts with these ends; each part is marked as part of the whole, or as a prompt of
+/// its own.
 fn in_parts(engine: &mut Engine<'_>, prompt: &[u32], ends: &[usize], of_whole: bool) -> Vec<u32> {
     engine.reset(0).unwrap();
     let mut bits = Vec::new();
@@ -67,16 +67,16 @@ fn in_parts(engine: &mut Engine<'_>, prompt: &[u32], ends: &[usize], of_whole: b
             bits.extend(logits.iter().map(|x| x.to_bits()));
             Ok(())
         };
-        engine.prefill_part(0, start, &prompt[start..end], whole, Want::Last, &mut keep).unwrap();
+        engine.prefill_part(0, start, &prompt[start..end], whole, LogitRows::Last, &mut keep).unwrap();
     }
     bits
 }
 
-/// Positions of a prompt that is longer than a LongRoPE model was first trained for are turned by the long
-/// frequencies from its first token on, as in the reference, however it is cut into calls; and what is kept
-/// of shorter ones is no part of it.
+/// If a LongRoPE prompt exceeds the original context, all its positions are rotated by the long frequencies.
+/// This is as in the reference, and does not depend on the split into calls. The state of shorter prompts is
+/// not reused.
 #[test]
-fn a_prompt_turns_as_a_whole() {
+fn long_prompt_uses_long_rope_from_its_first_token() {
     let factors = |from: f64| (0..8).map(|i| from + 0.3 * f64::from(i)).collect::<Vec<_>>();
     let folder = tempfile::tempdir().unwrap();
     let (source, golden) = (folder.path().join("long"), checkpoint("phimoe"));
@@ -90,7 +90,7 @@ fn a_prompt_turns_as_a_whole() {
     let ids = expected(&golden).ids;
     let greedy = |engine: &mut Engine<'_>, prompt: &[u32], slots: std::ops::Range<u32>| {
         let setting = Setting { slots, ..Setting::default() };
-        // A shorter prompt twice, and a longer one that begins so, twice.
+        // A short prompt twice, then twice a longer one that begins with it.
         let prompts = [&prompt[..24], &prompt[..24], prompt, prompt].map(<[u32]>::to_vec);
         served(engine, &setting, &prompts, (1, 12))
     };
@@ -99,7 +99,7 @@ fn a_prompt_turns_as_a_whole() {
         let whole = in_parts(engine, prompt, &[40], true);
         assert_eq!(in_parts(engine, prompt, &[20, 40], true), whole);
         assert_ne!(in_parts(engine, prompt, &[20, 40], false), whole);
-        // What was saved of a short prompt is no part of a long one.
+        // The saved state of a short prompt is not reused for a long one.
         in_parts(engine, &ids[..24], &[24], true);
         let path = folder.path().join("short.kv");
         save(engine, 0, &ids[..24], &path).unwrap();
@@ -119,7 +119,7 @@ fn a_prompt_turns_as_a_whole() {
                 let best =
                     |logits: &[f32]| (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
                 engine
-                    .prefill(0, 0, prompt, Want::Last, &mut |_, logits| {
+                    .prefill(0, 0, prompt, LogitRows::Last, &mut |_, logits| {
                         next.extend(best(logits));
                         Ok(())
                     })

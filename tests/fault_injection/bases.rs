@@ -1,4 +1,4 @@
-//! Files to damage: the golden checkpoints, a piece of the demo model, and bundles of them, built once for
+//! Files to damage: the golden checkpoints, one layer of the demo model, and bundles of them, built once for
 //! all cases.
 
 use super::case::coreml_once;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// A checkpoint, by its place in [`FAMILIES`], or the demo model with one layer, which has a tokenizer.
+/// A checkpoint by its index in [`FAMILIES`], or the demo model with one layer, which has a tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Family(usize),
@@ -19,7 +19,8 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Every checkpoint; the one with a tokenizer counts more than once, since more can happen to it.
+    /// All checkpoints; the one with a tokenizer counts more than once, since more of its files can be
+    /// damaged.
     pub(crate) fn all() -> Vec<Self> {
         (0..FAMILIES.len()).map(Self::Family).chain([Self::Ferris; 3]).collect()
     }
@@ -32,15 +33,15 @@ impl Source {
     }
 }
 
-/// A bundle to damage.
+/// Recipe of a bundle to damage.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     pub(crate) name: &'static str,
     source: Source,
     target: &'static str,
-    /// Keys of `model.toml` beside source and shapes.
+    /// Keys of `model.toml` other than source and shapes.
     keys: &'static str,
-    /// Whether it takes what `cargo xtask coreml` installs.
+    /// Whether the build requires coremltools (`cargo xtask coreml`).
     packages: bool,
 }
 
@@ -80,7 +81,7 @@ pub(crate) fn usual(keys: &str) -> String {
     )
 }
 
-/// The bases, made when a case first requests one.
+/// The bases, built when a case first requests one.
 pub(crate) struct Bases {
     folder: TempDir,
     ferris: OnceLock<PathBuf>,
@@ -103,12 +104,12 @@ impl Bases {
         match source {
             Source::Family(i) => checkpoint(FAMILIES[i]),
             Source::Ferris => {
-                self.ferris.get_or_init(|| cut_down(&self.folder.path().join("ferris"))).clone()
+                self.ferris.get_or_init(|| first_layer_alone(&self.folder.path().join("ferris"))).clone()
             }
         }
     }
 
-    /// The folder of a bundle; `None` where this machine cannot build it, which its test says.
+    /// The folder of a bundle; `None` if this machine cannot build it, which another test reports.
     pub(crate) fn bundle(&self, index: usize) -> Option<PathBuf> {
         self.bundles[index].get_or_init(|| self.build(index)).clone()
     }
@@ -138,13 +139,13 @@ impl Bases {
         Some(folder.join("out.moec"))
     }
 
-    /// The bases must be what they were.
+    /// Checks that the bases are unchanged.
     pub(crate) fn untouched(&self) {
         assert!(self.golden == listing(&root().join("golden")), "a command has changed `golden`");
     }
 }
 
-/// Text to calibrate on, to measure and to prompt with.
+/// Text for calibration, measurements and prompts.
 pub(crate) fn text() -> String {
     fs::read_dir(ferris().join("eval"))
         .unwrap()
@@ -154,7 +155,7 @@ pub(crate) fn text() -> String {
         .unwrap()
 }
 
-/// Copies a folder's files, without references for tests and folders below it, or with them where `deep`.
+/// Copies the files of a folder; subfolders and the tests' references only if `deep`.
 fn copied(from: &Path, to: &Path, deep: bool) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -180,8 +181,8 @@ pub(crate) fn copy_bundle(from: &Path, to: &Path) {
     copied(from, to, true);
 }
 
-/// The demo model with its first layer alone.
-fn cut_down(folder: &Path) -> PathBuf {
+/// Writes the demo model with only its first layer.
+fn first_layer_alone(folder: &Path) -> PathBuf {
     copy(&ferris(), folder);
     let config = folder.join("config.json");
     let mut value: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();

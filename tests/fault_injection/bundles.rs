@@ -1,7 +1,6 @@
-//! Damage to bundles whose hashes are made to fit, so that what reads the files is met, not what compares
-//! them.
+//! Damage to bundles with updated hashes, so that the parsers of the files are reached.
 
-use super::case::Place;
+use super::case::CaseFolders;
 use super::files;
 use super::judge::holds;
 use super::rng::Rng;
@@ -14,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Writes a file of the bundle, with its size and hash in the manifest.
-fn write(place: &Place, file: &Path, bytes: &[u8]) {
+fn write(place: &CaseFolders, file: &Path, bytes: &[u8]) {
     fs::write(place.subject.join(file), bytes).unwrap();
     let manifest = place.subject.join("manifest.json");
     let mut value: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
@@ -27,7 +26,7 @@ fn write(place: &Place, file: &Path, bytes: &[u8]) {
     fs::write(&manifest, format!("{value:#}\n")).unwrap();
 }
 
-/// Changes the bytes of a file: single ones, whole words, or its length.
+/// Changes the bytes of a file: single bytes, whole words, or its length.
 fn damaged(rng: &mut Rng, bytes: &mut Vec<u8>) -> String {
     match rng.below(6) {
         0 => {
@@ -37,7 +36,7 @@ fn damaged(rng: &mut Rng, bytes: &mut Vec<u8>) -> String {
         }
         1 => {
             let at = rng.below(bytes.len());
-            // As lengths and places are stored: a byte that says how wide, then the number.
+            // The encoding of lengths and offsets: a byte with the width, then the number.
             let wide: &[u8] = rng.pick::<&[u8]>(&[
                 &[251_u8, 0xff, 0xff][..],
                 &[252, 0xff, 0xff, 0xff, 0x7f],
@@ -62,41 +61,41 @@ fn damaged(rng: &mut Rng, bytes: &mut Vec<u8>) -> String {
     }
 }
 
-/// Damages what describes code: the plan and the object.
-pub(crate) fn code(rng: &mut Rng, place: &mut Place) -> String {
+/// Damages the files that describe code: the plan and the object.
+pub(crate) fn code(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let file = Path::new(*rng.pick(&["plan.bin", "plan.bin", "plan.bin", "artifacts/kernels.o"]));
     let mut bytes = fs::read(place.subject.join(file)).unwrap();
-    let said = damaged(rng, &mut bytes);
+    let change = damaged(rng, &mut bytes);
     write(place, file, &bytes);
-    format!("`{}`, its hash made to fit: {said}", file.display())
+    format!("`{}`, its hash made to fit: {change}", file.display())
 }
 
-/// Everything else: weights, the Graph, decisions, tokenizer, packages.
-pub(crate) fn data(rng: &mut Rng, place: &mut Place) -> String {
+/// Damages other files: weights, the Graph, decisions, tokenizer, packages.
+pub(crate) fn data(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let code =
         |p: &PathBuf| p.ends_with("plan.bin") || p.ends_with("kernels.o") || p.ends_with("manifest.json");
     let files: Vec<_> = files::all(place).into_iter().filter(|p| !code(p)).collect();
     let file = rng.pick(&files).clone();
     let mut bytes = fs::read(place.subject.join(&file)).unwrap();
     let is_json = file.extension().is_some_and(|e| e == "json");
-    let said = match (is_json, String::from_utf8(bytes.clone())) {
+    let change = match (is_json, String::from_utf8(bytes.clone())) {
         (true, Ok(mut whole)) => {
-            let said = text::change(rng, &mut whole);
+            let change = text::change(rng, &mut whole);
             bytes = whole.into_bytes();
-            said
+            change
         }
         (false, Ok(mut whole)) if rng.below(2) == 0 => {
-            let said = numbers(rng, &mut whole);
+            let change = numbers(rng, &mut whole);
             bytes = whole.into_bytes();
-            said
+            change
         }
         _ => damaged(rng, &mut bytes),
     };
     write(place, &file, &bytes);
-    format!("`{}`, its hash made to fit: {said}", file.display())
+    format!("`{}`, its hash made to fit: {change}", file.display())
 }
 
-/// Puts another number in place of one of a text.
+/// Replaces a number in a text.
 fn numbers(rng: &mut Rng, text: &mut String) -> String {
     let digit = |c: char| c.is_ascii_digit();
     let mut places = Vec::new();
@@ -122,12 +121,12 @@ fn numbers(rng: &mut Rng, text: &mut String) -> String {
         "x",
         "-1",
     ]);
-    let said = format!("{new} in place of {} at {}", &text[range.clone()], range.start);
+    let change = format!("{new} in place of {} at {}", &text[range.clone()], range.start);
     text.replace_range(range, new);
-    said
+    change
 }
 
-/// A bundle that was built of damaged files must be valid, and hold nothing of files elsewhere.
+/// A bundle built from damaged files must be valid, and contain nothing from files outside of the checkpoint.
 pub(crate) fn sound(bundle: &Path) -> Result<(), String> {
     for secret in tensors::secrets() {
         if let Some(file) = holds(bundle, &secret) {

@@ -1,4 +1,4 @@
-//! A case: drawn from a number, set up in a folder of its own, run and judged.
+//! A case: drawn by its number, set up in a folder of its own, executed and judged.
 
 use super::bases::{self, Bases, RECIPES, Source};
 use super::judge::{self, listing};
@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Base that is damaged.
+/// The base that is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
     Checkpoint(Source),
-    /// By its place in [`RECIPES`].
+    /// By its index in [`RECIPES`].
     Bundle(usize),
 }
 
@@ -25,10 +25,10 @@ pub(crate) enum Base {
 pub(crate) struct Kind {
     /// Name for `--only`.
     pub(crate) name: &'static str,
-    /// Does it, and says what was done.
-    damage: fn(&mut Rng, &mut Place) -> String,
+    /// Applies the damage, and describes it.
+    damage: fn(&mut Rng, &mut CaseFolders) -> String,
     checkpoints: bool,
-    /// Commands for bundles that were damaged so; nothing: they are not damaged so.
+    /// Subcommands for bundles with this damage; empty if bundles do not get it.
     bundles: &'static [&'static [Subcommand]],
 }
 
@@ -52,45 +52,45 @@ pub(crate) const KINDS: [Kind; 12] = [
 
 /// Folders of a case.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct CaseFolders {
     folder: TempDir,
-    /// The folder that commands run in; it holds the subject, `model.toml` and `text.txt`.
+    /// The folder in which commands run; it has the subject, `model.toml` and `text.txt`.
     pub(crate) work: PathBuf,
     /// The checkpoint or the bundle.
     pub(crate) subject: PathBuf,
-    /// A folder that nothing of the subject may lead to.
+    /// A folder whose files must not be read by way of the subject.
     pub(crate) outside: PathBuf,
-    /// A `model.toml` with every key, for a checkpoint.
+    /// For a checkpoint: a `model.toml` with every key.
     pub(crate) template: String,
-    /// A file that is cut while the subcommand runs.
-    pub(crate) later: Option<Cut>,
+    /// A file that is truncated while the subcommand runs.
+    pub(crate) later: Option<Truncation>,
 }
 
-/// A file that is cut to a length after a time.
+/// A file that is truncated to a length after some time.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct Truncation {
     pub(crate) path: PathBuf,
     pub(crate) whole: Vec<u8>,
     pub(crate) length: u64,
     pub(crate) after: Duration,
 }
 
-impl Cut {
+impl Truncation {
     fn happen(&self) {
         std::thread::sleep(self.after);
         fs::OpenOptions::new().write(true).open(&self.path).unwrap().set_len(self.length).unwrap();
     }
 
-    /// The file as it was, in its place: not another one.
+    /// Restores the file in place, without creating another.
     fn undo(&self) {
         fs::write(&self.path, &self.whole).unwrap();
     }
 }
 
-/// Stands in every file outside of the subject.
+/// Text in every file outside of the subject.
 pub(crate) const SECRET: &str = "a-secret-that-lies-elsewhere";
 
-/// A case.
+/// A case: damage, base and subcommand.
 pub(crate) struct Case {
     pub(crate) number: u64,
     pub(crate) kind: &'static Kind,
@@ -110,7 +110,7 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// The case of a number.
+    /// Draws the case with this number.
     pub(crate) fn draw(seed: u64, number: u64) -> Self {
         let mut rng = Rng::new(seed, number);
         let of_checkpoint = rng.below(5) < 3;
@@ -126,8 +126,8 @@ impl Case {
         Self { number, kind, base, subcommand, rng }
     }
 
-    /// Runs it: the exit code, or what is wrong; `None` where this machine cannot build the base. With `keep`
-    /// the folder of a case that fails stays.
+    /// Runs the case. Returns the exit code, or what is wrong; `None` if this machine cannot build the base.
+    /// With `keep`, the folder of a failed case is kept.
     pub(crate) fn run(&self, bases: &Bases, keep: bool) -> Result<Option<u8>, String> {
         let Some(mut place) = self.place(bases) else { return Ok(None) };
         let mut rng = self.rng.clone();
@@ -144,7 +144,7 @@ impl Case {
     }
 
     /// A folder with a copy of the base.
-    fn place(&self, bases: &Bases) -> Option<Place> {
+    fn place(&self, bases: &Bases) -> Option<CaseFolders> {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         for name in ["work", "outside", "tmp", "cache", "home"] {
@@ -169,12 +169,12 @@ impl Case {
             template = fs::read_to_string(work.join("all.toml")).unwrap();
             fs::remove_file(work.join("all.toml")).unwrap();
         }
-        let place = Place { subject: work.join(subject), work, outside, template, later: None, folder };
+        let place = CaseFolders { subject: work.join(subject), work, outside, template, later: None, folder };
         tensors::plant(&place);
         Some(place)
     }
 
-    fn judged(&self, place: &Place, base: Option<PathBuf>) -> Result<u8, String> {
+    fn judged(&self, place: &CaseFolders, base: Option<PathBuf>) -> Result<u8, String> {
         let at = |name: &str| place.folder.path().join(name);
         let mut command = moec();
         command.args(self.subcommand.arguments(place, base)).current_dir(&place.work);
@@ -191,8 +191,8 @@ impl Case {
         judge::verdict(&outcome)?;
         let mut well = outcome.code == Some(0);
         if let Some(cut) = place.later.as_ref().filter(|_| !well) {
-            // Who loses a page that it was reading can only end; what is left goes when the same is run again
-            // on whole files.
+            // A process that loses a mapped page cannot clean up. Its files are removed when the same command
+            // runs again on the restored file.
             cut.undo();
             let again = judge::run(&command, || ());
             judge::verdict(&again).map_err(|why| format!("of the whole file: {why}"))?;
@@ -201,7 +201,7 @@ impl Case {
         let inside = |path: &Path| path.strip_prefix(place.folder.path()).unwrap().to_owned();
         let made = self.subcommand.makes.filter(|_| well).map(|name| inside(&place.work.join(name)));
         let cut = place.later.iter().map(|cut| inside(&cut.path));
-        // Notes of what was packed stay, for the next build of the same weights.
+        // Records of packed weights remain for the next build with the same weights.
         let kept = ["cache/packed", "cache/objects"].map(PathBuf::from);
         let may: Vec<PathBuf> = made.into_iter().chain(cut).chain(kept).collect();
         let changes = judge::changes(&before, &listing(place.folder.path()), &may);
@@ -210,7 +210,7 @@ impl Case {
                 "exit code {:?}, and {}; it said:\n{}",
                 outcome.code,
                 changes.join(", "),
-                outcome.said
+                outcome.stderr
             ));
         }
         let built = place.work.join(BUILT);
@@ -221,8 +221,9 @@ impl Case {
     }
 }
 
-/// Tools that write packages, where they are installed; looked up once, since their absence is reported.
+/// Tools that write packages, if they are installed. They are looked up once, since their absence is
+/// reported.
 pub(crate) fn coreml_once() -> Option<&'static [(&'static str, PathBuf); 2]> {
-    static FOUND: std::sync::OnceLock<Option<[(&'static str, PathBuf); 2]>> = std::sync::OnceLock::new();
-    FOUND.get_or_init(coreml).as_ref()
+    static HELPERS: std::sync::OnceLock<Option<[(&'static str, PathBuf); 2]>> = std::sync::OnceLock::new();
+    HELPERS.get_or_init(coreml).as_ref()
 }

@@ -1,6 +1,6 @@
-//! Damage to files as such: bytes, lengths, and what stands in a file's place.
+//! Damage to files: their bytes, their lengths, and other kinds of files in their place.
 
-use super::case::{Cut, Place};
+use super::case::{CaseFolders, Truncation};
 use super::judge::listing;
 use super::rng::Rng;
 use std::ffi::OsStr;
@@ -12,13 +12,13 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Regular files of the subject, as paths inside of it.
-pub(crate) fn all(place: &Place) -> Vec<PathBuf> {
+pub(crate) fn all(place: &CaseFolders) -> Vec<PathBuf> {
     let files = listing(&place.subject).into_keys();
     files.filter(|p| place.subject.join(p).is_file() && !p.starts_with("runner")).collect()
 }
 
-/// One of them. Those of a checkpoint that carry weight are met more often than notes beside them.
-fn one(rng: &mut Rng, place: &Place) -> PathBuf {
+/// A random file. Important files of a checkpoint are chosen more often.
+fn one(rng: &mut Rng, place: &CaseFolders) -> PathBuf {
     let mut files = all(place);
     let notes =
         |p: &PathBuf| p.extension().is_some_and(|e| e == "md") || p.ends_with("reference_metrics.json");
@@ -29,7 +29,7 @@ fn one(rng: &mut Rng, place: &Place) -> PathBuf {
 /// Changes some bytes of a text or of a binary, in its first part or anywhere.
 pub(crate) fn flip(rng: &mut Rng, bytes: &mut [u8]) -> String {
     let within = if rng.below(2) == 0 { bytes.len().min(512) } else { bytes.len() };
-    let mut said = Vec::new();
+    let mut changes = Vec::new();
     for _ in 0..=rng.below(8) {
         let at = rng.below(within);
         let new = match rng.below(4) {
@@ -40,22 +40,22 @@ pub(crate) fn flip(rng: &mut Rng, bytes: &mut [u8]) -> String {
         };
         if let Some(byte) = bytes.get_mut(at) {
             *byte = new;
-            said.push(format!("{at}={new:#04x}"));
+            changes.push(format!("{at}={new:#04x}"));
         }
     }
-    said.join(" ")
+    changes.join(" ")
 }
 
-pub(crate) fn bytes(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn bytes(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let file = one(rng, place);
     let path = place.subject.join(&file);
     let mut bytes = fs::read(&path).unwrap();
-    let said = flip(rng, &mut bytes);
+    let changes = flip(rng, &mut bytes);
     fs::write(&path, bytes).unwrap();
-    format!("`{}` with bytes {said}", file.display())
+    format!("`{}` with bytes {changes}", file.display())
 }
 
-pub(crate) fn size(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn size(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let file = one(rng, place);
     let path = place.subject.join(&file);
     let length = fs::metadata(&path).unwrap().len();
@@ -63,7 +63,8 @@ pub(crate) fn size(rng: &mut Rng, place: &mut Place) -> String {
         0 => 0,
         1 => length.saturating_sub(1),
         2 => length + 1,
-        // Holes: long, and nothing on the disk. Weights are mapped, and the limits leave room for this much.
+        // Sparse: long, but without blocks on the disk. Weights are mapped, and the memory limit has room for
+        // this.
         3 => length + (64 << 20),
         4 if weights(&file) => length + (256 << 20),
         4 => 1 << 40,
@@ -78,20 +79,20 @@ fn weights(file: &Path) -> bool {
     file.extension().is_some_and(|e| e == "safetensors") || file.starts_with("weights")
 }
 
-pub(crate) fn missing(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn missing(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let file = one(rng, place);
     fs::remove_file(place.subject.join(&file)).unwrap();
     format!("`{}` is missing", file.display())
 }
 
-/// Replacement of a file: name, and how it is put there. The file itself is gone by then; a copy is outside.
+/// Replacement of a file: its description, and how it is created. The original has been moved outside.
 type Instead = (&'static str, fn(&Path, &Path));
 
 const INSTEAD: [Instead; 12] = [
     ("a folder", |path, _| fs::create_dir(path).unwrap()),
     ("a FIFO", |path, _| assert!(Command::new("mkfifo").arg(path).status().unwrap().success())),
     ("a socket", |path, _| {
-        // The path of a socket may have some hundred bytes; where it is longer nothing stands there.
+        // The path of a socket is limited to about 100 bytes; if it is longer, the file is missing.
         drop(std::os::unix::net::UnixListener::bind(path));
     }),
     ("a link to /dev/zero", |path, _| symlink("/dev/zero", path).unwrap()),
@@ -107,22 +108,22 @@ const INSTEAD: [Instead; 12] = [
         symlink(fifo, path).unwrap();
     }),
     ("unreadable", |path, copy| {
-        // Its own bytes: root can read them in spite of that.
+        // A copy of the original bytes, since root can read the file nevertheless.
         fs::copy(original(copy), path).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(0o0)).unwrap();
     }),
 ];
 
-/// Path of the file itself when something is in its place.
+/// Path of the original of a replaced file.
 fn original(copy: &Path) -> PathBuf {
     copy.with_extension("original")
 }
 
-pub(crate) fn replaced(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn replaced(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let file = one(rng, place);
     let path = place.subject.join(&file);
     let copy = place.outside.join(file.file_name().unwrap());
-    // Files outside hold a secret (`tensors::plant`); other files are copied there as they are.
+    // Files outside have a secret (`tensors::plant`); other files are copied there unchanged.
     if !copy.exists() {
         fs::copy(&path, &copy).unwrap();
     }
@@ -132,7 +133,7 @@ pub(crate) fn replaced(rng: &mut Rng, place: &mut Place) -> String {
     format!("`{}` is {what}", file.display())
 }
 
-/// Names that folders seldom have.
+/// Unusual file names.
 const NAMES: [&[u8]; 8] = [
     b"two\nlines",
     b"no \xff utf-8",
@@ -144,10 +145,10 @@ const NAMES: [&[u8]; 8] = [
     &[b'n'; 200],
 ];
 
-pub(crate) fn named(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn named(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let name = OsStr::from_bytes(rng.pick::<&[u8]>(&NAMES));
     if rng.below(3) == 0 {
-        // An extra file, beside the others.
+        // An additional file.
         fs::write(place.subject.join(name), "a note").unwrap();
         return format!("a file `{}` beside the others", name.to_string_lossy().escape_debug());
     }
@@ -161,14 +162,14 @@ pub(crate) fn named(rng: &mut Rng, place: &mut Place) -> String {
     format!("a folder `{}`", name.to_string_lossy().escape_debug())
 }
 
-/// A file of weights is cut while the subcommand reads it.
-pub(crate) fn cut(rng: &mut Rng, place: &mut Place) -> String {
+/// A weight file is truncated while the subcommand reads it.
+pub(crate) fn cut(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let files: Vec<_> = all(place).into_iter().filter(|f| weights(f)).collect();
     let file = rng.pick(&files);
     let path = place.subject.join(file);
     let whole = fs::read(&path).unwrap();
     let length = rng.next() % whole.len() as u64 / 4096 * 4096;
     let after = Duration::from_millis(rng.next() % 400);
-    place.later = Some(Cut { path, whole, length, after });
+    place.later = Some(Truncation { path, whole, length, after });
     format!("`{}` is cut to {length} bytes after {} ms", file.display(), after.as_millis())
 }

@@ -1,4 +1,4 @@
-//! Verdict on a command that met damaged files.
+//! Verdict on a command that read damaged files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,12 +10,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use wait_timeout::ChildExt as _;
 
-/// The longest that a command may take. The slowest take some seconds on a machine of their own, a minute on
-/// one that is shared.
+/// Time limit of a command. The slowest take some seconds alone on a machine, and a minute on a shared one.
 const DEADLINE: Duration = Duration::from_mins(5);
-/// Most memory of a process, in KiB of addresses. Builds of these models take less than 600 MiB.
+/// Limit of a process's address space in KiB. Builds of these models take less than 600 MiB.
 const MEMORY: u64 = 1536 << 10;
-/// Longest file that a process may write, in blocks of 512 or 1024 bytes, as the shell counts.
+/// Limit of a file's length, in blocks of 512 or 1024 bytes, depending on the shell.
 const FILE: u64 = 128 << 11;
 
 /// Outcome of a command.
@@ -26,12 +25,12 @@ pub(crate) struct Outcome {
     /// The signal.
     pub(crate) signal: Option<i32>,
     /// Its standard error.
-    pub(crate) said: String,
+    pub(crate) stderr: String,
     /// Whether it had to be killed.
     pub(crate) hung: bool,
 }
 
-/// Runs a command under the limits; `meanwhile` runs beside it.
+/// Runs a command under the limits; `meanwhile` runs in parallel.
 pub(crate) fn run(command: &Command, meanwhile: impl FnOnce()) -> Outcome {
     let mut limited = Command::new("sh");
     let limits = format!("ulimit -c 0; ulimit -v {MEMORY}; ulimit -f {FILE}; exec \"$0\" \"$@\"");
@@ -54,20 +53,20 @@ pub(crate) fn run(command: &Command, meanwhile: impl FnOnce()) -> Outcome {
     meanwhile();
     let ended = child.wait_timeout(DEADLINE).unwrap();
     if ended.is_none() {
-        // Its helpers, too: they hold the pipe.
+        // The whole process group, since helper processes hold the pipe open.
         let group = format!("-{}", child.id());
         Command::new("kill").args(["-KILL", "--", &group]).status().unwrap();
         child.wait().unwrap();
     }
-    let said = reader.join().unwrap();
+    let stderr = reader.join().unwrap();
     let (code, signal) = (ended.and_then(|s| s.code()), ended.and_then(|s| s.signal()));
-    Outcome { code, signal, said, hung: ended.is_none() }
+    Outcome { code, signal, stderr, hung: ended.is_none() }
 }
 
-/// Fails if a command ended in a way that it must not.
+/// Fails if a command crashed, hung, or failed without a proper message.
 pub(crate) fn verdict(outcome: &Outcome) -> Result<(), String> {
-    let said = &outcome.said;
-    let wrong = |why: String| Err(format!("{why}; it said:\n{}", shortened(said)));
+    let stderr = &outcome.stderr;
+    let wrong = |why: String| Err(format!("{why}; it said:\n{}", shortened(stderr)));
     if outcome.hung {
         return wrong(format!("it hangs: not done in {} s", DEADLINE.as_secs()));
     }
@@ -79,17 +78,17 @@ pub(crate) fn verdict(outcome: &Outcome) -> Result<(), String> {
     }
     if let Some(word) = ["panicked", "stack overflow", "out of memory", "annot allocate", "a bug in moec"]
         .iter()
-        .find(|w| said.contains(**w))
+        .find(|w| stderr.contains(**w))
     {
         return wrong(format!("`{word}`"));
     }
     if outcome.code == Some(0) {
         return Ok(());
     }
-    let Some(error) = said.find("error: ").map(|at| &said[at..]) else {
+    let Some(error) = stderr.find("error: ").map(|at| &stderr[at..]) else {
         return wrong(format!("exit code {:?} and no error", outcome.code));
     };
-    // Files, keys, tensors and options are in backticks; those of the command line in quotes.
+    // Files, keys, tensors and options are in backticks; arguments of the command line are in quotes.
     let error = error.split("\nhint").next().unwrap_or(error);
     if !error.contains('`') && !error.contains('\'') {
         return wrong("the error names nothing".to_owned());
@@ -97,13 +96,13 @@ pub(crate) fn verdict(outcome: &Outcome) -> Result<(), String> {
     Ok(())
 }
 
-fn shortened(said: &str) -> String {
-    let lines: Vec<&str> = said.lines().collect();
+fn shortened(stderr: &str) -> String {
+    let lines: Vec<&str> = stderr.lines().collect();
     let from = lines.len().saturating_sub(12);
     lines[from..].iter().flat_map(|l| "    ".chars().chain(l.chars().take(300)).chain(['\n'])).collect()
 }
 
-/// Listing of a folder: of every entry its kind, length, time and target.
+/// Listing of a folder: kind, length, time and link target of every entry.
 pub(crate) type Listing = BTreeMap<PathBuf, (u32, u64, i64, i64, Option<PathBuf>)>;
 
 /// Lists a folder without opening a file.
@@ -113,7 +112,7 @@ pub(crate) fn listing(folder: &Path) -> Listing {
             let path = entry.unwrap().path();
             let about = fs::symlink_metadata(&path).unwrap();
             let name = path.strip_prefix(root).unwrap().to_owned();
-            // The time of a folder changes with files that come and go, which may be.
+            // The times of folders change with temporary files, which are permitted.
             let (time, nanos) = if about.is_dir() { (0, 0) } else { (about.mtime(), about.mtime_nsec()) };
             let length = if about.is_dir() { 0 } else { about.len() };
             out.insert(name, (about.mode(), length, time, nanos, fs::read_link(&path).ok()));
@@ -142,7 +141,7 @@ pub(crate) fn changes(before: &Listing, after: &Listing, may: &[PathBuf]) -> Vec
         .collect()
 }
 
-/// A file below a folder that holds these bytes.
+/// Finds a file below a folder that contains these bytes.
 pub(crate) fn holds(folder: &Path, bytes: &[u8]) -> Option<PathBuf> {
     let found = |(path, (mode, ..)): (PathBuf, (u32, u64, i64, i64, Option<PathBuf>))| {
         const REGULAR: u32 = 0o100_000;

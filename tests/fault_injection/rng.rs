@@ -1,11 +1,11 @@
-//! Numbers that follow from a seed: SplitMix64 (Steele, Lea, Flood, 2014).
+//! Random numbers from a seed: SplitMix64 (Steele, Lea, Flood, 2014).
 
-/// A stream of numbers.
+/// A sequence of random numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// The stream of a case.
+    /// The random numbers of a case.
     pub(crate) fn new(seed: u64, number: u64) -> Self {
         let mut rng = Self(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95));
         rng.next();
@@ -21,12 +21,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`; 0 where `n` is 0.
+    /// A number below `n`; 0 if `n` is 0.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % (n as u64).max(1)) as usize
     }
 
-    /// One of several.
+    /// A random element.
     pub(crate) fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
     }

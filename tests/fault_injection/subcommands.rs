@@ -1,16 +1,16 @@
 //! Commands that are run on damaged files.
 
-use super::case::Place;
+use super::case::CaseFolders;
 use super::rng::Rng;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// A subcommand and its arguments. `HF` stands for the checkpoint's folder, `IN` for the bundle's.
+/// A subcommand and its arguments. `HF` is the checkpoint's folder, `IN` the bundle's.
 #[derive(Debug)]
 pub(crate) struct Subcommand {
     pub(crate) name: &'static str,
     args: &'static [&'static str],
-    /// Path that may be there afterwards, if it succeeds.
+    /// Path that may exist afterwards if the subcommand succeeds.
     pub(crate) makes: Option<&'static str>,
 }
 
@@ -22,10 +22,10 @@ const fn making(name: &'static str, args: &'static [&'static str], makes: &'stat
     Subcommand { name, args, makes: Some(makes) }
 }
 
-/// Name of the bundle of `build`.
+/// Name of the bundle that `build` creates.
 pub(crate) const BUILT: &str = "out.moec";
 
-/// Subcommands of a checkpoint; `build` more than once, since most is read there.
+/// Subcommands for checkpoints. `build` is listed more than once, since it reads the most.
 pub(crate) const OF_CHECKPOINTS: [Subcommand; 9] = [
     making("init", &["init", "HF", "-o", "out.toml"], "out.toml"),
     subcommand("inspect", &["inspect", "HF"]),
@@ -61,7 +61,7 @@ pub(crate) const OF_CHECKPOINTS: [Subcommand; 9] = [
     subcommand("verify --source", &["verify", "BASE", "--source", "HF"]),
 ];
 
-/// Subcommands of a bundle that execute nothing of it.
+/// Subcommands for bundles that do not execute their code.
 pub(crate) const READING: [Subcommand; 6] = [
     subcommand("inspect", &["inspect", "IN"]),
     subcommand("inspect --json", &["inspect", "IN", "--json"]),
@@ -71,7 +71,7 @@ pub(crate) const READING: [Subcommand; 6] = [
     subcommand("simulate", &["simulate", "IN", "--prompt", "32", "--decode", "2"]),
 ];
 
-/// Subcommands of a bundle that execute it.
+/// Subcommands for bundles that execute their code.
 pub(crate) const EXECUTING: [Subcommand; 6] = [
     subcommand("verify", &["verify", "IN"]),
     subcommand("generate", &["run", "IN", "generate", "--ids", "1,2,3", "-n", "4"]),
@@ -86,19 +86,19 @@ pub(crate) const EXECUTING: [Subcommand; 6] = [
 ];
 
 impl Subcommand {
-    /// One of a list.
+    /// A random subcommand of a list.
     pub(crate) fn draw(rng: &mut Rng, of: &[&'static [Subcommand]]) -> &'static Subcommand {
         let all: Vec<&Subcommand> = of.iter().flat_map(|list| list.iter()).collect();
         all[rng.below(all.len())]
     }
 
-    /// Whether it takes a bundle of the checkpoint as it was.
+    /// Whether it needs a bundle of the undamaged checkpoint.
     pub(crate) fn takes_base(&self) -> bool {
         self.args.contains(&"BASE")
     }
 
-    /// The arguments in a place.
-    pub(crate) fn arguments(&self, place: &Place, base: Option<PathBuf>) -> Vec<OsString> {
+    /// The arguments for a case's folders.
+    pub(crate) fn arguments(&self, place: &CaseFolders, base: Option<PathBuf>) -> Vec<OsString> {
         let word = |word: &&str| match *word {
             "HF" | "IN" => place.subject.clone().into_os_string(),
             "BASE" => base.clone().unwrap_or_default().into_os_string(),

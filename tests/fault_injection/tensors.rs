@@ -1,6 +1,6 @@
 //! Damage to safetensors: headers, offsets, and the index of shards.
 
-use super::case::{Place, SECRET};
+use super::case::{CaseFolders, SECRET};
 use super::rng::Rng;
 use super::text;
 use serde_json::{Map, Value, json};
@@ -8,11 +8,11 @@ use std::fs;
 
 /// Name of a checkpoint's weights.
 const WEIGHTS: &str = "model.safetensors";
-/// Of two bytes each, the number that norms outside of the subject hold, so that packed weights show where
+/// Value of all norms in checkpoints outside of the subject, as two bytes. Packed weights then show where
 /// they come from.
 const MARK: [u8; 2] = [0x6f, 0x4e];
 
-/// Header and data of a file.
+/// Header and data of a safetensors file.
 fn parts(bytes: &[u8]) -> (Map<String, Value>, &[u8]) {
     let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     (serde_json::from_slice(&bytes[8..end]).unwrap(), &bytes[end..])
@@ -22,8 +22,8 @@ fn whole(length: u64, header: &[u8], data: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes(), header, data].concat()
 }
 
-/// Puts files with a secret outside of the subject, under the names that a checkpoint has.
-pub(crate) fn plant(place: &Place) {
+/// Writes files with a secret outside of the subject, with the names that a checkpoint's files have.
+pub(crate) fn plant(place: &CaseFolders) {
     for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
         if let Ok(text) = fs::read_to_string(place.subject.join(name)) {
             let secret = text.replacen('{', &format!("{{\"{SECRET}\": \"{SECRET}\",\n"), 1);
@@ -46,12 +46,12 @@ pub(crate) fn plant(place: &Place) {
     }
 }
 
-/// Bytes that a bundle must not hold: the secret, and the numbers of the norms outside, as f32.
+/// Bytes that a bundle must not contain: the secret, and the norms of outside checkpoints, as f32.
 pub(crate) fn secrets() -> [Vec<u8>; 2] {
     [SECRET.as_bytes().to_vec(), [0, 0, MARK[0], MARK[1]].repeat(16)]
 }
 
-pub(crate) fn header(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn header(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let path = place.subject.join(WEIGHTS);
     let bytes = fs::read(&path).unwrap();
     let (mut header, data) = parts(&bytes);
@@ -59,7 +59,7 @@ pub(crate) fn header(rng: &mut Rng, place: &mut Place) -> String {
     let [one, other] = [rng.pick(&names).clone(), rng.pick(&names).clone()];
     let length = data.len() as u64;
     let usual = serde_json::to_vec(&header).unwrap();
-    let (said, new) = match rng.below(8) {
+    let (damage, new) = match rng.below(8) {
         0 => {
             let n = usual.len() as u64;
             let lengths =
@@ -69,11 +69,11 @@ pub(crate) fn header(rng: &mut Rng, place: &mut Place) -> String {
         }
         1 => {
             let mut text = String::from_utf8(usual).unwrap();
-            let said = text::change(rng, &mut text);
-            (said, whole(text.len() as u64, text.as_bytes(), data))
+            let damage = text::change(rng, &mut text);
+            (damage, whole(text.len() as u64, text.as_bytes(), data))
         }
         2 => {
-            // Once more the same name, with another place.
+            // The same name a second time, with other offsets.
             let text = String::from_utf8(usual).unwrap();
             let twice = format!("{{{}:{},{}", json!(one), header[&other], &text[1..]);
             (format!("`{one}` twice"), whole(twice.len() as u64, twice.as_bytes(), data))
@@ -148,17 +148,17 @@ pub(crate) fn header(rng: &mut Rng, place: &mut Place) -> String {
                 json!(null),
             ];
             let at = rng.pick(&places).clone();
-            let said = format!("`{one}` at {at}");
+            let damage = format!("`{one}` at {at}");
             header[&one]["data_offsets"] = at;
             let text = serde_json::to_vec(&header).unwrap();
-            (said, whole(text.len() as u64, &text, data))
+            (damage, whole(text.len() as u64, &text, data))
         }
     };
     fs::write(&path, new).unwrap();
-    format!("`{WEIGHTS}`: {said}")
+    format!("`{WEIGHTS}`: {damage}")
 }
 
-pub(crate) fn shards(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn shards(rng: &mut Rng, place: &mut CaseFolders) -> String {
     const SHARD: &str = "model-00001-of-00001.safetensors";
     let single = place.subject.join(WEIGHTS);
     let bytes = fs::read(&single).unwrap();
@@ -189,23 +189,24 @@ pub(crate) fn shards(rng: &mut Rng, place: &mut Place) -> String {
         json!("link.safetensors"),
     ];
     let new = rng.pick(&elsewhere).clone();
-    let mut said = format!("index with `{one}` in {}", new.to_string().chars().take(60).collect::<String>());
+    let mut damage =
+        format!("index with `{one}` in {}", new.to_string().chars().take(60).collect::<String>());
     if new == "link.safetensors" {
         std::os::unix::fs::symlink(&outside, place.subject.join("link.safetensors")).unwrap();
     }
-    // The one tensor, or all of them.
+    // Only that tensor, or all of them.
     if rng.below(2) == 0 {
         for value in map.values_mut() {
             value.clone_from(&new);
         }
-        said += ", as all are";
+        damage += ", as all are";
     } else {
         map.insert(one, new);
     }
     let mut text = json!({"metadata": {"total_size": bytes.len()}, "weight_map": map}).to_string();
     if rng.below(4) == 0 {
-        said = format!("{said}; {}", text::change(rng, &mut text));
+        damage = format!("{damage}; {}", text::change(rng, &mut text));
     }
     fs::write(place.subject.join("model.safetensors.index.json"), text).unwrap();
-    said
+    damage
 }

@@ -1,6 +1,6 @@
-//! Damage to texts: numbers, keys and nesting of JSON and of `model.toml`.
+//! Damage to texts: numbers, keys and nesting of JSON and `model.toml`.
 
-use super::case::Place;
+use super::case::CaseFolders;
 use super::files;
 use super::rng::Rng;
 use std::fs;
@@ -32,7 +32,7 @@ const WILD: [&str; 22] = [
     "\"\\u0000\\ud800\"",
 ];
 
-/// Levels of nesting that are more than anyone's stack holds.
+/// More levels of nesting than any stack has room for.
 const DEEP: usize = 100_000;
 
 fn wild(rng: &mut Rng) -> String {
@@ -45,7 +45,7 @@ fn wild(rng: &mut Rng) -> String {
     }
 }
 
-/// Places of the values of a JSON text other than objects and lists, and of its keys.
+/// Ranges of scalar values in a JSON text, and of its keys.
 fn places(text: &str) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
     let (mut values, mut keys) = (Vec::new(), Vec::new());
     let bytes = text.as_bytes();
@@ -73,7 +73,7 @@ fn places(text: &str) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
 
 /// Changes a JSON text in one or two places.
 pub(crate) fn change(rng: &mut Rng, text: &mut String) -> String {
-    let mut said = Vec::new();
+    let mut changes = Vec::new();
     for _ in 0..=rng.below(2) {
         let (values, keys) = places(text);
         if values.is_empty() || keys.is_empty() {
@@ -87,11 +87,11 @@ pub(crate) fn change(rng: &mut Rng, text: &mut String) -> String {
                 let value = wild(rng);
                 let open = text.find('{').unwrap_or(0) + 1;
                 text.insert_str(open, &format!("{key}: {value},"));
-                said.push(format!("{} twice, the other {}", short(&key), short(&value)));
+                changes.push(format!("{} twice, the other {}", short(&key), short(&value)));
             }
             1 => {
                 let range = rng.pick(&keys).clone();
-                said.push(format!("no {}", short(&text[range.clone()])));
+                changes.push(format!("no {}", short(&text[range.clone()])));
                 text.replace_range(range, "\"another\"");
             }
             _ => {
@@ -99,7 +99,7 @@ pub(crate) fn change(rng: &mut Rng, text: &mut String) -> String {
                 let value = wild(rng);
                 let before: String =
                     text[..range.start].chars().rev().take(40).collect::<Vec<_>>().iter().rev().collect();
-                said.push(format!(
+                changes.push(format!(
                     "{before:?} then {} in place of {}",
                     short(&value),
                     short(&text[range.clone()])
@@ -108,15 +108,15 @@ pub(crate) fn change(rng: &mut Rng, text: &mut String) -> String {
             }
         }
     }
-    said.join("; ")
+    changes.join("; ")
 }
 
-pub(crate) fn json(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn json(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let is_json = |p: &std::path::PathBuf| {
         p.extension().is_some_and(|e| e == "json") && !p.ends_with("reference_metrics.json")
     };
     let mut found: Vec<_> = files::all(place).into_iter().filter(is_json).collect();
-    // The one that says the most.
+    // The most important file.
     let main: Vec<_> = found
         .iter()
         .filter(|p| p.ends_with("config.json") || p.ends_with("manifest.json"))
@@ -126,9 +126,9 @@ pub(crate) fn json(rng: &mut Rng, place: &mut Place) -> String {
     let file = rng.pick(&found);
     let path = place.subject.join(file);
     let mut text = fs::read_to_string(&path).unwrap();
-    let said = change(rng, &mut text);
+    let changes = change(rng, &mut text);
     fs::write(&path, text).unwrap();
-    format!("`{}`: {said}", file.display())
+    format!("`{}`: {changes}", file.display())
 }
 
 /// Replacements of a value of `model.toml`.
@@ -167,10 +167,10 @@ const VALUES: [&str; 32] = [
     "[64, 63]",
 ];
 
-pub(crate) fn toml(rng: &mut Rng, place: &mut Place) -> String {
+pub(crate) fn toml(rng: &mut Rng, place: &mut CaseFolders) -> String {
     let mut lines: Vec<String> = place.template.lines().map(str::to_owned).collect();
     let keyed = |l: &&(usize, String)| !l.1.starts_with('#') && l.1.contains(" = ");
-    let mut said = Vec::new();
+    let mut changes = Vec::new();
     for _ in 0..=rng.below(3) {
         let numbered: Vec<(usize, String)> = lines.iter().cloned().enumerate().collect();
         let keys: Vec<&(usize, String)> = numbered.iter().filter(keyed).collect();
@@ -181,7 +181,7 @@ pub(crate) fn toml(rng: &mut Rng, place: &mut Place) -> String {
             1 => format!("{key} = 1"),
             _ => (*rng.pick(&VALUES)).to_owned(),
         };
-        said.push(format!("{key} = {}", value.chars().take(40).collect::<String>()));
+        changes.push(format!("{key} = {}", value.chars().take(40).collect::<String>()));
         match rng.below(10) {
             0 => lines.insert(*at, format!("{key} = {value}")),
             1 => lines.insert(*at, format!("[{key}]\n{value}")),
@@ -189,5 +189,5 @@ pub(crate) fn toml(rng: &mut Rng, place: &mut Place) -> String {
         }
     }
     fs::write(place.work.join("model.toml"), lines.join("\n")).unwrap();
-    format!("`model.toml` with {}", said.join("; "))
+    format!("`model.toml` with {}", changes.join("; "))
 }

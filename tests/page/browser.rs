@@ -1,4 +1,4 @@
-//! Chromium without a window, driven by DevTools' protocol over two pipes.
+//! Headless Chromium, controlled by the DevTools protocol over two pipes.
 
 use crate::support::clean;
 use base64::Engine as _;
@@ -11,25 +11,25 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Time that the browser, or what a page waits for, may take.
+/// Time limit of the browser, and of waiting for the page.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A browser with one page. It ends with the value.
+/// A browser with one page; dropping it ends the browser.
 pub(super) struct Browser {
     child: Child,
     commands: ChildStdin,
     messages: Receiver<Value>,
     last: u64,
-    /// Names the page in messages.
+    /// Session id of the page in messages.
     session: Option<String>,
     _profile: tempfile::TempDir,
 }
 
 impl Browser {
-    /// Starts it, and opens a page.
+    /// Starts the browser, and opens a page.
     pub(super) fn open(url: &str) -> Self {
         let profile = tempfile::tempdir().unwrap();
-        // Commands come at descriptor 3, answers go to 4.
+        // The browser reads commands from descriptor 3, and writes answers to descriptor 4.
         let mut shell = clean(Command::new("sh"));
         shell.args([
             "-c",
@@ -64,7 +64,7 @@ impl Browser {
         browser
     }
 
-    /// Sends a command, and waits for its result.
+    /// Sends a command, and returns its result.
     pub(super) fn call(&mut self, method: &str, params: Value) -> Value {
         self.last += 1;
         let mut command = json!({"id": self.last, "method": method, "params": params});
@@ -81,14 +81,14 @@ impl Browser {
         }
     }
 
-    /// The value of an expression on the page.
+    /// Value of an expression on the page.
     pub(super) fn value(&mut self, expression: &str) -> Value {
         let result = self.call("Runtime.evaluate", json!({"expression": expression, "returnByValue": true}));
         assert!(result.get("exceptionDetails").is_none(), "{expression}: {result}");
         result["result"]["value"].clone()
     }
 
-    /// The text of an expression on the page.
+    /// Text value of an expression on the page.
     pub(super) fn text(&mut self, expression: &str) -> String {
         let value = self.value(expression);
         value.as_str().unwrap_or_else(|| panic!("{expression}: {value}")).to_owned()
@@ -106,7 +106,7 @@ impl Browser {
         }
     }
 
-    /// Types a text into the empty field, and sends it with the key for that.
+    /// Types a text into the empty field, and sends it by its key.
     pub(super) fn send(&mut self, text: &str) {
         self.value("document.getElementById('text').value = ''; document.getElementById('text').focus()");
         self.call("Input.insertText", json!({"text": text}));
@@ -116,13 +116,13 @@ impl Browser {
         }
     }
 
-    /// Sends a text, and waits until the page does not stream any longer.
-    pub(super) fn ask(&mut self, text: &str) {
+    /// Sends a text, and waits until the page has received the whole answer.
+    pub(super) fn send_and_wait(&mut self, text: &str) {
         self.send(text);
         self.until("running === null && document.getElementById('stop').hidden");
     }
 
-    /// Gives the window a size, and the colours that its user prefers.
+    /// Sets the size of the window, and the preferred colour scheme.
     pub(super) fn look(&mut self, width: u32, height: u32, scheme: &str) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size);
@@ -130,7 +130,7 @@ impl Browser {
         self.call("Emulation.setEmulatedMedia", json!({"features": preferred}));
     }
 
-    /// Writes what is seen to a file.
+    /// Writes a screenshot to a file.
     pub(super) fn screenshot(&mut self, path: &Path) {
         let image = self.call("Page.captureScreenshot", json!({"format": "png"}));
         std::fs::write(path, STANDARD.decode(image["data"].as_str().unwrap()).unwrap()).unwrap();
@@ -139,7 +139,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // One that has ended is gone already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A server whose answers follow from the last message: for what a real one does seldom.
+//! A server whose answers depend only on the last message, for events that are rare with a real one.
 
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -7,30 +7,30 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// The page that is tested.
+/// The page under test.
 const PAGE: &str = include_str!("../../service/src/serve/page.html");
 
-/// Messages that it knows.
-pub(super) const THOUGHT: &str = "Think first";
+/// Messages with scripted answers.
+pub(super) const REASONING: &str = "Think first";
 pub(super) const LENGTH: &str = "Answer at length";
 pub(super) const ENDLESS: &str = "Never end";
-/// Messages with whose answers something goes wrong, and what the page says of it.
+/// Messages whose answers fail, and the page's error text.
 pub(super) const FAILURES: [(&str, &str); 3] = [
     ("Be refused", "too many sequences wait"),
     ("Fail", "the sequence cannot go on"),
     ("Break off", "the connection ended before the answer did"),
 ];
 
-/// Requests that it has seen.
+/// Requests that the server received.
 #[derive(Default)]
 pub(super) struct ReceivedRequests {
-    /// Bodies of requests for answers.
-    pub(super) asked: Vec<Value>,
-    /// Answers whose client went away before they ended.
+    /// Bodies of chat requests.
+    pub(super) bodies: Vec<Value>,
+    /// Number of answers during which the client disconnected.
     pub(super) left: usize,
 }
 
-/// Starts it; it ends with the process. Gives its address.
+/// Starts the server, which ends with the process; returns its address.
 pub(super) fn start() -> (String, Arc<Mutex<ReceivedRequests>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -39,7 +39,7 @@ pub(super) fn start() -> (String, Arc<Mutex<ReceivedRequests>>) {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let seen = Arc::clone(&shared);
-            // A client that goes away in the middle of an answer is a case of the test.
+            // Some tests disconnect in the middle of an answer.
             std::thread::spawn(move || answer(&stream, &seen).unwrap_or_default());
         }
     });
@@ -75,9 +75,10 @@ fn answer(mut stream: &TcpStream, seen: &Mutex<ReceivedRequests>) -> std::io::Re
         return whole("200 OK", "application/json", &json!({"data": [model]}).to_string());
     }
     let body: Value = serde_json::from_slice(&body).unwrap();
-    let said = body["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap().to_owned();
-    seen.lock().unwrap().asked.push(body);
-    if said == FAILURES[0].0 {
+    let question =
+        body["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap().to_owned();
+    seen.lock().unwrap().bodies.push(body);
+    if question == FAILURES[0].0 {
         let error = json!({"error": {"message": FAILURES[0].1}});
         return whole("503 Service Unavailable", "application/json", &error.to_string());
     }
@@ -86,8 +87,8 @@ fn answer(mut stream: &TcpStream, seen: &Mutex<ReceivedRequests>) -> std::io::Re
     let delta =
         |delta: Value, finish: Option<&str>| json!({"choices": [{"delta": delta, "finish_reason": finish}]});
     event(&delta(json!({"role": "assistant", "content": ""}), None))?;
-    let finish = match &*said {
-        THOUGHT => {
+    let finish = match &*question {
+        REASONING => {
             for piece in ["Two and two", " are to be added.\n", "That is easy."] {
                 event(&delta(json!({"reasoning_content": piece}), None))?;
             }
@@ -112,7 +113,7 @@ fn answer(mut stream: &TcpStream, seen: &Mutex<ReceivedRequests>) -> std::io::Re
         },
         _ => {
             event(&delta(json!({"content": "a beginning"}), None))?;
-            if said == FAILURES[1].0 {
+            if question == FAILURES[1].0 {
                 event(&json!({"error": {"message": FAILURES[1].1}}))?;
             }
             return Ok(());

@@ -1,15 +1,15 @@
-//! Simulations are of the runtime that ships: a run and its simulation over the same routing decide the same,
-//! in the same order and at the same moments, where both have modelled units; and what a run decided on a
-//! real disk follows from what it has heard.
+//! Simulations execute the runtime's own code. A run and a simulation with the same routing and modelled
+//! units make the same decisions, in the same order and at the same times. A run's decisions on a real disk
+//! follow from its recorded events.
 
 use super::*;
 use moec_ir::paging::Paging as Planned;
 use moec_runtime::offload::disk::Priority;
-use moec_runtime::offload::paging::decider::{Decision, How};
+use moec_runtime::offload::paging::decider::{DeciderOptions, Decision};
 use moec_sim::disk::Link;
 use moec_sim::paging::{Journal, Observed, Scene, Units, simulate};
 
-/// Sequences of a run, tokens of a prompt and tokens decoded after it.
+/// Sequences of a run, tokens of each prompt, tokens decoded after it.
 const SEQUENCES: usize = 4;
 const PROMPT: usize = 23;
 const DECODE: usize = 64;
@@ -32,23 +32,23 @@ impl Units for Slow {
     }
 }
 
-/// Lines of a journal, at most.
+/// Maximum number of lines of a journal.
 const LINES: usize = 1 << 22;
 
-/// Prompts, and arbitrary tokens one by one, so that routing changes.
+/// Prompts, then arbitrary tokens one by one, so that routing changes.
 fn read(engine: &mut Engine<'_>) {
     let id = |i: usize| (i * i * 37 + i * 11) as u32 % 2048;
     for sequence in 0..SEQUENCES {
         engine.reset(0).unwrap();
         let prompt: Vec<u32> = (0..PROMPT).map(|i| id(i + 1000 * sequence)).collect();
-        engine.prefill(0, 0, &prompt, Want::Last, &mut |_, _| Ok(())).unwrap();
+        engine.prefill(0, 0, &prompt, LogitRows::Last, &mut |_, _| Ok(())).unwrap();
         for i in 0..DECODE {
             engine.decode(&[(0, PROMPT + i, id(i + 50 * sequence))], &mut |_, _| Ok(())).unwrap();
         }
     }
 }
 
-/// A run of a case, written down: its journal, and the plan that it followed.
+/// Runs a case; returns its journal, and the plan that it followed.
 fn live(
     bundle: &Bundle,
     case: Case,
@@ -62,8 +62,9 @@ fn live(
     let unit = bundle.unit().unwrap();
     let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
     let observed: &'static Observed = Box::leak(Box::new(Observed::new(LINES, units)));
-    let how = Paging { hooks: Some(observed), ..paging(case, None) };
-    let options = Options { threads: Some(case.threads), paging: Some(how), ..Options::default() };
+    let decider_options = Paging { hooks: Some(observed), ..paging(case, None) };
+    let options =
+        Options { threads: Some(case.threads), paging: Some(decider_options), ..Options::default() };
     let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
     read(&mut engine);
     let report = engine.paging().unwrap();
@@ -111,7 +112,7 @@ const CASES: [Case; 7] = [
         threads: 2,
         reader: Choice::Threads,
     },
-    // More pass through in a prompt than there are staging frames: each is read in two parts.
+    // In a prompt, more experts bypass the cache than there are staging frames, so each is read in two parts.
     Case {
         frames: 3,
         staging: 2,
@@ -124,13 +125,13 @@ const CASES: [Case; 7] = [
 ];
 
 #[test]
-fn a_run_and_its_simulation_decide_the_same() {
+fn run_and_simulation_make_the_same_cache_decisions() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = recorded(folder.path());
     let matrices = matrices(&bundle);
     let mut seen = [0_usize; 6];
     for case in CASES {
-        // Under virtual time all threads together are one unit.
+        // In virtual time all threads together are one unit.
         let case = Case { threads: 1, ..case };
         let (ran, planned, report) = live(&bundle, case, Some(&Slow));
         let simulated = Journal::new(LINES);
@@ -142,9 +143,9 @@ fn a_run_and_its_simulation_decide_the_same() {
             preload: true,
             journal: Some(&simulated),
         };
-        let asks = ran.requests();
-        assert_eq!(asks.len(), matrices.len() * SEQUENCES * (PROMPT.div_ceil(20) + DECODE), "{case:?}");
-        let out = simulate(scene, &Slow, &asks, &mut |_, _, _| {}).unwrap();
+        let requests = ran.requests();
+        assert_eq!(requests.len(), matrices.len() * SEQUENCES * (PROMPT.div_ceil(20) + DECODE), "{case:?}");
+        let out = simulate(scene, &Slow, &requests, &mut |_, _, _| {}).unwrap();
         let (live, model) = (ran.lines(), simulated.lines());
         let same = live.iter().zip(&model).take_while(|(a, b)| a == b).count();
         assert!(
@@ -163,8 +164,8 @@ fn a_run_and_its_simulation_decide_the_same() {
                 Decision::Load { .. } => 1,
                 Decision::Evict { reading: false, .. } => 2,
                 Decision::Evict { reading: true, .. } => 3,
-                Decision::Want { passes: true, .. } => 4,
-                Decision::Hurry { .. } => 5,
+                Decision::Enqueue { bypasses: true, .. } => 4,
+                Decision::RaisePriority { .. } => 5,
                 _ => continue,
             }] += 1;
         }
@@ -176,7 +177,7 @@ fn a_run_and_its_simulation_decide_the_same() {
 }
 
 #[test]
-fn what_was_decided_follows_from_what_was_heard() {
+fn replayed_journal_gives_the_same_decisions() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = recorded(folder.path());
     let bytes: Vec<u64> = matrices(&bundle).iter().map(|[a, b]| a.next_multiple_of(4096) + b).collect();
@@ -184,7 +185,8 @@ fn what_was_decided_follows_from_what_was_heard() {
         let (journal, planned, _) = live(&bundle, case, None);
         let decisions = journal.decisions();
         assert!(decisions.iter().any(|d| matches!(d, Decision::Load { .. })));
-        let how = How { bytes: &bytes, elsewhere: &[], ahead: case.ahead, preload: true };
-        assert!(journal.again(&planned, how).unwrap() == decisions, "{case:?}");
+        let decider_options =
+            DeciderOptions { bytes: &bytes, elsewhere: &[], ahead: case.ahead, preload: true };
+        assert!(journal.again(&planned, decider_options).unwrap() == decisions, "{case:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Experts that never leave memory and are read at the start: the logits are the same, and less is read.
+//! Pinned experts, which are read at the start and never evicted: the logits are the same, and less is read.
 
 use super::*;
 use moec_ir::paging::Paging as Planned;
@@ -11,12 +11,12 @@ fn pins(n: u32) -> Vec<(u32, u32)> {
     (0..n).map(|i| (3 - i % 4, i * 7 / 4 % 24)).collect()
 }
 
-/// Opens the bundle with experts pinned, and hands over the engine.
+/// Opens the bundle with pinned experts, and passes the engine on.
 fn with_pins<R>(
     bundle: &Bundle,
     case: Case,
     pinned: Vec<(u32, u32)>,
-    how: Paging,
+    settings: Paging,
     f: impl FnOnce(&mut Engine<'_>) -> R,
 ) -> R {
     let mut plan: Plan = bundle.plan.clone();
@@ -26,12 +26,12 @@ fn with_pins<R>(
     case.policy.clone_into(&mut own.policy);
     let unit = bundle.unit().unwrap();
     let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
-    let options = Options { threads: Some(case.threads), paging: Some(how), ..Options::default() };
+    let options = Options { threads: Some(case.threads), paging: Some(settings), ..Options::default() };
     f(&mut Engine::open(&program, &bundle.folder, options).unwrap())
 }
 
-/// Waits until a report is as it should be.
-fn until(engine: &Engine<'_>, there: impl Fn(&Report) -> bool) -> Report {
+/// Waits until the report satisfies a condition.
+fn wait_until(engine: &Engine<'_>, there: impl Fn(&Report) -> bool) -> Report {
     let start = Instant::now();
     loop {
         let report = engine.paging().unwrap();
@@ -62,8 +62,8 @@ fn pinned_experts_change_no_logits() {
             for waits in [false, true] {
                 with_pins(&bundle, case, pins(pinned), paging(case, None), |engine| {
                     if waits {
-                        // No expert was requested.
-                        let report = until(engine, |r| r.preloaded == u64::from(pinned));
+                        // No expert has been requested yet.
+                        let report = wait_until(engine, |r| r.preloaded == u64::from(pinned));
                         assert!(
                             report.hits == 0 && report.misses == 0 && report.disk.bytes > 0,
                             "{report:?}"
@@ -75,7 +75,7 @@ fn pinned_experts_change_no_logits() {
                     assert!(report.preloaded <= u64::from(pinned), "{report:?}");
                     assert!(report.pinned_bytes < report.frame_bytes, "{report:?}");
                     if frames == 96 {
-                        // An expert that was read stays, and none is read twice.
+                        // Experts stay in memory once they are read, so none is read twice.
                         let read = report.misses + report.ahead + u64::from(report.pinned);
                         assert!(read <= 96, "{case:?}: {report:?}");
                     }
@@ -96,8 +96,8 @@ fn a_smaller_budget_pins_the_same_share() {
     let case = Case { frames: 48, ..USUAL };
     for (frames, pinned) in [(1, 0), (4, 1), (12, 5), (47, 19), (48, 20), (70, 20)] {
         let budget = resident + process + u64::from(frames + case.staging) * frame_bytes;
-        let how = Paging { budget: Some(budget), ..paging(case, None) };
-        with_pins(&bundle, case, pins(20), how, |engine| {
+        let settings = Paging { budget: Some(budget), ..paging(case, None) };
+        with_pins(&bundle, case, pins(20), settings, |engine| {
             assert!(logits(engine, &prompt).unwrap() == want, "{frames} frames give other logits");
             let report = engine.paging().unwrap();
             assert_eq!((report.frames, report.pinned), (frames, pinned));
@@ -107,7 +107,7 @@ fn a_smaller_budget_pins_the_same_share() {
 }
 
 #[test]
-fn what_cannot_be_read_at_the_start_is_read_on_demand() {
+fn pins_that_fail_to_preload_are_read_on_demand() {
     let folder = tempfile::tempdir().unwrap();
     let (bundle, prompt, want) = demo(folder.path());
     let gone = Arc::new(AtomicBool::new(true));
@@ -115,9 +115,9 @@ fn what_cannot_be_read_at_the_start_is_read_on_demand() {
     let plan =
         move |_| if disk.load(Ordering::SeqCst) { Injected::Error(libc::EIO) } else { Injected::Nothing };
     let case = Case { frames: 40, ..USUAL };
-    let how = paging(case, Some(faulty(plan, Gate::default())));
-    with_pins(&bundle, case, pins(30), how, |engine| {
-        let report = until(engine, |r| r.disk.failed == 30);
+    let settings = paging(case, Some(faulty(plan, Gate::default())));
+    with_pins(&bundle, case, pins(30), settings, |engine| {
+        let report = wait_until(engine, |r| r.disk.failed == 30);
         assert_eq!(report.preloaded, 0);
         gone.store(false, Ordering::SeqCst);
         assert!(logits(engine, &prompt).unwrap() == want, "what was not read at the start is missed");
@@ -126,15 +126,15 @@ fn what_cannot_be_read_at_the_start_is_read_on_demand() {
 }
 
 #[test]
-fn a_disk_that_fails_under_pins_is_named_and_the_next_call_goes_on() {
+fn failing_disk_with_pinned_experts_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (bundle, prompt, want) = demo(folder.path());
-    // Some of the reads at the start fail, and some of those on demand.
+    // Some reads at the start fail, and some on demand.
     let plan = |n: u32| if (10..100).contains(&n) { Injected::Error(libc::EIO) } else { Injected::Nothing };
     for threads in [1, 3] {
         let case = Case { frames: 24, threads, ..USUAL };
-        let how = paging(case, Some(faulty(plan, Gate::default())));
-        with_pins(&bundle, case, pins(12), how, |engine| {
+        let settings = paging(case, Some(faulty(plan, Gate::default())));
+        with_pins(&bundle, case, pins(12), settings, |engine| {
             let failures = (0..100).find(|_| match logits(engine, &prompt) {
                 Ok(found) => {
                     assert!(found == want, "{case:?} gives other logits");
@@ -151,7 +151,7 @@ fn a_disk_that_fails_under_pins_is_named_and_the_next_call_goes_on() {
 }
 
 #[test]
-fn pins_that_cannot_be_are_no_plan() {
+fn invalid_pins_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (bundle, ..) = demo(folder.path());
     let unit = bundle.unit().unwrap();
@@ -166,16 +166,16 @@ fn pins_that_cannot_be_are_no_plan() {
     for (pinned, words) in [
         (vec![(4, 0)], "layer 4 has no expert 0"),
         (vec![(0, 24)], "layer 0 has no expert 24"),
-        (vec![(0, 1), (0, 1)], "expert 1 of layer 0 twice"),
+        (vec![(0, 1), (0, 1)], "expert 1 of layer 0 occurs twice"),
         (vec![(0, 1), (0, 2), (0, 3)], "3 experts in 3 frames"),
     ] {
-        let said = opened(pinned).unwrap_err();
-        assert!(said.contains(words), "{said}");
+        let error = opened(pinned).unwrap_err();
+        assert!(error.contains(words), "{error}");
     }
 }
 
 #[test]
-fn a_share_is_pinned_where_it_is_requested() {
+fn requested_share_is_pinned() {
     let folder = tempfile::tempdir().unwrap();
     let text = ferris().join("eval/calibration.txt");
     let with = |memory: &str| {
@@ -192,13 +192,13 @@ fn a_share_is_pinned_where_it_is_requested() {
     let own = bundle.plan.paging.clone().unwrap();
     let pinned = own.pinned.len() as u32;
     assert!(pinned > 0 && pinned <= own.frames / 2 && own.frames < 96, "{own:?}");
-    let said = |command: &mut std::process::Command| String::from_utf8(ok(command).stdout).unwrap();
-    let explained = said(moec().arg("explain").arg(&path));
+    let stdout = |command: &mut std::process::Command| String::from_utf8(ok(command).stdout).unwrap();
+    let explained = stdout(moec().arg("explain").arg(&path));
     assert!(
         explained.contains("cache of experts") && explained.contains("50 % pinned to the hottest experts"),
         "{explained}"
     );
-    assert!(said(moec().arg("run").arg(&path).arg("info")).contains(&format!("{pinned} of them pinned")));
+    assert!(stdout(moec().arg("run").arg(&path).arg("info")).contains(&format!("{pinned} of them pinned")));
     let generate = |extra: &[&str]| -> serde_json::Value {
         let mut command = moec();
         command
@@ -206,31 +206,31 @@ fn a_share_is_pinned_where_it_is_requested() {
             .arg(&path)
             .args(["generate", "--ids", "1,20,300", "-n", "8", "--json"])
             .args(extra);
-        serde_json::from_str(&said(&mut command)).unwrap()
+        serde_json::from_str(&stdout(&mut command)).unwrap()
     };
     let all = generate(&[]);
     assert_eq!(all["cache"]["pinned"], pinned, "{all}");
     assert_eq!(all["memory"]["pinned"], u64::from(pinned) * own.frame_bytes, "{all}");
-    // The others begin with what calibration used most.
+    // The rest of the cache begins with the experts that calibration used most.
     assert!(all["cache"]["preloaded"].as_u64() <= Some(own.frames.into()), "{all}");
     let small = own.resident + own.process + u64::from(own.staging + own.frames / 2) * own.frame_bytes;
     let few = generate(&["--budget", &small.to_string()]);
     assert_eq!(few["cache"]["pinned"], u64::from(pinned * (own.frames / 2) / own.frames), "{few}");
     assert_eq!(all["ids"], few["ids"]);
-    // The same policy by name: the share is taken as it is.
+    // With the policy given by name, the configured share is used unchanged.
     let path = with("pin = \"50%\"\npolicy = \"lru\"");
     let own = Bundle::open(&path).unwrap().plan.paging.unwrap();
     assert_eq!((own.policy.as_str(), own.pinned.len() as u32), ("lru", own.frames / 2));
 }
 
 #[test]
-fn a_share_needs_a_profile() {
+fn pinned_share_requires_a_profile() {
     let folder = tempfile::tempdir().unwrap();
     let toml = folder.path().join("model.toml");
     let text = format!("[model]\nsource = {:?}\n[memory]\nbudget = \"1 GiB\"\npin = \"25%\"\n", ferris());
     std::fs::write(&toml, text).unwrap();
     let mut command = moec();
     command.arg("build").arg(&toml).args(["--target", "native", "--no-run", "--quiet"]);
-    let (_, said) = fails(command.arg("-o").arg(folder.path().join("b")));
-    assert!(said.contains("`pin`") && said.contains("[calibrate]"), "{said}");
+    let (_, stderr) = fails(command.arg("-o").arg(folder.path().join("b")));
+    assert!(stderr.contains("`pin`") && stderr.contains("[calibrate]"), "{stderr}");
 }

@@ -1,24 +1,23 @@
-//! Experts that are there before they are requested: those that recorded routing used most, from the start,
-//! and prefetched entries that the next layer is likely to request. The logits are the same, and less is
-//! read, or sooner.
+//! Experts that are read before they are requested: at the start those that recorded routing used most, later
+//! those that the next layer probably requests. The logits are the same, and less is read, or earlier.
 
 use super::*;
 use moec_ir::paging::Paging as Planned;
 
-/// The demo model with routing recorded, and its plan's own frames.
+/// The demo model with recorded routing, and the number of frames of its plan.
 fn recorded(folder: &Path, memory: &str) -> PathBuf {
     let text = ferris().join("eval/calibration.txt");
     let memory = format!("{memory}\n[calibrate]\ntokens = 1024\ntext = [\"{}\"]", text.display());
     build(&ferris(), folder, &memory, "bf16")
 }
 
-/// Runs the plan as it is, but for its policy.
-fn as_planned(bundle: &Bundle, policy: &str, how: Paging, prompt: &[u32]) -> (Vec<u32>, Report) {
+/// Runs the plan with another policy.
+fn as_planned(bundle: &Bundle, policy: &str, settings: Paging, prompt: &[u32]) -> (Vec<u32>, Report) {
     let mut plan: Plan = bundle.plan.clone();
     policy.clone_into(&mut plan.paging.as_mut().unwrap().policy);
     let unit = bundle.unit().unwrap();
     let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
-    let options = Options { threads: Some(2), paging: Some(how), ..Options::default() };
+    let options = Options { threads: Some(2), paging: Some(settings), ..Options::default() };
     let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
     let found = logits(&mut engine, prompt).unwrap();
     (found, engine.paging().unwrap())
@@ -31,7 +30,7 @@ fn recorded_routing_fills_the_cache_and_changes_no_logits() {
     let Planned { uses, frames, layers, .. } = bundle.plan.paging.clone().unwrap();
     let experts: u32 = layers.iter().map(|l| l.experts).sum();
     assert!(frames < experts && uses.len() == experts as usize, "{frames} of {experts}");
-    // Every token used k experts of every layer.
+    // In every layer, every token used k experts.
     let seen =
         |l: usize| uses[l * uses.len() / layers.len()..][..uses.len() / layers.len()].iter().sum::<u32>();
     assert!(
@@ -44,14 +43,14 @@ fn recorded_routing_fills_the_cache_and_changes_no_logits() {
         ["lru", "lfu half_life=0 bypass=1", "mrs alpha=0.2 depth=2 bypass=1", "page-cache", "lru per-layer"]
     {
         for ahead in [0, 3] {
-            let how = |preload| Paging { preload, ..paging(Case { ahead, ..USUAL }, None) };
-            let (cold, without) = as_planned(&bundle, policy, how(false), prompt);
-            let (warm, with) = as_planned(&bundle, policy, how(true), prompt);
+            let settings = |preload| Paging { preload, ..paging(Case { ahead, ..USUAL }, None) };
+            let (cold, without) = as_planned(&bundle, policy, settings(false), prompt);
+            let (warm, with) = as_planned(&bundle, policy, settings(true), prompt);
             assert!(cold == want && warm == want, "{policy} gives other logits");
             assert_eq!(without.preloaded, 0);
             assert!(with.preloaded <= u64::from(frames), "{policy}: {with:?}");
             if ahead == 0 {
-                // Experts that are read at the start count as on the way.
+                // Experts that are still being read from the start count as hits.
                 assert!(with.misses < without.misses, "{policy}: {} and {}", with.misses, without.misses);
             }
         }
@@ -91,7 +90,7 @@ fn staging_frames_for_prefetching_are_reserved_in_large_caches() {
     assert_eq!((none.staging, some.staging), (2, 5));
     assert_eq!(none.frames + none.staging, some.frames + some.staging);
     assert_eq!(some.uses, [0_u32; 0]);
-    // Of few frames none is set aside.
+    // With few frames, staging gets no additional ones.
     let least = some.resident + some.process + 12 * some.frame_bytes;
     let few = of(&format!("budget = \"{least}\"\nprefetch = 1\npolicy = \"lru\""));
     assert_eq!((few.staging, few.frames), (2, 10));

@@ -1,5 +1,5 @@
-//! No dependency and no barrier of a plan can go unnoticed: without it the verifier objects, or others state
-//! the same order.
+//! Every dependency and barrier of a plan is needed: without it, the verifier refuses the plan, unless others
+//! imply the same order.
 
 use super::{CHUNK, compile_with};
 use crate::support::{FAMILIES, MIXTURES, Setup, checkpoint, root};
@@ -8,8 +8,7 @@ use moec_ir::plan::{Entry, Plan};
 use moec_ir::verify;
 use moec_pipeline::PIPELINE;
 
-/// A device, formats and placement, and every how many of the families with experts it takes, from the first
-/// on that is given.
+/// Device, formats and placement; and a step: every how many of the families with experts are tested.
 const CASES: [(&str, &str, &str, usize); 15] = [
     ("x86-64-v3", "q8", "[memory]\nbudget = \"17 MiB\"\nthreads = 2\nprefetch = 2\n", 1),
     ("m2-ultra", "f16", "", 3),
@@ -38,7 +37,7 @@ const CASES: [(&str, &str, &str, usize); 15] = [
     ("targets/cuda/cuda.toml", "bf16", "[placement]\npolicy = \"moec\"\nexperts = \"gpu:30%\"\n", 4),
 ];
 
-/// The device file of the mirror with times of experts, which policies need.
+/// The mirror's device file with times of experts, which policies require.
 const TIMED_MIRROR: &str = "mirror with times";
 
 #[derive(Debug, Default)]
@@ -48,7 +47,7 @@ struct Count {
 }
 
 #[test]
-fn every_dependency_and_barrier_is_missed_or_implied() {
+fn every_dependency_and_barrier_is_necessary_or_implied() {
     let folder = tempfile::tempdir().unwrap();
     let timed = crate::hybrid::device(folder.path());
     let (mut barriers, mut own, mut between) = (Count::default(), Count::default(), Count::default());
@@ -73,14 +72,14 @@ fn every_dependency_and_barrier_is_missed_or_implied() {
         .unwrap_or_else(|e| panic!("{family} on {name} {more:?}: {e} {:?}", e.causes));
     }
     eprintln!("barriers {barriers:?}; dependencies on the own unit {own:?}; between units {between:?}");
-    // A barrier stands where nothing else orders two steps. Of the steps of another unit the last is often
-    // enough.
+    // A barrier exists only if nothing else orders two steps. If a step waits for several steps of another
+    // unit, the last one is often enough.
     assert!(barriers.tried > 1000 && barriers.refused > barriers.tried / 2, "{barriers:?}");
     assert!(own.tried > 1000, "{own:?}");
     assert!(between.tried > 100 && between.refused > between.tried / 10, "{between:?}");
 }
 
-/// Takes out each dependency in turn.
+/// Removes each dependency in turn.
 fn without_dependencies(plan: &mut Plan, e: usize, here: &str, [own, between]: [&mut Count; 2]) {
     let conflicts = conflicts(plan, &plan.entries[e]);
     for i in 0..plan.entries[e].steps.len() {
@@ -94,7 +93,7 @@ fn without_dependencies(plan: &mut Plan, e: usize, here: &str, [own, between]: [
     }
 }
 
-/// Takes out each barrier in turn, of a plan whose CPU says by barriers alone what its steps wait for.
+/// Removes each barrier in turn, from a plan in which only barriers order the steps of the CPU.
 fn without_barriers(plan: &mut Plan, e: usize, here: &str, count: &mut Count) {
     let conflicts = conflicts(plan, &plan.entries[e]);
     let stated = plan.entries[e].clone();
@@ -111,17 +110,21 @@ fn without_barriers(plan: &mut Plan, e: usize, here: &str, count: &mut Count) {
     plan.entries[e] = stated;
 }
 
-/// The verifier objects exactly where two steps that conflict have no order.
+/// Checks that the verifier refuses a plan exactly if two conflicting steps have no order.
 fn judge(plan: &Plan, e: usize, conflicts: &[(usize, usize)], count: &mut Count, what: &str) {
     let ended = ended_before(&plan.entries[e]);
     let missing = conflicts.iter().find(|&&(a, b)| !ended[b][a]);
-    let said = verify::plan(plan);
-    assert_eq!(said.is_err(), missing.is_some(), "{what}: {said:?}, and the pair {missing:?} has no order");
+    let verdict = verify::plan(plan);
+    assert_eq!(
+        verdict.is_err(),
+        missing.is_some(),
+        "{what}: {verdict:?}, and the pair {missing:?} has no order"
+    );
     count.tried += 1;
-    count.refused += usize::from(said.is_err());
+    count.refused += usize::from(verdict.is_err());
 }
 
-/// Pairs of steps of which one writes bytes that the other touches.
+/// Pairs of steps one of which writes bytes that the other accesses.
 fn conflicts(plan: &Plan, entry: &Entry) -> Vec<(usize, usize)> {
     let accesses = Accesses::new(plan);
     let touched: Vec<Vec<Access>> = entry.steps.iter().map(|s| accesses.of(entry, s)).collect();
@@ -129,8 +132,8 @@ fn conflicts(plan: &Plan, entry: &Entry) -> Vec<(usize, usize)> {
     (0..touched.len()).flat_map(|b| (0..b).map(move |a| (a, b))).filter(|&(a, b)| conflict(a, b)).collect()
 }
 
-/// For each step, which have ended before it begins: found step by step from what the runtime does, with sets
-/// in place of the verifier's clocks.
+/// For each step, the steps that have ended before it begins. Computed step by step from the runtime's rules,
+/// with sets in place of the verifier's clocks.
 fn ended_before(entry: &Entry) -> Vec<Vec<bool>> {
     let n = entry.steps.len();
     let (mut before, mut done): (Vec<Vec<bool>>, Vec<Vec<bool>>) = (Vec::new(), Vec::new());
@@ -139,11 +142,11 @@ fn ended_before(entry: &Entry) -> Vec<Vec<bool>> {
         let previous = (0..i).rev().find(|&j| entry.steps[j].unit == step.unit);
         let mut own = vec![false; n];
         if let Some(j) = previous {
-            // Threads of the CPU take their steps in order, and meet at barriers. Another unit ends each
-            // before the next.
+            // The CPU's threads execute their steps in order, and wait for each other at barriers. Another
+            // unit ends each step before the next.
             join(&mut own, if step.unit != 0 || step.barrier { &done[j] } else { &before[j] });
         }
-        // Only what other units do is waited for at the step itself.
+        // At the step itself, only steps of other units are waited for.
         for &d in step.deps.iter().filter(|&&d| entry.steps[d as usize].unit != step.unit) {
             join(&mut own, &done[d as usize]);
         }

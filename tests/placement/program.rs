@@ -1,5 +1,5 @@
-//! Placements for devices with a neural processing unit as a user meets them: profiles, packages that verify,
-//! and what is shown of both.
+//! Placements for devices with a neural processing unit from a user's view: profiles, packages that verify,
+//! and the commands' output about them.
 
 use crate::support::{Setup, cache, coreml, fails, ferris, moec, ok, recorded};
 use moec_ir::text::parse_placement;
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// ferris with a profile of two thousand tokens, taken by the command line.
+/// ferris with a profile of two thousand tokens, recorded by the command line.
 struct Calibrated {
     folder: tempfile::TempDir,
     toml: PathBuf,
@@ -42,7 +42,7 @@ impl Calibrated {
         recorded(&self.toml, &["--text", &text, "--tokens", "2048", "--window", "256"], &self.path(out));
     }
 
-    /// Builds for a target; the rest are further arguments.
+    /// Builds for a target, with further arguments.
     fn build(&self, more: &[&str]) -> Command {
         let mut command = self.moec("build");
         command.arg(&self.toml).args(["--target", "m2-ultra", "-o"]).arg(self.path("out.moec")).args(more);
@@ -59,15 +59,15 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
     let case = Calibrated::new();
     case.calibrate("calibration.txt", "a.trace");
     let toml = fs::read_to_string(&case.toml).unwrap();
-    let wanted = "[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"npu\"\n";
-    fs::write(&case.toml, toml + wanted).unwrap();
+    let config = "[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"npu\"\n";
+    fs::write(&case.toml, toml + config).unwrap();
     let build = || case.build(&["--no-run"]);
 
-    // Without coremltools the error says what to install, and nothing is left behind.
+    // Without coremltools the error has the command to install it, and no files remain.
     let mut without = build();
     without.env("MOEC_COREML_HELPER", case.path("none")).env("MOEC_COREML_PYTHON", case.path("none"));
-    let (code, said) = fails(&mut without);
-    assert!(code == 1 && said.contains("cargo xtask coreml"), "{said}");
+    let (code, stderr) = fails(&mut without);
+    assert!(code == 1 && stderr.contains("cargo xtask coreml"), "{stderr}");
     assert!(!case.path("out.moec").exists());
 
     let Some(found) = coreml() else { return };
@@ -87,7 +87,7 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
         assert_eq!((&f["refused"], f["findings"].as_array().unwrap().len()), (&false.into(), 0), "{f}");
     }
 
-    // One weight is another: the package no longer computes what the checkpoint says, and its hash tells.
+    // One weight is changed: the package no longer computes the checkpoint's results, and its hash differs.
     let weights =
         case.path("out.moec/artifacts/layers.0.group.0.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
     let mut bytes = fs::read(&weights).unwrap();
@@ -95,44 +95,43 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
     bytes[middle] ^= 0x40;
     fs::write(&weights, bytes).unwrap();
     let mut verify = case.moec("verify");
-    let (code, said) = fails(verify.arg(case.path("out.moec")));
-    assert!(code == 1 && said.contains("weight.bin") && said.contains("changed"), "{said}");
+    let (code, stderr) = fails(verify.arg(case.path("out.moec")));
+    assert!(code == 1 && stderr.contains("weight.bin") && stderr.contains("changed"), "{stderr}");
 }
 
-/// Sizes of graphs are executed: the model says the same with one size and with four, and computes less
-/// padding.
+/// Graphs with one size and with four give the same results; four sizes compute less padding.
 #[test]
 fn a_graph_of_several_sizes_computes_the_same_with_less_padding() {
     let Some(found) = coreml() else { return };
     let case = Calibrated::new();
     case.calibrate("calibration.txt", "a.trace");
     let toml = fs::read_to_string(&case.toml).unwrap();
-    let mut said = Vec::new();
+    let mut reports = Vec::new();
     for sizes in [1, 4] {
-        let wanted =
+        let config =
             "[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"npu\"\nattention = \"cpu\"\n";
-        fs::write(&case.toml, format!("{toml}{wanted}[experts]\ntiers = 1\nsizes = {sizes}\n")).unwrap();
+        fs::write(&case.toml, format!("{toml}{config}[experts]\ntiers = 1\nsizes = {sizes}\n")).unwrap();
         ok(case.build(&["--no-run"]).envs(found.clone()));
         let mut eval = case.moec("eval");
         eval.arg(case.path("out.moec")).arg("--text").arg(ferris().join("eval/text.txt"));
         eval.args(["--windows", "2", "--window", "100", "--json"]);
-        said.push(serde_json::from_str::<Value>(&stdout(&mut eval)).unwrap());
+        reports.push(serde_json::from_str::<Value>(&stdout(&mut eval)).unwrap());
         fs::remove_dir_all(case.path("out.moec")).unwrap();
     }
     let of = |i: usize, key: &str| {
-        let found = said[i].get(key).or_else(|| said[i]["rates"].get(key));
-        found.and_then(Value::as_f64).unwrap_or_else(|| panic!("no `{key}` in {}", said[i]))
+        let found = reports[i].get(key).or_else(|| reports[i]["rates"].get(key));
+        found.and_then(Value::as_f64).unwrap_or_else(|| panic!("no `{key}` in {}", reports[i]))
     };
     assert_eq!(of(0, "perplexity"), of(1, "perplexity"));
     assert_eq!(of(0, "dropped"), of(1, "dropped"));
-    assert!(of(1, "padded") < of(0, "padded") - 0.03, "{said:?}");
+    assert!(of(1, "padded") < of(0, "padded") - 0.03, "{reports:?}");
 }
 
 #[test]
 fn a_profile_decides_a_placement_and_is_shown() {
     let case = Calibrated::new();
-    let (code, said) = fails(&mut case.build(&[]));
-    assert!(code == 1 && said.contains("no profile") && said.contains("moec calibrate"), "{said}");
+    let (code, stderr) = fails(&mut case.build(&[]));
+    assert!(code == 1 && stderr.contains("no profile") && stderr.contains("moec calibrate"), "{stderr}");
 
     case.calibrate("calibration.txt", "a.trace");
     case.calibrate("text.txt", "b.trace");
@@ -146,7 +145,7 @@ fn a_profile_decides_a_placement_and_is_shown() {
     assert!(
         p.experts.iter().all(|t| (1..=2).contains(&t.tiers.len()) && t.expected.unwrap().imbalance > 1.0)
     );
-    // Launches cost more than anything here: there are no packages, and Python is not called.
+    // Launches cost more than they save, so there are no packages, and Python is not started.
     assert!(p.ops.iter().all(|o| o.unit == 0));
     ok(&mut case.build(&["--no-run"]));
     assert!(!case.path("out.moec/artifacts/layers.0.group.0.mlpackage").exists());
@@ -174,7 +173,7 @@ fn a_profile_decides_a_placement_and_is_shown() {
     let page = fs::read_to_string(page).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
     assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
-    // A cell for each expert of each layer, and nothing from elsewhere.
+    // One cell for each expert of each layer, and no external resources.
     assert_eq!(page.matches("× the mean</title>").count(), 4 * 24);
     assert!(!page.contains("http") && !page.contains("<script") && page.contains("prefers-color-scheme"));
 
@@ -185,7 +184,7 @@ fn a_profile_decides_a_placement_and_is_shown() {
     };
     let (own, other) = (against("a.trace"), against("b.trace"));
     assert_eq!((&own[0]["k"], &own[1]["k"], &own[0]["median"]), (&4.into(), &8.into(), &1.0.into()));
-    // Held-out text of the same kind keeps its busy experts.
+    // Popular experts are mostly the same on held-out text of the same kind.
     assert!((0.5..=1.0).contains(&other[1]["median"].as_f64().unwrap()), "{other}");
     let mut command = case.moec("inspect");
     command.arg(case.path("a.trace")).arg("--against").arg(case.path("b.trace")).args(["--top", "2,24"]);
@@ -194,6 +193,6 @@ fn a_profile_decides_a_placement_and_is_shown() {
     let mut command = case.moec("inspect");
     command.arg(case.path("a.trace")).arg("--against").arg(case.path("b.trace")).args(["--top", "25"]);
     assert!(fails(&mut command).1.contains("24 experts"));
-    let (code, said) = fails(case.moec("inspect").arg(&case.toml).arg("--html").arg(case.path("x.html")));
-    assert!(code == 2 && said.contains("is not a profile"), "{said}");
+    let (code, stderr) = fails(case.moec("inspect").arg(&case.toml).arg("--html").arg(case.path("x.html")));
+    assert!(code == 2 && stderr.contains("require a profile"), "{stderr}");
 }

@@ -1,4 +1,4 @@
-//! Attention on a phone's unit: networks that keep no state, and hosts that keep it for them.
+//! Attention on a phone's unit: the networks have no state; the host keeps it.
 
 use super::library::installed;
 use super::{Case, PHONE, Tiny, forge};
@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-/// Attention, dense networks and the head.
-const ASKED: &str = "[placement]\nattention = \"npu\"\n";
+/// Attention, dense networks and the head on the NPU.
+const ON_NPU: &str = "[placement]\nattention = \"npu\"\n";
 
-/// Logits of a bundle's emulated unit, or of a CPU's bundle.
-fn logits(built: &Tiny, how: &str) -> Vec<f32> {
+/// Logits of a bundle with its unit emulated, or of a bundle for the CPU.
+fn logits(built: &Tiny, emulate: &str) -> Vec<f32> {
     let out = built.bundle().with_file_name("logits.safetensors");
     let ids = expected(&checkpoint(&built.model)).ids;
     let mut command = built.moec("run");
-    command.arg(how).arg(built.bundle()).args(["logits", "--ids", &list(&ids), "--out"]);
+    command.arg(emulate).arg(built.bundle()).args(["logits", "--ids", &list(&ids), "--out"]);
     ok(command.arg(&out));
     logits_file(&out).1
 }
@@ -28,11 +28,11 @@ fn spread(x: &[f32]) -> f32 {
     x.iter().fold(f32::MIN, |a, b| a.max(*b)) - x.iter().fold(f32::MAX, |a, b| a.min(*b))
 }
 
-/// Norms of queries and keys, biases, windows, layers without rotation.
+/// Attention with norms of queries and keys, biases, windows, and without rotation.
 #[test]
 fn attention_of_every_kind_becomes_networks_that_verify() {
     for model in ["bamboo", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "smallthinker_4b", "glm4_moe"] {
-        let built = Tiny::new(model, &[1, 2], ASKED);
+        let built = Tiny::new(model, &[1, 2], ON_NPU);
         let report = built.verify();
         let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for f in report["packages"].as_array().unwrap() {
@@ -51,7 +51,7 @@ fn attention_of_every_kind_becomes_networks_that_verify() {
         let reference = expected(&checkpoint(model));
         let (got, want) = (logits(&built, "--emulate"), reference.logits);
         let cols = want.len() / reference.ids.len();
-        // Where two experts are nearly as likely, a row may be another's: of such rows there are few.
+        // If two experts are almost equally probable, a row may get the other one; there are few such rows.
         let rows = got.chunks(cols).zip(want.chunks(cols));
         let mut off: Vec<f32> = rows.map(|(got, want)| distance(got, want) / spread(want)).collect();
         off.sort_by(f32::total_cmp);
@@ -61,9 +61,9 @@ fn attention_of_every_kind_becomes_networks_that_verify() {
     }
 }
 
-/// Left to itself a build keeps attention where its cache is.
+/// Without a request, attention is on the unit of its cache.
 #[test]
-fn attention_goes_to_the_unit_only_where_it_is_requested() {
+fn attention_is_on_the_npu_only_on_request() {
     let built = Tiny::new("mixtral", &[1], "[placement]\nexperts = \"npu\"\n");
     let report = built.verify();
     let parts: Vec<&Value> = report["packages"].as_array().unwrap().iter().collect();
@@ -74,22 +74,22 @@ fn attention_goes_to_the_unit_only_where_it_is_requested() {
 fn attention_that_networks_cannot_compute_is_refused_by_name() {
     let other = "snapdragon-8-plus-gen-1";
     for (model, target, expected) in [
-        ("deepseek_v2", PHONE, "it is latent attention: networks have heads of keys and of values"),
+        ("deepseek_v2", PHONE, "it is latent attention, but networks need heads of keys and values"),
         ("gpt_oss", PHONE, "its softmax has sinks"),
         (
             "mixtral",
             other,
-            "keys and values have 16 bits, and Hexagon v69 multiplies activations by 8 at most",
+            "keys and values have 16 bits, but Hexagon v69 multiplies activations by at most 8",
         ),
     ] {
-        let made = Tiny::calibrated(model, &[1], ASKED, Vec::new());
-        let (code, said) = fails(&mut made.build(target));
+        let made = Tiny::calibrated(model, &[1], ON_NPU, Vec::new());
+        let (code, stderr) = fails(&mut made.build(target));
         let words = ["layers.0.attn", "cannot be a graph of `npu`", expected, "attention = \"auto\""];
-        assert!(code == 1 && words.iter().all(|words| said.contains(words)), "{model}: {said}");
+        assert!(code == 1 && words.iter().all(|words| stderr.contains(words)), "{model}: {stderr}");
     }
 }
 
-/// Errors that no profile can change come before one is required.
+/// Errors that do not depend on the profile are reported before a profile is required.
 #[test]
 fn attention_is_refused_without_a_profile_too() {
     for (model, why) in
@@ -100,18 +100,18 @@ fn attention_is_refused_without_a_profile_too() {
         let toml = setup.write(&checkpoint(model), folder.path());
         let text = fs::read_to_string(&toml).unwrap();
         fs::write(&toml, text + "[placement]\nattention = \"npu\"\nexperts = \"cpu\"\n").unwrap();
-        let (code, said) = fails(moec().arg("build").arg(&toml).args(["--target", PHONE]));
-        assert!(code == 1 && said.contains(why) && !said.contains("profile"), "{said}");
+        let (code, stderr) = fails(moec().arg("build").arg(&toml).args(["--target", PHONE]));
+        assert!(code == 1 && stderr.contains(why) && !stderr.contains("profile"), "{stderr}");
     }
 }
 
-/// A network in the place of another is named, before its rows are counted.
+/// An exchanged network is named, before its shapes are checked.
 #[test]
-fn a_network_is_what_its_file_says() {
-    let built = Tiny::new("mixtral", &[1], ASKED);
+fn changed_or_exchanged_networks_are_refused() {
+    let built = Tiny::new("mixtral", &[1], ON_NPU);
     let folder = built.bundle();
     let name = "artifacts/layers.0.attn.qnn/chunk1.onnx";
-    // What is not as it was built is not executed, be it the network or its weights.
+    // A changed network, or a changed weight file, is not executed.
     let bundle = Bundle::open(&folder).unwrap();
     let files = || bundle.files(CheckLevel::All).unwrap();
     let load = || Qnn.graphs().unwrap().host().load(&files(), &bundle.plan.graphs, 1);
@@ -121,21 +121,21 @@ fn a_network_is_what_its_file_says() {
         let mut changed = whole.clone();
         *changed.last_mut().unwrap() ^= 1;
         fs::write(folder.join(name), changed).unwrap();
-        let said = load().unwrap_err().to_string();
-        assert!(said.contains(name) && said.contains("was changed after the build"), "{said}");
+        let error = load().unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("was changed after the build"), "{error}");
         fs::write(folder.join(name), whole).unwrap();
     }
     let other = fs::read(folder.join("artifacts/layers.0.attn.qnn/chunk16.onnx")).unwrap();
     forge(&folder, name, &other);
     let mut verify = built.moec("verify");
-    let (code, said) = fails(verify.arg(&folder).arg("--source").arg(checkpoint("mixtral")));
-    let words = ["layers.0.attn.qnn", "chunk1.onnx` is the network `chunk16`, by its own account"];
-    assert!(code == 1 && words.iter().all(|words| said.contains(words)), "{said}");
+    let (code, stderr) = fails(verify.arg(&folder).arg("--source").arg(checkpoint("mixtral")));
+    let words = ["layers.0.attn.qnn", "chunk1.onnx` contains the network `chunk16`"];
+    assert!(code == 1 && words.iter().all(|words| stderr.contains(words)), "{stderr}");
 }
 
-/// Every network of attention is executed by the emulator and by onnxruntime, the prompt's from its DLC, too;
-/// the whole model gives on the emulator what it gives here, and in the unit of a phone's `run` the same to
-/// the last bit.
+/// Every network of attention is executed by the emulator and by onnxruntime, that of prompts also from its
+/// DLC. The whole model gives the same results by the emulator as by moec, and bit-identical ones in the unit
+/// of a phone's `run`.
 #[test]
 fn attention_computes_on_the_emulator() {
     let Some(tools) = installed() else { return };
@@ -164,13 +164,13 @@ fn attention_computes_on_the_emulator() {
             executed += 1;
         }
     }
-    // Two networks of each of four layers by both, and a DLC of each layer.
+    // Two networks in each of four layers by both, and one DLC in each layer.
     assert_eq!(executed, 4 * (2 * 2 + 1), "{report}");
     let ids: Vec<u32> = (0..80).map(|i| i * 37 % 2000 + 1).collect();
-    let logits = |how: &str| {
+    let logits = |emulate: &str| {
         let out = case.path("logits.safetensors");
         let mut command = command("run");
-        command.arg(how).arg(&bundle).args(["logits", "--ids", &list(&ids), "--out"]);
+        command.arg(emulate).arg(&bundle).args(["logits", "--ids", &list(&ids), "--out"]);
         ok(command.arg(&out));
         logits_file(&out).1
     };
@@ -183,8 +183,7 @@ fn attention_computes_on_the_emulator() {
     println!(
         "logits on QNN's emulator and by moec's evaluator: {middle:.1e} of their spread apart, {most:.1e} at most"
     );
-    // Where a router is between two experts, what f16 rounds may choose the other one: that row is further
-    // away.
+    // If a router is close to a tie, f16 rounding may choose the other expert, which changes the row more.
     let others = off.iter().filter(|&&off| off >= 0.02).count();
     assert!(vocab >= 2000 && off[0] > 0.0 && middle < 0.01 && others <= 3 && most < 0.2, "{off:?}");
     assert!(logits("--emulate=device") == library, "the unit and the emulator differ");

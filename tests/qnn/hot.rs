@@ -1,5 +1,5 @@
-//! Networks of hot neurons: built where they are requested, verified, and run by the plan beside kernels of
-//! the others.
+//! Networks of hot neurons: built on request, verified, and executed in parallel to kernels of the cold
+//! neurons.
 
 use super::library::installed;
 use super::{Case, PHONE, Tiny, files};
@@ -11,7 +11,7 @@ use moec_ir::plan::{Builtin, Code};
 use moec_measure::host_build::HostBuild;
 use moec_passes::hot::HotShare;
 use moec_runtime::CheckLevel;
-use moec_runtime::Want;
+use moec_runtime::LogitRows;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,7 +44,7 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     for layer in 0..LAYERS {
         let [one, four] = [1, 4].map(|batch| of(layer, batch));
         assert!(one > 0 && one < four, "{one} and {four} hot neurons in layer {layer}");
-        // Every expert has neurons of its own, of which those of a smaller batch come first.
+        // Every expert has its own list of neurons; those of smaller batches come first.
         let file = case.path(&format!("a.moec/artifacts/layers.{layer}.hot.qnn/neurons.bin"));
         assert_eq!(fs::read(file).unwrap().len(), EXPERTS * four as usize * 4);
     }
@@ -57,7 +57,7 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
             *found.entry(package).or_default() += 1;
             let error = f["error"]["relative"].as_f64().unwrap();
             assert!(error > 0.0 && error < 0.03 && f["refused"] == false, "{f}");
-            // With what the CPU adds it is the whole expert; the worst of all is reported.
+            // Together with the CPU's neurons it is the whole expert; the worst expert is reported.
             let together = f["function"].as_str().unwrap().starts_with("hot and cold, batch ");
             assert_eq!(f["experts"], if together { EXPERTS } else { 1 }, "{f}");
         }
@@ -66,7 +66,7 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     assert!(found.values().all(|&n| n == 2 * EXPERTS + 2), "{found:?}");
     case.json("verify", &["--static"]);
 
-    // Batches share what they have in common: the codes are those of the larger one.
+    // Batches share the codes of their common weights, which are those of the largest batch.
     let report = case.json("inspect", &[]);
     for a in report["unit"]["artifacts"].as_array().unwrap() {
         let of = |key: &str| a[key].as_u64().unwrap();
@@ -77,12 +77,12 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     }
     assert_eq!(report["unit"]["tile_memory"], 8 << 20);
 
-    // The plan runs them, in calls that decode.
+    // The plan executes the networks when decoding.
     assert_eq!(divided(&case.path("a.moec")), [4, 4]);
     let hot = &report["hot"];
     assert_eq!(hot["entries"].as_array().unwrap().len(), 2, "{hot}");
     let bytes = |of: &Value, key: &str| of[key].as_u64().unwrap();
-    // Each batch has cold neurons of its own, the larger one fewer; prompts have all.
+    // Each batch has its own cold neurons, a larger batch fewer; prompts compute all neurons.
     let [one, four] = [0, 1].map(|i| bytes(&hot["entries"][i], "cold_bytes"));
     assert!(four < one && bytes(hot, "cold_bytes") == one + four, "{hot}");
     assert!(bytes(hot, "codes") > 0 && bytes(hot, "codes") < bytes(hot, "prompt_bytes"), "{hot}");
@@ -101,7 +101,7 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     let [a, b] = ["a.moec", "b.moec"].map(|name| files(&case.path(name).join("artifacts")));
     assert!(a == b, "two builds differ");
 
-    // Other neurons than those that the codes are of are found.
+    // Lists of neurons that do not fit the codes are detected.
     let file = case.path("b.moec/artifacts/layers.0.hot.qnn/neurons.bin");
     let right = fs::read(&file).unwrap();
     let each = right.len() / EXPERTS;
@@ -110,22 +110,22 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     let mut twice = right.clone();
     twice.copy_within(0..4, 4);
     for (bytes, expected) in
-        [(swapped.clone(), "is off by"), (twice, "some twice"), (right[4..].to_vec(), "has not")]
+        [(swapped.clone(), "is off by"), (twice, "duplicates"), (right[4..].to_vec(), "has fewer than")]
     {
         case.forge("b.moec", "artifacts/layers.0.hot.qnn/neurons.bin", &bytes);
-        let (code, said) = fails(case.moec("verify").arg(case.path("b.moec")));
-        assert!(code == 1 && said.contains(expected) && said.contains("layers.0.hot"), "{said}");
+        let (code, stderr) = fails(case.moec("verify").arg(case.path("b.moec")));
+        assert!(code == 1 && stderr.contains(expected) && stderr.contains("layers.0.hot"), "{stderr}");
     }
-    // So they are without executing anything, since the CPU's are the others.
+    // Static verification detects them, too, since they do not complement the CPU's lists.
     case.forge("b.moec", "artifacts/layers.0.hot.qnn/neurons.bin", &swapped);
-    let (code, said) = fails(case.moec("verify").arg("--static").arg(case.path("b.moec")));
-    assert!(code == 1 && said.contains("the Graph leaves other neurons to the CPU"), "{said}");
+    let (code, stderr) = fails(case.moec("verify").arg("--static").arg(case.path("b.moec")));
+    assert!(code == 1 && stderr.contains("differ in the CPU's neurons"), "{stderr}");
 }
 
-/// A row that activates few hot neurons has a tiny spread of its own: networks of one row are held against
-/// that of all rows.
+/// A row with few active hot neurons has a very small spread. So networks of one row are judged by the spread
+/// of all rows.
 #[test]
-fn networks_of_small_batches_are_held_against_the_spread_of_all_rows() {
+fn small_batch_networks_are_judged_by_the_spread_of_all_rows() {
     let Some(tools) = installed() else { return };
     let case = relu();
     let text = fs::read_to_string(&case.toml).unwrap();
@@ -141,8 +141,8 @@ fn networks_of_small_batches_are_held_against_the_spread_of_all_rows() {
     assert!(executed.count() > EXPERTS, "{report}");
 }
 
-/// Layers with hot neurons, by entry point that decodes. A set of them is a step of the unit, and the CPU,
-/// which waits for it where both are added, has steps in between.
+/// Number of layers with hot neurons, by decode entry point. A set of hot neurons is one step of the unit.
+/// The CPU has steps in parallel, and waits for it before both results are added.
 fn divided(bundle: &Path) -> Vec<usize> {
     let bundle = Bundle::open(bundle).unwrap();
     let decisions = bundle.decisions().unwrap().decisions;
@@ -151,7 +151,9 @@ fn divided(bundle: &Path) -> Vec<usize> {
     let mut layers = Vec::new();
     for entry in &plan.entries {
         let steps = entry.steps.iter().enumerate().filter_map(|(i, step)| match step.code {
-            Code::Builtin(Builtin::Experts { set, .. }) => Some((i, step, plan.sets[set as usize].hot?)),
+            Code::Builtin(Builtin::Experts { set, .. }) => {
+                Some((i, step, plan.expert_sets[set as usize].hot?))
+            }
             _ => None,
         });
         let hot: Vec<_> = steps.collect();
@@ -165,14 +167,14 @@ fn divided(bundle: &Path) -> Vec<usize> {
         for (i, step, of) in hot {
             assert!(step.unit == 1 && of.batch == batch, "{step:?}");
             let waits = entry.steps.iter().position(|s| s.unit == 0 && s.deps.contains(&(i as u32))).unwrap();
-            let beside = entry.steps[i + 1..waits].iter().filter(|s| matches!(s.code, Code::Kernel(_)));
-            assert!(beside.count() >= 2, "{}: {i} to {waits}", entry.kind);
+            let parallel = entry.steps[i + 1..waits].iter().filter(|s| matches!(s.code, Code::Kernel(_)));
+            assert!(parallel.count() >= 2, "{}: {i} to {waits}", entry.kind);
         }
     }
     layers
 }
 
-/// Logits of a prompt, then of two sequences that go on after it, token by token: alone, and together in each
+/// Logits of a prompt, then of two sequences that continue it token by token, alone and together in each
 /// batch.
 fn logits(built: &Tiny) -> Vec<f32> {
     let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(12).copied().collect();
@@ -186,7 +188,9 @@ fn logits(built: &Tiny) -> Vec<f32> {
                 Ok(())
             };
             for slot in 0..2 {
-                engine.prefill(slot, 0, &ids[..6], Want::All, &mut keep).map_err(moec_base::Error::from)?;
+                engine
+                    .prefill(slot, 0, &ids[..6], LogitRows::All, &mut keep)
+                    .map_err(moec_base::Error::from)?;
             }
             for (i, &id) in ids[6..].iter().enumerate() {
                 let rows = [(0, 6 + i, id), (1, 6 + i, ids[i])];
@@ -201,9 +205,9 @@ fn logits(built: &Tiny) -> Vec<f32> {
     all
 }
 
-/// Decoding with hot neurons in networks gives what it gives without, up to what these round.
+/// Decoding with hot neurons in networks gives the same results as without, up to rounding.
 #[test]
-fn decoding_by_hot_and_cold_neurons_gives_what_whole_experts_give() {
+fn hot_and_cold_neurons_give_the_logits_of_whole_experts() {
     for model in ["smallthinker_4b", "turbosparse_mixtral"] {
         let hot = Tiny::new(model, &[1, 2], "[placement]\nhot = \"npu\"\n");
         let layers = divided(&hot.bundle());
@@ -211,7 +215,7 @@ fn decoding_by_hot_and_cold_neurons_gives_what_whole_experts_give() {
         let whole = Tiny::new(model, &[1, 2], "");
         let (hot, whole) = (logits(&hot), logits(&whole));
         assert_eq!(hot.len(), whole.len());
-        // Twelve rows are of prompts, which have whole experts in both builds.
+        // Twelve rows belong to the prompt, which uses whole experts in both builds.
         let prompts = hot.len() / 24 * 12;
         assert!(hot[..prompts] == whole[..prompts], "{model}");
         let (hot, whole) = (&hot[prompts..], &whole[prompts..]);
@@ -224,42 +228,42 @@ fn decoding_by_hot_and_cold_neurons_gives_what_whole_experts_give() {
         println!(
             "{model}: logits by hot and cold neurons are off by {least:.1e} to {most:.1e} of their spread"
         );
-        // Where two experts are as likely, what networks round decides: that may meet one token of twelve.
+        // If two experts have nearly equal scores, rounding decides; this may affect one of twelve tokens.
         assert!(off[0] > 0.0 && off[10] < 5e-3 && off[11] < 0.1, "{model}: {off:?}");
     }
 }
 
 /// Tokens that a bundle generates.
-fn generated(built: &Tiny, how: &str) -> Vec<u64> {
+fn generated(built: &Tiny, emulate: &str) -> Vec<u64> {
     let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(8).copied().collect();
     let mut run = built.moec("run");
-    run.arg(how).arg(built.bundle()).args(["generate", "--ids", &list(&ids), "-n", "8", "--json"]);
-    // The library writes lines of its own.
-    let said = String::from_utf8(ok(&mut run).stdout).unwrap();
-    let said = said.lines().find(|line| line.starts_with('{')).unwrap();
-    let said: Value = serde_json::from_str(said).unwrap();
-    said["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+    run.arg(emulate).arg(built.bundle()).args(["generate", "--ids", &list(&ids), "-n", "8", "--json"]);
+    // The library writes other lines, too.
+    let stdout = String::from_utf8(ok(&mut run).stdout).unwrap();
+    let json = stdout.lines().find(|line| line.starts_with('{')).unwrap();
+    let report: Value = serde_json::from_str(json).unwrap();
+    report["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
 }
 
-/// Gates that leave no zeros have no hot neurons, and not every unit has graphs of them; the others are
-/// resident, and skipped.
+/// Models whose gates have no zeros have no hot neurons, and some units have no graphs of them. Such builds
+/// are refused with the reason.
 #[test]
-fn what_has_no_hot_neurons_is_refused_by_name() {
+fn models_without_hot_neurons_are_refused_by_name() {
     for (model, target, more, expected) in [
-        ("ferris", PHONE, "", "the profile saw no gates that leave zeros"),
-        ("ferris-relu", "m2-max", "", "no hot neurons pay for a batch that this build decodes"),
+        ("ferris", PHONE, "", "the profile shows no gates with zeros"),
+        ("ferris-relu", "m2-max", "", "hot neurons do not pay for a batch size of this build"),
         ("ferris-relu", PHONE, "[experts]\nskip = \"off\"\n", "with `skip = \"off\"`"),
         ("ferris-relu", PHONE, "[memory]\nbudget = \"64 MiB\"\n", "with a memory budget"),
     ] {
         let case = Case::of(model, 64, &format!("hot = \"npu\"\n{more}"));
         let mut build = case.moec("build");
         build.arg(&case.toml).args(["--target", target, "--no-run", "-o"]).arg(case.path("a.moec"));
-        let (code, said) = fails(&mut build);
-        assert!(code == 1 && said.contains(expected) && said.contains("hot"), "{target}: {said}");
+        let (code, stderr) = fails(&mut build);
+        assert!(code == 1 && stderr.contains(expected) && stderr.contains("hot"), "{target}: {stderr}");
     }
 }
 
-/// Compiled for the chip in one context for each layer, and executed.
+/// Compiled for the chip, with one context per layer, and executed.
 #[test]
 fn hot_neurons_compute_on_the_emulator() {
     let Some(tools) = installed() else { return };
@@ -271,7 +275,7 @@ fn hot_neurons_compute_on_the_emulator() {
         if !f["package"].as_str().unwrap().ends_with(".hot.qnn") {
             continue;
         }
-        // What two units compute together no other executes.
+        // The combined result of two units is not executed by the library or onnxruntime.
         let Some(checks) = f["checks"].as_array() else {
             let error = f["error"]["relative"].as_f64().unwrap();
             assert!(f["experts"] == 8 && error > 0.0 && error < 0.03, "{f}");
@@ -292,10 +296,9 @@ fn hot_neurons_compute_on_the_emulator() {
         assert!(folder.join("context.bin").is_file());
         assert!(!folder.read_dir().unwrap().any(|e| dlc(&e.unwrap().path())), "{}", folder.display());
     }
-    // As moec evaluates the networks, as QNN's emulator does, and as the unit of a phone's `run` has them
-    // there.
+    // Evaluated by moec, by QNN's emulator, and by the unit of a phone's `run`.
     let [moec, library, device] =
-        ["--emulate", "--emulate=library", "--emulate=device"].map(|how| generated(&built, how));
+        ["--emulate", "--emulate=library", "--emulate=device"].map(|emulate| generated(&built, emulate));
     assert!(moec.len() == 8 && moec == library && library == device, "{moec:?} {library:?} {device:?}");
     let whole = Tiny::new("turbosparse_mixtral", &[1], "");
     assert_eq!(moec, generated(&whole, "--emulate"), "greedy tokens are those of whole experts");

@@ -1,4 +1,4 @@
-//! QNN's library on bundles, and the results of its emulator and of onnxruntime.
+//! Tests of bundles with QNN's library, its emulator, and onnxruntime.
 
 use super::{Case, PHONE, Tiny, files};
 use crate::support::{FAMILIES, distance, fails, list, logits_file, moec, ok};
@@ -9,13 +9,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A few groups of each layer, each of two sizes.
+/// Settings for few groups of experts, each with two sizes.
 const MORE: &str = "[experts]\ngroup = 8\nsizes = 2\n";
 
-/// The folder with the library, and a Python with onnxruntime, as the cache folder has them that `cargo
-/// xtask` fills.
+/// The folder with the library, and a Python with onnxruntime, from the cache folder that `cargo xtask`
+/// fills.
 pub(crate) fn installed() -> Option<[(&'static str, PathBuf); 2]> {
-    if !QNN.here() || !ONNXRUNTIME.here() {
+    if !QNN.met_or_skip() || !ONNXRUNTIME.met_or_skip() {
         return None;
     }
     let named = std::env::var_os("MOEC_QNN_LIB").map(PathBuf::from);
@@ -27,7 +27,7 @@ pub(crate) fn installed() -> Option<[(&'static str, PathBuf); 2]> {
     Some([("MOEC_QNN_LIB", library), ("MOEC_ONNXRUNTIME", moec_testing::onnxruntime()?)])
 }
 
-/// A phone's bundle of `ferris-relu` that was built with the library.
+/// A phone's bundle of `ferris-relu`, built with the library.
 struct QnnBundle {
     case: Case,
     tools: [(&'static str, PathBuf); 2],
@@ -60,21 +60,21 @@ impl QnnBundle {
 
     /// Error of `moec verify` on an invalid bundle.
     fn refused(&self) -> String {
-        let (code, said) = fails(self.moec("verify").arg(self.case.path("a.moec")));
-        assert_eq!(code, 1, "{said}");
-        said
+        let (code, stderr) = fails(self.moec("verify").arg(self.case.path("a.moec")));
+        assert_eq!(code, 1, "{stderr}");
+        stderr
     }
 
     fn read(&self, file: &str) -> Vec<u8> {
         fs::read(self.case.path("a.moec").join(file)).unwrap()
     }
 
-    /// As [`Case::forge`].
+    /// See [`Case::forge`].
     fn forge(&self, file: &str, bytes: &[u8]) {
         self.case.forge("a.moec", file, bytes);
     }
 
-    /// Files of the first artifact that end so, by their paths in the bundle.
+    /// Path of the first artifact's file with this ending.
     fn first(&self, end: &str) -> String {
         let folder = self.case.path("a.moec/artifacts/layers.0.group.0.qnn");
         let mut names: Vec<String> =
@@ -85,8 +85,8 @@ impl QnnBundle {
     }
 }
 
-/// Every network is executed by the emulator and by onnxruntime, the largest of a group from its DLC, too;
-/// what they give is near what the same weights give in f32.
+/// Every network is executed by the emulator and by onnxruntime, the largest of a group also from its DLC.
+/// The results are near those of the same weights in f32.
 #[test]
 fn bundles_have_contexts_and_dlc_that_compute() {
     let Some(built) = QnnBundle::new() else { return };
@@ -108,7 +108,7 @@ fn bundles_have_contexts_and_dlc_that_compute() {
     assert!(functions.len() > groups.len(), "no group has two sizes: {report}");
     assert!(of.values().all(|packages| *packages == groups) && of.len() == 3, "{of:?}");
 
-    // Two builds give the same bytes, in whichever folders they are.
+    // Two builds give the same bytes, in any folders.
     built.build("elsewhere.moec");
     let [a, b] = ["a.moec", "elsewhere.moec"].map(|name| files(&built.case.path(name).join("artifacts")));
     let ends = |end: &str| a.keys().filter(|path| path.to_string_lossy().ends_with(end)).count();
@@ -117,12 +117,12 @@ fn bundles_have_contexts_and_dlc_that_compute() {
         a.iter().filter(|(path, bytes)| b.get(*path) != Some(bytes)).map(|(p, _)| p).collect();
     assert!(differ.is_empty() && a.len() == b.len(), "{differ:?}");
 
-    // The whole model on the emulator is the whole model as moec emulates it.
+    // The whole model gives the same results by QNN's emulator as by moec's emulation.
     let ids: Vec<u32> = (0..40).map(|i| i * 37 % 2000 + 1).collect();
-    let logits = |how: &str| {
+    let logits = |emulate: &str| {
         let out = built.case.path("logits.safetensors");
         let mut command = built.moec("run");
-        command.arg(how).arg(built.case.path("a.moec")).args(["logits", "--ids", &list(&ids), "--out"]);
+        command.arg(emulate).arg(built.case.path("a.moec")).args(["logits", "--ids", &list(&ids), "--out"]);
         ok(command.arg(&out));
         logits_file(&out).1
     };
@@ -138,7 +138,7 @@ fn bundles_have_contexts_and_dlc_that_compute() {
     assert_eq!(left.unwrap_or(0), 0, "what it has compiled is gone");
 }
 
-/// Networks of every family's checkpoint, executed: experts in groups, dense networks, shared experts, heads.
+/// Executes networks of every family's checkpoint: groups of experts, dense networks, shared experts, heads.
 #[test]
 fn networks_of_every_family_compute_on_the_emulator() {
     let Some(tools) = installed() else { return };
@@ -166,7 +166,7 @@ fn networks_of_every_family_compute_on_the_emulator() {
     }
 }
 
-/// A bundle's artifacts were changed, their hashes with them: each is refused by its name.
+/// Changed artifacts with updated hashes are refused by name.
 #[test]
 fn artifacts_that_do_not_fit_are_refused() {
     let Some(built) = QnnBundle::new() else { return };
@@ -190,7 +190,7 @@ fn artifacts_that_do_not_fit_are_refused() {
     let cases: [(&str, Vec<u8>, &[&str]); 6] = [
         (&context, half(&context), &["layers.0.group.0.qnn", "context.bin", "cannot be read"]),
         (&context, b"no context at all".to_vec(), &["context.bin", "cannot be read"]),
-        (&context, built.read(&second), &["context.bin", "it has the graphs", "are the networks beside it"]),
+        (&context, built.read(&second), &["context.bin", "it has the graphs", "but the networks are"]),
         (&dlc, half(&dlc), &["layers.0.group.0.qnn", ".dlc", "cannot be read"]),
         (&rows, loud, &["saturates", "by QNN's emulator, is off by", "of its spread"]),
         ("device.toml", other.into_bytes(), &["context.bin", "for the chip of number 57, not for"]),
@@ -198,18 +198,18 @@ fn artifacts_that_do_not_fit_are_refused() {
     for (file, bytes, expected) in cases {
         let right = built.read(file);
         built.forge(file, &bytes);
-        let said = built.refused();
-        assert!(expected.iter().all(|words| said.contains(words)), "{file}: {said}");
+        let stderr = built.refused();
+        assert!(expected.iter().all(|words| stderr.contains(words)), "{file}: {stderr}");
         built.forge(file, &right);
     }
     let report = built.verify();
     assert_eq!(report["verdict"], "right");
 }
 
-/// Without the library, or with half of it, everything else is built and verified, and what is missing is
-/// said in a line.
+/// Without the library or with only half of it, everything else is built and verified, and one line reports
+/// what is missing.
 #[test]
-fn what_is_missing_is_said_and_builds_do_not_fail() {
+fn missing_qnn_library_is_reported_without_failing_builds() {
     let case = Case::of("ferris-relu", 64, "[experts]\ngroup = 24\n");
     let run = |subcommand: &str, more: &[&str], lib: &Path| {
         let mut command = case.moec(subcommand);
@@ -232,20 +232,23 @@ fn what_is_missing_is_said_and_builds_do_not_fail() {
         (empty, "has no `libQnnHtp.so`"),
         (fake, "libQnnHtp.so` cannot be loaded"),
     ] {
-        let (built, said) = run("build", &build, &lib);
+        let (built, stderr) = run("build", &build, &lib);
         let [note] = built["notes"].as_array().unwrap().as_slice() else { panic!("{built}") };
         let note = note.as_str().unwrap();
         assert!(
             note.starts_with("no context binaries and no DLC were written: ") && note.contains(why),
             "{note}"
         );
-        assert!(note.contains("cargo xtask qnn") && !note.contains('\n') && said.contains(note), "{said}");
+        assert!(
+            note.contains("cargo xtask qnn") && !note.contains('\n') && stderr.contains(note),
+            "{stderr}"
+        );
         assert!(!files(&case.path("a.moec/artifacts")).keys().any(|p| p.ends_with("context.bin")));
-        let (report, said) = run("verify", &[&bundle, "--json"], &lib);
+        let (report, stderr) = run("verify", &[&bundle, "--json"], &lib);
         let unverified = report["unverified"].as_array().unwrap();
         assert!(unverified.len() == 2 && unverified[0].as_str().unwrap().contains(why), "{report}");
         assert!(unverified[1].as_str().unwrap().contains("/nowhere/python"), "{report}");
-        assert!(unverified.iter().all(|what| said.contains(what.as_str().unwrap())), "{said}");
+        assert!(unverified.iter().all(|what| stderr.contains(what.as_str().unwrap())), "{stderr}");
         assert_eq!(report["verdict"], "right");
     }
     let mut doctor = case.moec("doctor");
@@ -255,13 +258,16 @@ fn what_is_missing_is_said_and_builds_do_not_fail() {
     assert_eq!(row["status"], "warning");
     assert!(row["found"].as_str().unwrap().contains("not installed"), "{row}");
     assert!(row["hint"].as_str().unwrap().contains("cargo xtask qnn"), "{row}");
-    let (code, said) = fails(case.moec("run").arg("--emulate=library").arg(&bundle).arg("info"));
-    assert!(code == 1 && said.contains("QNN is not installed") && said.contains("cargo xtask qnn"), "{said}");
+    let (code, stderr) = fails(case.moec("run").arg("--emulate=library").arg(&bundle).arg("info"));
+    assert!(
+        code == 1 && stderr.contains("QNN is not installed") && stderr.contains("cargo xtask qnn"),
+        "{stderr}"
+    );
 }
 
-/// The library is there: the doctor says which, and a process that hangs is ended and named.
+/// `doctor` reports the installed library, and a process that hangs is ended and named.
 #[test]
-fn the_library_is_found_and_not_waited_for_without_end() {
+fn qnn_library_is_found_and_hangs_time_out() {
     let Some(tools) = installed() else { return };
     let mut doctor = moec();
     doctor.env(tools[0].0, &tools[0].1).args(["doctor", "--json"]);
@@ -280,19 +286,19 @@ fn the_library_is_found_and_not_waited_for_without_end() {
     assert_eq!(row["found"], "`MOEC_QNN_SECONDS` is `soon`");
 }
 
-/// A device file that says another thing of a chip than QNN is refused before anything is built.
+/// A device file that contradicts QNN's description of a chip is refused before anything is built.
 #[test]
-fn a_chip_has_one_architecture() {
+fn device_file_that_contradicts_its_chip_is_refused() {
     let case = tempfile::tempdir().unwrap();
     let text = String::from_utf8(ok(moec().args(["targets", PHONE])).stdout).unwrap();
     let (device, toml) = (case.path().join("other.toml"), case.path().join("model.toml"));
     for (from, to, expected) in [
-        ("arch = 75", "arch = 69", "`unit.hexagon.arch`: chip 57 of QNN (SM8650) is of architecture 75"),
+        ("arch = 75", "arch = 69", "`unit.hexagon.arch`: chip 57 of QNN (SM8650) has architecture 75"),
         ("vtcm_mib = 8", "vtcm_mib = 16", "`unit.hexagon.vtcm_mib`: chip 57 of QNN (SM8650) has 8 MiB"),
     ] {
         assert!(text.contains(from), "{text}");
         fs::write(&device, text.replace(from, to)).unwrap();
-        let (code, said) = fails(moec().arg("build").arg(&toml).arg("--target").arg(&device));
-        assert!(code == 1 && said.contains(expected), "{said}");
+        let (code, stderr) = fails(moec().arg("build").arg(&toml).arg("--target").arg(&device));
+        assert!(code == 1 && stderr.contains(expected), "{stderr}");
     }
 }

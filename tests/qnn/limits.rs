@@ -1,12 +1,12 @@
-//! Parts that are larger than a graph may be come in pieces that are not.
+//! Parts larger than a graph may be are split.
 
 use super::{Tiny, files, without_costs};
 use crate::support::ok;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// A head in 4 bits, with one row of sixteen in 8: 320 rows of 64 channels are 10880 bytes. A third of the
-/// rows would be 3648 bytes with what aligns its two matrices, which is more than the limit.
+/// A head in 4 bits with one of sixteen rows in 8: 320 rows of 64 channels take 10880 bytes. A third of the
+/// rows takes 3648 bytes with the alignment of its two matrices, which exceeds the limit.
 #[test]
 fn parts_of_a_head_are_below_the_limit() {
     const LIMIT: u64 = 3627;
@@ -27,6 +27,6 @@ fn parts_of_a_head_are_below_the_limit() {
     let report = made.verify();
     let heads: BTreeSet<&str> =
         report["packages"].as_array().unwrap().iter().map(|f| f["package"].as_str().unwrap()).collect();
-    let wanted = (0..4).map(|i| format!("artifacts/head.{i}.qnn")).collect::<BTreeSet<_>>();
-    assert!(heads.into_iter().eq(wanted.iter().map(|name| &**name)), "{report}");
+    let head_files = (0..4).map(|i| format!("artifacts/head.{i}.qnn")).collect::<BTreeSet<_>>();
+    assert!(heads.into_iter().eq(head_files.iter().map(|name| &**name)), "{report}");
 }

@@ -1,5 +1,5 @@
-//! A phone's `run`, executed in an emulator of its CPU: what is the CPU's computes what it does elsewhere,
-//! and graphs go to a library that stands in for QNN's.
+//! A phone's `run` in an emulator of its CPU: the CPU's steps give the same results as elsewhere, and graphs
+//! run in a fake of QNN's library.
 
 #[path = "../../targets/qnn/unit/tests/fake/mod.rs"]
 mod fake;
@@ -9,13 +9,13 @@ use crate::support::{clean, fails, list, logits_file, moec, ok};
 use fake::Fake;
 use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
-use moec_bundle::toolchain::{Cross, Toolchain};
+use moec_bundle::toolchain::{CrossTarget, Toolchain};
 use moec_ir::plan::GraphDecl;
 use moec_measure::host_build::HostBuild;
 use moec_runtime::CheckLevel;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::graphs::{Graphs, f16};
-use moec_runtime::{Engine, Options, Want};
+use moec_runtime::{Engine, LogitRows, Options};
 use moec_testing::AARCH64;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,12 +24,12 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-/// Folder where Debian has the libraries of the system.
+/// Debian's folder with the AArch64 system libraries.
 const SYSTEM: &str = "/usr/aarch64-linux-gnu";
 
-/// Tools that link programs for a phone, and execute them here.
-fn cross() -> Option<&'static Cross> {
-    AARCH64.of(match Toolchain::find("aarch64-unknown-linux-gnu") {
+/// Cross toolchain for phones, with an emulator that executes their programs.
+fn cross() -> Option<&'static CrossTarget> {
+    AARCH64.ok_or_skip(match Toolchain::find("aarch64-unknown-linux-gnu") {
         Ok(Toolchain { cross: Some(cross), .. }) if cross.emulated() && Path::new(SYSTEM).is_dir() => {
             Ok(cross)
         }
@@ -41,22 +41,22 @@ fn cross() -> Option<&'static Cross> {
     })
 }
 
-/// `run` of a bundle, in the emulator.
-fn run(cross: &Cross, bundle: &Path) -> Command {
+/// A bundle's `run` in the emulator.
+fn run(cross: &CrossTarget, bundle: &Path) -> Command {
     let mut command = clean(Command::new(cross.emulator[0]));
     command.args(&cross.emulator[1..]).args(["-L", SYSTEM]).arg(bundle.join("run"));
     command.env_remove("MOEC_QNN_LIB");
     command
 }
 
-/// Every graph is found in its context and executed after it, in the order of the steps; a bundle without the
-/// library, or without a context, says so.
+/// Every graph is retrieved from its context and executed, in the order of the steps. A bundle without the
+/// library or without a context reports that.
 #[test]
 fn run_executes_contexts_in_its_own_process() {
     let Some(cross) = cross() else { return };
     let case = Case::of("ferris", 16, "[experts]\ngroup = 24\n");
     let bundle = case.path("a.moec");
-    // The cache that is kept: the runtime is compiled there once.
+    // The shared cache, in which the runtime is compiled only once.
     let mut build = moec();
     ok(build.args(["build", "--quiet"]).arg(&case.toml).args(["--target", PHONE, "-o"]).arg(&bundle));
     let plan = Bundle::open(&bundle).unwrap().plan;
@@ -87,11 +87,11 @@ fn run_executes_contexts_in_its_own_process() {
     assert!(of("retrieve") >= packages.len(), "{calls:?}");
     assert_eq!(logits(), first, "the same library gives the same numbers");
 
-    // Beside `run` it is found, too, and nowhere else.
+    // The library is also found beside `run`, but nowhere else.
     let refused = |words: &[&str]| {
         let mut command = run(cross, &bundle);
-        let (code, said) = fails(command.args(["logits", "--ids", "1", "--out"]).arg(&out));
-        assert!(code == 1 && words.iter().all(|word| said.contains(word)), "{said}");
+        let (code, stderr) = fails(command.args(["logits", "--ids", "1", "--out"]).arg(&out));
+        assert!(code == 1 && words.iter().all(|word| stderr.contains(word)), "{stderr}");
     };
     refused(&["`libQnnHtp.so` cannot be loaded", "hint:", "MOEC_QNN_LIB"]);
     for name in ["libQnnHtp.so", "libQnnSystem.so"] {
@@ -106,20 +106,20 @@ fn run_executes_contexts_in_its_own_process() {
     refused(&[package, "for the chip of number 42"]);
     fs::remove_file(&context).unwrap();
     refused(&[package, "context.bin"]);
-    // What the bundle needs is known.
+    // `info` finds all required units.
     let info = ok(run(cross, &bundle).args(["info", "--json"]));
     let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
     assert_eq!(info["target"]["missing_units"], serde_json::json!([]), "{info}");
 }
 
-/// Calls of a unit.
+/// Calls to a unit.
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
     Prepare(Vec<usize>),
     Run(usize),
 }
 
-/// Writes it down, and computes nothing.
+/// A unit that records its calls and computes nothing.
 struct Recorder(Arc<Mutex<Vec<Event>>>);
 
 impl Graphs for Recorder {
@@ -141,10 +141,9 @@ impl Graphs for Recorder {
     }
 }
 
-/// Before the first step of a call of another entry point its graphs are named, in the order in which its
-/// steps run them.
+/// Before the first step of another entry point, its graphs are announced, in the order of its steps.
 #[test]
-fn a_call_of_another_size_names_its_graphs_first() {
+fn graphs_of_a_new_entry_point_are_announced_first() {
     let case = Case::of("ferris", 16, "[experts]\ngroup = 24\n");
     case.build(PHONE, "a.moec");
     let bundle = Bundle::open(&case.path("a.moec")).unwrap();
@@ -159,7 +158,7 @@ fn a_call_of_another_size_names_its_graphs_first() {
     let mut events = |start: usize, ids: &[u32]| {
         match ids {
             [id] => engine.decode(&[(0, start, *id)], &mut |_, _| Ok(())).unwrap(),
-            _ => engine.prefill(0, start, ids, Want::Last, &mut |_, _| Ok(())).unwrap(),
+            _ => engine.prefill(0, start, ids, LogitRows::Last, &mut |_, _| Ok(())).unwrap(),
         }
         std::mem::take(&mut *events.lock().unwrap())
     };
@@ -174,7 +173,7 @@ fn a_call_of_another_size_names_its_graphs_first() {
         })
         .collect();
     assert!(places.len() > 1 && places.is_sorted() && places.iter().all(Option::is_some), "{first:?}");
-    // The same size once more is no news; another one is, and so is the way back.
+    // A repeated size is not announced; another size is, and so is the change back.
     let runs = |events: Vec<Event>| events.iter().all(|event| matches!(event, Event::Run(_)));
     assert!(runs(events(16, &chunk)));
     assert!(matches!(&*events(32, &[7]), [Event::Prepare(_), ..]));

@@ -18,7 +18,7 @@ const MARKS: [&str; 2] = ["<!-- sizes -->", "<!-- /sizes -->"];
 const EXPERTS: &str = "[experts]\ngroup = 8\nsizes = 2\n";
 
 /// Bytes of a context with the networks of an artifact, each with its own weights.
-fn apart(folder: &Path, library: &Path) -> u64 {
+fn separate_bytes(folder: &Path, library: &Path) -> u64 {
     let program = Program {
         path: env!("CARGO_BIN_EXE_moec").into(),
         arguments: ["worker", "qnn"].map(Into::into).to_vec(),
@@ -35,18 +35,18 @@ fn apart(folder: &Path, library: &Path) -> u64 {
     worker.binary().unwrap().len() as u64
 }
 
-/// A row of the table: what a bundle's artifacts of one kind take.
+/// A row of the table: sizes of a bundle's artifacts of one kind.
 fn row(name: &str, bundle: &Path, artifacts: &[&Value], library: &Path) -> String {
     let sum = |key: &str| artifacts.iter().map(|a| a[key].as_u64().unwrap()).sum::<u64>();
     let most = |key: &str| artifacts.iter().map(|a| a[key].as_u64().unwrap()).max().unwrap();
-    let apart: u64 =
-        artifacts.iter().map(|a| apart(&bundle.join(a["package"].as_str().unwrap()), library)).sum();
-    assert!(sum("weights") < sum("unshared") && sum("context") < apart, "{name}: {artifacts:?}");
+    let separate: u64 =
+        artifacts.iter().map(|a| separate_bytes(&bundle.join(a["package"].as_str().unwrap()), library)).sum();
+    assert!(sum("weights") < sum("unshared") && sum("context") < separate, "{name}: {artifacts:?}");
     assert!(most("context") < 4 << 30 && most("activations") < 8 << 20, "{name}: {artifacts:?}");
     let [graph, context] =
         [most("largest") as f64 / (2_u64 << 30) as f64, most("context") as f64 / (4_u64 << 30) as f64];
     format!(
-        "| {name} | {} of {} | {} | {} | {} | {apart} | {:.3} % | {:.3} % | {:.2} % |\n",
+        "| {name} | {} of {} | {} | {} | {} | {separate} | {:.3} % | {:.3} % | {:.2} % |\n",
         sum("functions"),
         artifacts.len(),
         sum("weights"),
@@ -59,7 +59,7 @@ fn row(name: &str, bundle: &Path, artifacts: &[&Value], library: &Path) -> Strin
 }
 
 #[test]
-fn sizes_beside_limits_stand_in_the_page() {
+fn size_and_limit_table_of_the_page_is_current() {
     let Some(tools) = installed() else { return };
     let mut table = String::from(
         "| bundle | networks of artifacts | codes, bytes | each with its own | contexts, bytes | apart | largest graph of 2 GiB | largest context of 4 GiB | widest node of 8 MiB of VTCM |\n\
@@ -100,7 +100,7 @@ fn sizes_beside_limits_stand_in_the_page() {
         fs::write(&page, format!("{head}{}\n{table}{}{tail}", MARKS[0], MARKS[1])).unwrap();
         return;
     }
-    // Another CPU calibrates to somewhat other groups and shares.
+    // Calibration on another CPU gives slightly different groups and shares.
     let near = |a: &str, b: &str| match (a.parse::<f64>(), b.parse::<f64>()) {
         (Ok(a), Ok(b)) => (a - b).abs() <= 0.1 * a.max(b) + 0.01,
         _ => a == b,

@@ -1,4 +1,4 @@
-//! Bundles that several tests want, built once for all of them.
+//! Bundles that several tests use, built only once.
 
 use super::{moec, ok, packed, program, root};
 use std::collections::hash_map::DefaultHasher;
@@ -6,41 +6,41 @@ use std::fs::{self, File};
 use std::hash::{Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 
-/// Puts what `moec build TOML ARGS` makes at `bundle`: a copy, which the test may change.
+/// Builds with `moec build TOML ARGS`, and copies the bundle to `bundle`, where the test may change it.
 ///
-/// Equal files of a model in the tree are built once for every moec, by the first test that needs
-/// them, in cargo's folder for what tests leave. Tests of building itself have no use for this.
+/// Equal configurations of a model in the tree are built once per moec binary, by the first test that needs
+/// them. They are in cargo's folder for test output. Tests of building itself do not use this.
 pub fn built(toml: &Path, args: &[&str], bundle: &Path) {
     shared("build", toml, &[args, &["--no-run"]].concat(), bundle);
 }
 
-/// Puts the profile that `moec calibrate TOML ARGS` records with one thread at `profile`, recorded once as
-/// [`built`] builds once.
+/// Writes the profile of `moec calibrate TOML ARGS` with one thread to `profile`. It is recorded once, like
+/// bundles of [`built`].
 pub fn recorded(toml: &Path, args: &[&str], profile: &Path) {
     shared("calibrate", toml, args, profile);
 }
 
-/// Puts what a subcommand makes of a `model.toml` at `to`. It is made once for equal files whose model lies
-/// in the tree.
+/// Writes the output of a subcommand on a `model.toml` to `to`. Equal files with a model of the tree share
+/// one output.
 fn shared(subcommand: &str, toml: &Path, args: &[&str], to: &Path) {
     let make = |toml: &Path, to: &Path| {
         let mut command = moec();
         if subcommand == "calibrate" {
-            // What is kept is that of the first, and a run by itself has no use for what others recorded.
+            // The output of the first test is kept, so it must not depend on other recorded profiles.
             let folder = to.parent().expect("a folder");
             command.env("MOEC_THREADS", "1").env("MOEC_CACHE", cache(folder));
         }
         ok(command.arg(subcommand).arg(toml).args(args).args(["--quiet", "-o"]).arg(to));
     };
     let text = fs::read_to_string(toml).expect("model.toml is there");
-    // What a test has made itself is its own.
+    // A model that the test made itself is not shared.
     if text.contains(&*std::env::temp_dir().to_string_lossy()) {
         return make(toml, to);
     }
     let folder =
         all().join(format!("{:016x}", hash(&(subcommand, &text, args, stamps(&root().join("golden"))))));
     fs::create_dir_all(&folder).expect("the folder is made");
-    // Freed by its end, however a test ends. A bundle or profile is there whole or not at all.
+    // The lock is released however a test ends. A bundle or profile is complete or absent.
     let lock = File::create(folder.join("lock")).expect("a lock is made");
     lock.lock().expect("a file can be locked");
     let made = folder.join("made");
@@ -55,8 +55,8 @@ fn shared(subcommand: &str, toml: &Path, args: &[&str], to: &Path) {
     }
 }
 
-/// A cache folder below `folder` that has nothing of others but the object code of kernels, which all share:
-/// what is found is what LLVM would write.
+/// A cache folder below `folder`, empty except for the objects of kernels. All tests share these, since they
+/// are what LLVM would write.
 pub fn cache(folder: &Path) -> PathBuf {
     let cache = folder.join("cache");
     if !cache.exists() {
@@ -69,7 +69,7 @@ pub fn cache(folder: &Path) -> PathBuf {
     cache
 }
 
-/// The folder of what this moec has built. That of another, which is gone, goes, too.
+/// The folder with the bundles of this moec binary. Those of other binaries are removed.
 fn all() -> PathBuf {
     let temporary = packed().map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), |folder| folder.join("tmp"));
     let folder = temporary.join("bundles");
@@ -77,7 +77,7 @@ fn all() -> PathBuf {
     if !own.exists() {
         for other in fs::read_dir(&folder).into_iter().flatten().flatten() {
             if other.path() != own {
-                // Another process may do the same.
+                // Another process may remove it at the same time.
                 let _ = fs::remove_dir_all(other.path());
             }
         }

@@ -1,5 +1,4 @@
-//! A control group of the kernel that counts the memory of what runs in it, pages of files included: version
-//! 1 or 2.
+//! A Linux control group (version 1 or 2) that counts the memory of its processes, including pages of files.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -7,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// File names of a version.
+/// File names of a version of control groups.
 #[derive(Debug)]
 struct Version {
     limit: &'static str,
     no_limit: &'static str,
-    /// File, and what turns swapping off.
+    /// The file that limits swap, and the value that turns swap off.
     swap: (&'static str, &'static str),
     peak: &'static str,
-    /// The file whose row `oom_kill` counts processes that were ended for want of memory.
+    /// The file with the row `oom_kill`, which counts killed processes.
     kills: &'static str,
 }
 
@@ -34,7 +33,7 @@ static V2: Version = Version {
     kills: "memory.events",
 };
 
-/// Folder where groups can be made.
+/// Folder in which groups can be created.
 fn hierarchy() -> Result<(PathBuf, &'static Version)> {
     for line in fs::read_to_string("/proc/mounts")?.lines() {
         let [_, path, kind, options, ..] = line.split(' ').collect::<Vec<_>>()[..] else { continue };
@@ -52,7 +51,7 @@ fn hierarchy() -> Result<(PathBuf, &'static Version)> {
     Err(Error::new(ErrorKind::NotFound, "this kernel has no group that limits memory"))
 }
 
-/// One group, gone when dropped.
+/// A control group, which is removed on drop.
 #[derive(Debug)]
 pub struct Group {
     path: PathBuf,
@@ -60,10 +59,10 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group whose processes may have `limit` bytes together.
+    /// Creates a group whose processes may use `limit` bytes together.
     ///
     /// # Errors
-    /// Groups cannot be made here: usually for want of rights.
+    /// Fails if groups cannot be created, usually for lack of permissions.
     pub fn new(name: &str, limit: Option<u64>) -> Result<Self> {
         let (parent, version) = hierarchy()?;
         let path = parent.join(format!("moec-{name}-{}", std::process::id()));
@@ -75,12 +74,12 @@ impl Group {
         if group.path.join(swap).exists() {
             fs::write(group.path.join(swap), off)?;
         }
-        // Version 2 says the peak since Linux 5.19.
+        // Version 2 reports the peak since Linux 5.19.
         fs::metadata(group.path.join(version.peak))?;
         Ok(group)
     }
 
-    /// The command, placed in the group before it becomes itself.
+    /// A command whose process enters the group before it executes the program.
     pub fn enter(&self, command: &Command) -> Command {
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.path.join("cgroup.procs"));
@@ -94,13 +93,13 @@ impl Group {
         shell
     }
 
-    /// The most bytes that it ever had.
+    /// Peak of the group's memory in bytes.
     pub fn peak(&self) -> u64 {
         let text = fs::read_to_string(self.path.join(self.version.peak)).expect("a group says its peak");
         text.trim().parse().expect("a peak is a number")
     }
 
-    /// Processes that the kernel ended because there was nothing left to drop.
+    /// Number of processes that the kernel killed for lack of memory.
     pub fn kills(&self) -> u64 {
         let text = fs::read_to_string(self.path.join(self.version.kills)).expect("a group counts these");
         let row = text.lines().find_map(|l| l.strip_prefix("oom_kill "));
@@ -111,17 +110,17 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         for _ in 0..50 {
-            // Of version 1: lets go of pages that its processes left in the page cache.
+            // Version 1: releases pages that the processes left in the page cache.
             let _ = fs::write(self.path.join("memory.force_empty"), "0");
             if fs::remove_dir(&self.path).is_ok() {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(100)); // its last process is still ending
+            std::thread::sleep(Duration::from_millis(100)); // the last process is still ending
         }
     }
 }
 
-/// Drops a file from the page cache, so that its next reader pays for it.
+/// Drops a file from the page cache, so that its next reader is charged for it.
 pub fn forget(path: &Path) {
     use std::os::fd::AsRawFd as _;
     let file = fs::File::open(path).expect("a file of the bundle");

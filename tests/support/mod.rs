@@ -30,8 +30,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use wait_timeout::ChildExt;
 
-/// Folder with the programs and the part of the tree that the tests need, on a machine that has neither cargo
-/// nor the tree (`cargo xtask gpu-check --pack`).
+/// Folder with the binaries and files that the tests need on a machine without cargo and the tree (`cargo
+/// xtask gpu-check --pack`).
 fn packed() -> Option<PathBuf> {
     std::env::var_os("MOEC_PACKED").map(PathBuf::from)
 }
@@ -63,33 +63,33 @@ pub fn ferris() -> PathBuf {
     root().join("golden/models/ferris")
 }
 
-/// Its relative with ReLU in the experts' gates. Text and questions to measure it on are [`ferris`]'s.
+/// The variant of ferris with ReLU gates. Its evaluation texts and questions are those of [`ferris`].
 pub fn ferris_relu() -> PathBuf {
     root().join("golden/models/ferris-relu")
 }
 
-/// Path of the text that [`ferris`] is calibrated with.
+/// Path of [`ferris`]'s calibration text.
 pub fn calibration() -> String {
     ferris().join("eval/calibration.txt").display().to_string()
 }
 
-/// The binary under test, without progress, colours or the user's settings.
+/// The binary under test, without progress bars, colours and the user's settings.
 pub fn moec() -> Command {
     clean(Command::new(program()))
 }
 
-/// Any binary in the same environment. Runtimes that cargo compiles for bundles are optimised less than those
-/// that users get: that takes half of the time, and changes no number.
+/// Any binary in the same environment. Runtimes that cargo compiles for bundles are optimised less than
+/// users' runtimes, which halves the time and changes no number.
 pub fn clean(mut command: Command) -> Command {
     command.env("MOEC_NO_PROGRESS", "1").env("NO_COLOR", "1").env_remove("MOEC_THREADS");
     command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
     command
 }
 
-/// The longest that any command of the tests may take. The slowest take half a minute alone on a machine.
+/// Time limit of any command in the tests. The slowest take half a minute alone on a machine.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// Runs a command to its end. One that hangs is killed and named, rather than stopping all tests for ever.
+/// Runs a command to its end. A command that hangs is killed and named.
 pub fn finish(command: &mut Command) -> Output {
     fn drain(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
         std::thread::spawn(move || {
@@ -117,38 +117,44 @@ pub fn finish(command: &mut Command) -> Output {
 /// Runs a command that must succeed.
 pub fn ok(command: &mut Command) -> Output {
     let output = finish(command);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?} failed with {}:\n{said}", output.status);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} failed with {}:\n{stderr}", output.status);
     output
 }
 
-/// Runs a command that must fail, and gives its exit code and what it said on stderr.
+/// Runs a command that must fail, and returns its exit code and stderr.
 pub fn fails(command: &mut Command) -> (i32, String) {
     let output = finish(command);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{command:?} succeeded:\n{said}");
-    assert!(!said.contains("panicked"), "{command:?} panicked:\n{said}");
-    (output.status.code().expect("an exit code"), said)
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{command:?} succeeded:\n{stderr}");
+    assert!(!stderr.contains("panicked"), "{command:?} panicked:\n{stderr}");
+    (output.status.code().expect("an exit code"), stderr)
 }
 
-/// Whether this machine can execute a target's code; a test that needs it is skipped where it cannot.
+/// Whether this machine can execute a target's code; otherwise the calling test is skipped.
 pub fn runs_here(target: &str) -> bool {
     match target {
-        "x86-64-v3" => AVX2.by(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
-        "x86-64-v4" => AVX512.by(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")),
+        "x86-64-v3" => {
+            AVX2.holds_or_skip(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"))
+        }
+        "x86-64-v4" => {
+            AVX512.holds_or_skip(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"))
+        }
         // AMX is emulated where it is missing.
-        "sapphire-rapids" => SAPPHIRE_RAPIDS.by(is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vbmi2")
-            && is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("avx512bf16")
-            && is_x86_feature_detected!("avx512bitalg")
-            && is_x86_feature_detected!("avx512vpopcntdq")
-            && is_x86_feature_detected!("avxvnni")),
+        "sapphire-rapids" => SAPPHIRE_RAPIDS.holds_or_skip(
+            is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vbmi2")
+                && is_x86_feature_detected!("avx512vnni")
+                && is_x86_feature_detected!("avx512bf16")
+                && is_x86_feature_detected!("avx512bitalg")
+                && is_x86_feature_detected!("avx512vpopcntdq")
+                && is_x86_feature_detected!("avxvnni"),
+        ),
         _ => true,
     }
 }
 
-/// The format of tables where matrices have another: they are read by rows, which have no scale each.
+/// Format of tables if matrices have this format: tables are read by rows, which have no scale each.
 pub fn table_format(format: &str) -> &str {
     if matches!(format, "q4o" | "q4c") { "q8" } else { format }
 }
@@ -156,7 +162,7 @@ pub fn table_format(format: &str) -> &str {
 /// A `model.toml` of the tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup<'a> {
-    /// Format of every class; q8 for the embeddings where it is none of tables.
+    /// Format of every class; q8 for the embeddings if tables do not support it.
     pub format: &'a str,
     /// Tokens per prefill chunk.
     pub chunk: usize,
@@ -235,7 +241,7 @@ pub fn list(ids: &[u32]) -> String {
     })
 }
 
-/// Largest absolute difference; infinite where lengths differ or a number is none.
+/// Largest absolute difference; infinite if lengths differ or a number is NaN.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     if a.len() != b.len() {
         return f32::INFINITY;
@@ -265,11 +271,10 @@ pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
     out
 }
 
-/// Paths where `cargo xtask coreml` has put what writes packages; a test that needs it is skipped where it
-/// has not.
+/// Paths of the tools that `cargo xtask coreml` installs; a test that needs them is skipped without them.
 pub fn coreml() -> Option<[(&'static str, PathBuf); 2]> {
     let cache = moec_base::cache_dir::path().expect("there is a cache folder");
-    COREML.of(moec_coreml::helper::Helper::find(&cache))?;
+    COREML.ok_or_skip(moec_coreml::helper::Helper::find(&cache))?;
     let from = |var: &'static str, at: &str| {
         let given = std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
         (var, given.unwrap_or_else(|| cache.join("coreml").join(at)))

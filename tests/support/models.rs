@@ -1,4 +1,4 @@
-//! Checkpoints of a test's own: copies, changed where a test wants it.
+//! Copies of checkpoints, with changes of a test.
 
 use super::checkpoint;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use std::path::Path;
 /// Words of [`with_words`]: the rows of every tiny checkpoint's embeddings.
 pub const WORDS: u32 = 320;
 
-/// Copies the files of a checkpoint into a new folder; folders in it stay behind.
+/// Copies the files of a checkpoint into a new folder, without subfolders.
 pub fn copy_checkpoint(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder is made");
     for file in fs::read_dir(from).expect("a checkpoint") {
@@ -20,7 +20,7 @@ pub fn copy_checkpoint(from: &Path, to: &Path) {
     }
 }
 
-/// As [`copy_checkpoint`], with another `config.json`.
+/// Like [`copy_checkpoint`], with another `config.json`.
 pub fn configured(from: &Path, to: &Path, change: impl FnOnce(&mut Value)) {
     copy_checkpoint(from, to);
     let text = fs::read_to_string(from.join("config.json")).expect("a configuration");
@@ -29,7 +29,7 @@ pub fn configured(from: &Path, to: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(to.join("config.json"), config.to_string()).expect("the configuration is written");
 }
 
-/// Copies a tiny checkpoint, and gives it a tokenizer of the words `w0` … `w319`.
+/// Copies a tiny checkpoint with a tokenizer of the words `w0` … `w319`.
 pub fn with_words(family: &str, to: &Path) {
     copy_checkpoint(&checkpoint(family), to);
     add_words(to);

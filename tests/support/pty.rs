@@ -1,12 +1,12 @@
-//! A program on a terminal of its own, and what stays on the screen.
+//! Runs a program on a pseudo-terminal, and computes the text on its screen.
 
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Command, ExitStatus, Stdio};
 
-/// Runs a command whose stderr is a terminal of 120 columns. Gives how it ended, and every byte that came
-/// there.
+/// Runs a command whose stderr is a terminal of 120 columns. Returns the exit status, and every byte written
+/// to the terminal.
 pub fn on_terminal(command: &mut Command) -> (ExitStatus, String) {
     let (mut ours, mut theirs) = (0, 0);
     let mut size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
@@ -26,23 +26,23 @@ pub fn on_terminal(command: &mut Command) -> (ExitStatus, String) {
     command.env("TERM", "xterm-256color").env_remove("MOEC_NO_PROGRESS").env_remove("NO_COLOR");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(theirs));
     let mut child = command.spawn().expect("the program starts");
-    // The command holds the terminal's other side, which would keep it open.
+    // The command holds the other side of the terminal, which would keep it open.
     command.stderr(Stdio::null());
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let mut ours = File::from(ours);
     let mut some = [0; 4096];
-    // Where the last one has closed the other side, Linux reports an error.
+    // Linux reports an error once the other side is closed.
     while let Ok(n @ 1..) = ours.read(&mut some) {
-        said.extend_from_slice(&some[..n]);
+        output.extend_from_slice(&some[..n]);
     }
-    (child.wait().expect("it ends"), String::from_utf8_lossy(&said).into_owned())
+    (child.wait().expect("it ends"), String::from_utf8_lossy(&output).into_owned())
 }
 
-/// Lines that are left on the screen: what was not erased or written over, without colours.
-pub fn left(said: &str) -> Vec<String> {
+/// Lines that remain on the screen, without colours, after erasing and overwriting.
+pub fn screen_lines(output: &str) -> Vec<String> {
     let mut screen: Vec<Vec<char>> = vec![Vec::new()];
     let (mut row, mut column) = (0_usize, 0_usize);
-    let mut chars = said.chars().peekable();
+    let mut chars = output.chars().peekable();
     while let Some(c) = chars.next() {
         match c {
             '\r' => column = 0,

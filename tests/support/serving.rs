@@ -1,4 +1,4 @@
-//! Bundles in this process: an engine, and a scheduler over it.
+//! Bundles in this process: an engine, and a scheduler on it.
 
 use moec_bundle::read::Bundle;
 use moec_ir::plan::Plan;
@@ -6,8 +6,8 @@ use moec_runtime::serving::scheduler::{Event, Job, Scheduler, Setting};
 use moec_runtime::{Decoder, Engine, Options, Program, Sampler, Sampling};
 use std::collections::BTreeMap;
 
-/// Runs `body` on an engine of the bundle with one thread, its plan changed by `change`. Results do not
-/// depend on the threads.
+/// Runs `body` on an engine of the bundle with one thread, after `change` to its plan. Results do not depend
+/// on the number of threads.
 pub fn with_plan<T>(
     bundle: &Bundle,
     change: impl FnOnce(&mut Plan),
@@ -21,7 +21,7 @@ pub fn with_plan<T>(
     body(&mut Engine::open(&program, &bundle.folder, options).expect("an engine"))
 }
 
-/// As [`with_plan`], with the bundle's plan.
+/// Like [`with_plan`], with the bundle's plan unchanged.
 pub fn with_engine<T>(bundle: &Bundle, body: impl FnOnce(&mut Engine<'_>) -> T) -> T {
     with_plan(bundle, |_| {}, body)
 }
@@ -29,19 +29,18 @@ pub fn with_engine<T>(bundle: &Bundle, body: impl FnOnce(&mut Engine<'_>) -> T) 
 /// The answer to a prompt of [`served`].
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// Tokens of the prompt that were taken over.
+    /// Number of prompt tokens that were reused.
     pub shared: usize,
-    /// Tokens of the prompt that a slot had, and that were read again with it, or with those submitted
-    /// together with it.
+    /// Number of cached prompt tokens that were computed again, summed over the prompts submitted together.
     pub reread: u64,
-    /// Tokens made.
+    /// Generated tokens.
     pub ids: Vec<u32>,
-    /// Logarithm of the probability of each.
+    /// Log-probability of each token.
     pub likely: Vec<f64>,
 }
 
-/// Greedy answers of `n` tokens to prompts, of which `together` at a time are submitted to one scheduler and
-/// run to their ends.
+/// Greedy answers of `n` tokens to prompts. Groups of `together` prompts are submitted to one scheduler at
+/// once, and run to their ends.
 pub fn served(
     engine: &mut Engine<'_>,
     setting: &Setting,
@@ -55,10 +54,10 @@ pub fn served(
         let before = scheduler.counters();
         let mut made = BTreeMap::<u64, Answer>::new();
         for prompt in prompts {
-            let how = Sampling { log_probabilities: Some(0), ..Sampling::default() };
+            let sampling = Sampling { log_probabilities: Some(0), ..Sampling::default() };
             let job = Job {
                 prompt: prompt.clone(),
-                samplers: vec![Box::new(Sampler::new(how))],
+                samplers: vec![Box::new(Sampler::new(sampling))],
                 n,
                 end: Vec::new(),
                 limit: None,

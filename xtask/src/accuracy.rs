@@ -1,12 +1,12 @@
-//! `cargo xtask accuracy`: what numbers of few bits cost on text, on the CPU and in networks for Hexagon
-//! (PowerInfer-2, §7.6 with Table 7, in kind).
+//! `cargo xtask accuracy`: the loss of low-bit formats on text, on the CPU and in networks for Hexagon (as in
+//! PowerInfer-2, §7.6, Table 7).
 //!
 //! The model of golden/models/ferris-relu is calibrated and built with its experts in every format. Each
 //! build is measured on text that calibration has not read, networks emulated. A second table is of weights
 //! alone. Both go into docs/qnn-networks.md.
 
 use crate::papers;
-use crate::quality::{into_page, number};
+use crate::quality::{number, write_table};
 use crate::setup;
 use crate::shell::{self, Failed, cargo, program, root, stage};
 use std::fmt::Write as _;
@@ -22,8 +22,8 @@ const FOLDER: &str = "target/accuracy";
 /// Tokens that are measured: windows, and tokens of each.
 const WINDOWS: [&str; 2] = ["8", "512"];
 
-/// Formats of the experts: name, what `model.toml` says, whether networks have it, and what the paper has in
-/// its place.
+/// Formats of the experts: name, lines of `model.toml`, whether networks support it, and the paper's
+/// counterpart.
 const FORMATS: &[(&str, &str, bool, &str)] = &[
     ("as stored (bf16)", "bf16", false, "–"),
     ("INT8", "q8", true, "–"),
@@ -86,15 +86,16 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     let table = table(&rows);
     println!("\n{table}");
-    into_page(PAGE, MODEL, &table)?;
+    write_table(PAGE, MODEL, &table)?;
     let mut sweep = program(papers::debug()?);
-    let said = shell::output(sweep.arg("outliers").arg(root().join(CHECKPOINT)));
-    let said = said.ok_or_else(|| Failed::new("`moec-papers outliers` failed"))?;
-    println!("{said}");
-    into_page(PAGE, WEIGHTS, &format!("{said}\n"))
+    let outliers = shell::output(sweep.arg("outliers").arg(root().join(CHECKPOINT)));
+    let outliers = outliers.ok_or_else(|| Failed::new("`moec-papers outliers` failed"))?;
+    println!("{outliers}");
+    write_table(PAGE, WEIGHTS, &format!("{outliers}\n"))
 }
 
-/// Builds moec for these measurements: no time is taken, so that what is built soonest will do.
+/// Builds moec for these measurements. They take no times, so that the profile with the shortest build is
+/// used.
 fn moec() -> Result<PathBuf, Failed> {
     let llvm = setup::run()?;
     stage("Building", "moec");
@@ -106,8 +107,8 @@ fn measured(moec: &Path, bundle: &Path, exact: &Path, text: &Path) -> Result<Row
     let [windows, window] = WINDOWS;
     let mut eval = program(moec);
     eval.arg("eval").arg(bundle).arg("--against").arg(exact).arg("--text").arg(text);
-    let said = shell::output(eval.args(["--windows", windows, "--window", window, "--json"]));
-    let of = |key: &str| said.as_deref().and_then(|said| number(said, key));
+    let report = shell::output(eval.args(["--windows", windows, "--window", window, "--json"]));
+    let of = |key: &str| report.as_deref().and_then(|report| number(report, key));
     match (of("perplexity"), of("same_choice"), of("divergence")) {
         (Some(perplexity), Some(same), Some(divergence)) => Ok(Row { perplexity, same, divergence }),
         _ => Err(Failed::new(format!("`{}` cannot be measured", bundle.display()))),
@@ -146,7 +147,7 @@ mod tests {
     use super::{Row, table};
 
     #[test]
-    fn a_table_has_both_places_in_a_row() {
+    fn table_row_shows_both_measurements() {
         let row = |perplexity| Row { perplexity, same: 0.5, divergence: 0.002 };
         let rows = [("f32", "–", vec![row(10.0)]), ("INT8", "–", vec![row(10.0), row(11.0)])];
         let table = table(&rows);

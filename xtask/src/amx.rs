@@ -1,4 +1,4 @@
-//! `cargo xtask amx-bench`: matrix kernels on tile registers beside what the machine can do.
+//! `cargo xtask amx-bench`: matrix kernels on tile registers compared with the machine's peak.
 
 use crate::setup;
 use crate::shell::{self, Failed, cargo, shown, stage};

@@ -27,16 +27,16 @@ pub(crate) fn run() -> Result<(), Failed> {
         Some(route) => route,
         None => install()?,
     };
-    stage("Found", &route.said());
+    stage("Found", &route.description());
     check(&route)
 }
 
-/// Checks, if cargo's own compiler can do it: then most of what it takes is compiled already. To build a
-/// standard library first takes minutes, which is a command of its own.
+/// Checks, if cargo's own compiler can do it: then most dependencies are compiled already. Building a
+/// standard library first takes minutes and is a separate command.
 ///
 /// # Errors
-/// Fails if something does not compile. Gives the skipped checks, each with its remedy.
-pub(crate) fn if_quick() -> Result<Option<String>, Failed> {
+/// Fails if something does not compile. Returns the skipped checks, each with its remedy.
+pub(crate) fn check_if_quick() -> Result<Option<String>, Failed> {
     match Route::of(Rustc::Own) {
         Some(route) if !route.build => check(&route).map(|()| None),
         _ => Ok(Some("type-check for macOS (cargo xtask check-apple)".to_owned())),
@@ -70,14 +70,15 @@ impl Route {
         Self::by(rustc, version, library, source)
     }
 
-    /// Abilities of a compiler with what it has.
+    /// Abilities of a compiler with the installed components.
     fn by(rustc: Rustc, version: String, library: bool, source: bool) -> Option<Self> {
         (library || source).then_some(Self { rustc, version, build: !library })
     }
 
-    fn said(&self) -> String {
-        let how = if self.build { "builds the standard library of" } else { "has the standard library of" };
-        format!("{}, which {how} {TRIPLE}", self.version)
+    fn description(&self) -> String {
+        let library =
+            if self.build { "builds the standard library of" } else { "has the standard library of" };
+        format!("{}, which {library} {TRIPLE}", self.version)
     }
 
     /// The command that checks.
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compiler_without_library_and_source_is_no_way() {
+    fn compiler_without_library_and_source_is_unusable() {
         let by = |library, source| Route::by(Rustc::Own, "rustc 1.95.0".into(), library, source);
         assert_eq!(by(false, false), None);
         assert!(by(false, true).unwrap().build);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_built_only_where_there_is_none() {
+    fn library_is_built_only_if_missing() {
         let built = route(Rustc::At("/x/bin/rustc".into()), "rustc 1.96.0", true).command();
         let all = arguments(&built);
         assert!(

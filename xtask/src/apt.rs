@@ -24,7 +24,7 @@ pub(crate) fn update() -> Result<(), Failed> {
     shell::run(program("apt-get").args(["update", "-qq"]))
 }
 
-/// Installs packages where root and apt are here; else says what is missing, and how to install it.
+/// Installs packages as root with apt; else reports what is missing and how to install it.
 pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), Failed> {
     let mut command = command(packages);
     if !is_root() || !is_here() {
@@ -52,7 +52,7 @@ mod tests {
     use super::as_root;
 
     #[test]
-    fn a_hint_can_be_typed() {
+    fn install_hint_is_a_valid_command() {
         assert_eq!(
             as_root(&["strace", "gdb"]),
             "on Debian and Ubuntu, as root: apt-get install -y --no-install-recommends strace gdb"

@@ -1,5 +1,4 @@
-//! Static archives of the libraries that LLVM requests, so that a program which is handed out needs none of
-//! them where it runs.
+//! Static archives of LLVM's dependencies, so that a distributed program does not need these libraries.
 
 use crate::apt;
 use crate::llvm::Llvm;
@@ -65,7 +64,7 @@ fn place(archive: &str, package: &str) -> Result<PathBuf, Failed> {
 
 /// Path where the C compiler's linker finds an archive.
 fn find(archive: &str) -> Option<PathBuf> {
-    // The compiler gives back the bare name if it has no such file.
-    let said = PathBuf::from(output(program("cc").arg(format!("-print-file-name={archive}")))?);
-    said.is_absolute().then(|| said.canonicalize().ok()).flatten()
+    // The compiler returns the bare name if it has no such file.
+    let path = PathBuf::from(output(program("cc").arg(format!("-print-file-name={archive}")))?);
+    path.is_absolute().then(|| path.canonicalize().ok()).flatten()
 }

@@ -1,8 +1,8 @@
-//! `cargo xtask bench-build`: what packing costs, beside copying the same files, as a table and as
+//! `cargo xtask bench-build`: the time of packing, compared with copying the same files, as a table and as
 //! `bench/build.json`.
 //!
 //! Two layers of OLMoE-1B-7B's shapes with random weights, 2.1 GB of bf16, are packed in every format and
-//! copied, by turns. Both end when their bytes are on the disk. Where this user may drop the operating
+//! copied, alternately. Both end when their bytes are on the disk. Where this user may drop the operating
 //! system's caches, every turn is done once more with the checkpoint on the disk alone.
 
 use crate::quality::number;
@@ -79,8 +79,8 @@ pub(crate) fn run() -> Result<(), Failed> {
                     copy(&source, Some(&to)).map_err(failed)?;
                     (start.elapsed().as_secs_f64(), size as f64, 0.0)
                 } else {
-                    let said = build(what.trim_end_matches(" again"), &to, what.ends_with("again"))?;
-                    let of = |key: &str| number(&said, key).unwrap_or(f64::NAN);
+                    let report = build(what.trim_end_matches(" again"), &to, what.ends_with("again"))?;
+                    let of = |key: &str| number(&report, key).unwrap_or(f64::NAN);
                     (of("packing_seconds"), of("weight_bytes"), of("peak_memory_bytes"))
                 };
                 row.seconds[cold].push(seconds);

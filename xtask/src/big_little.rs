@@ -5,7 +5,7 @@
 //! of a text, read token by token, and the questions. Then it measures the speed of generating after pieces
 //! of that text. The table goes to stdout and into docs/benchmarks.md.
 
-use crate::quality::{BENCHMARKS, into_page, number};
+use crate::quality::{BENCHMARKS, number, write_table};
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
@@ -31,8 +31,8 @@ const ROUNDS: usize = 5;
 #[derive(Clone, Debug, Default)]
 struct Row {
     gamma: &'static str,
-    /// As `moec eval` said it.
-    said: String,
+    /// Output of `moec eval`.
+    report: String,
     /// Tokens per second of every generation, by storage of the experts: memory, the disk.
     rates: [Vec<f64>; 2],
     /// Fallback ratio of every generation.
@@ -70,13 +70,16 @@ pub(crate) fn run() -> Result<(), Failed> {
     measure.arg("eval").arg(&bundles[0]).arg("--text").arg(&text);
     measure.arg("--qa").arg(ferris.join("eval/needle.jsonl"));
     measure.args(["--big-little", "--json", "--gamma", &GAMMAS.join(",")]);
-    let said = shell::output(&mut measure).ok_or_else(|| Failed::new("the bundle cannot be measured"))?;
-    let each: Vec<&str> = said.split("\"gamma\":").skip(1).collect();
+    let report = shell::output(&mut measure).ok_or_else(|| Failed::new("the bundle cannot be measured"))?;
+    let each: Vec<&str> = report.split("\"gamma\":").skip(1).collect();
     if each.len() != GAMMAS.len() {
-        return Err(Failed::new("`moec eval` said something else than was requested"));
+        return Err(Failed::new("`moec eval` printed an unexpected report"));
     }
-    let row =
-        |(gamma, said): (&&'static str, &&str)| Row { gamma, said: (*said).to_owned(), ..Row::default() };
+    let row = |(gamma, report): (&&'static str, &&str)| Row {
+        gamma,
+        report: (*report).to_owned(),
+        ..Row::default()
+    };
     let mut rows: Vec<Row> = GAMMAS.iter().zip(&each).map(row).collect();
 
     stage("Measuring", "speed");
@@ -97,11 +100,11 @@ pub(crate) fn run() -> Result<(), Failed> {
                         TOKENS,
                     ]);
                     generate.args(["--gamma", row.gamma, "--prompt", &prompt]);
-                    let said = shell::output(&mut generate).unwrap_or_default();
+                    let report = shell::output(&mut generate).unwrap_or_default();
                     let of = |key: &str| {
                         let failed =
                             || Failed::new(format!("nothing was generated with gamma {}", row.gamma));
-                        number(&said, key).ok_or_else(failed)
+                        number(&report, key).ok_or_else(failed)
                     };
                     row.rates[storage].push(of("decode_tokens_per_s")?);
                     match storage {
@@ -114,7 +117,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     let table = table(&rows)?;
     println!("\n{table}");
-    into_page(BENCHMARKS, MARKS, &table)
+    write_table(BENCHMARKS, MARKS, &table)
 }
 
 /// The rows as Markdown; increases and speeds are against the last, the full model.
@@ -123,8 +126,9 @@ fn table(rows: &[Row]) -> Result<String, Failed> {
         "| γ | all experts | perplexity | increase | needle | all experts when generating | decode, tokens/s | times γ = 1 \
          | from disk, tokens/s | times γ = 1 | read per token |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
-    let perplexity =
-        |row: &Row| number(&row.said, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"));
+    let perplexity = |row: &Row| {
+        number(&row.report, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"))
+    };
     let Some(full) = rows.last() else { return Ok(out) };
     let reference = perplexity(full)?;
     for row in rows {
@@ -139,10 +143,10 @@ fn table(rows: &[Row]) -> Result<String, Failed> {
             out,
             "| {} | {} | {:.4} | {:+.2} % | {} | {} | {} | {} | {:.2} MB |",
             row.gamma,
-            share(number(&row.said, "fallback_ratio")),
+            share(number(&row.report, "fallback_ratio")),
             perplexity(row)?,
             100.0 * (perplexity(row)? / reference - 1.0),
-            share(number(&row.said, "exact_match")),
+            share(number(&row.report, "exact_match")),
             share(Some(mean)),
             speed(0),
             speed(1),
@@ -163,10 +167,10 @@ mod tests {
     use super::{Row, table};
 
     #[test]
-    fn rows_are_held_against_the_full_model() {
-        let row = |gamma, said: &str, rate: f64| Row {
+    fn rows_are_compared_with_the_full_model() {
+        let row = |gamma, report: &str, rate: f64| Row {
             gamma,
-            said: said.to_owned(),
+            report: report.to_owned(),
             rates: [vec![rate, 0.0, 2.0 * rate], vec![3.0 * rate]],
             ratios: vec![0.25, 0.75],
             read: vec![1.5e6],

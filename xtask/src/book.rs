@@ -49,7 +49,7 @@ fn installed() -> Result<OsString, Failed> {
     Ok(own.into())
 }
 
-/// Writes the sources of the book anew.
+/// Writes the sources of the book again.
 fn copy() -> Result<(), Failed> {
     let sources = root().join(SOURCES);
     if sources.exists() {

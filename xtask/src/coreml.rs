@@ -1,7 +1,7 @@
-//! `cargo xtask coreml`: what Core ML packages are written with.
+//! `cargo xtask coreml`: installs the tools that write Core ML packages.
 //!
-//! coremltools is Python, and runs on Linux as well as on a Mac. It goes into a virtual environment in moec's
-//! cache folder, and beside it the helper that embeds it (`targets/coreml/helper`). moec itself links
+//! coremltools is Python, and runs on Linux as well as on a Mac. It is installed into a virtual environment
+//! in moec's cache folder, with the helper that embeds it (`targets/coreml/helper`). moec itself links
 //! neither.
 
 use crate::apt;
@@ -49,7 +49,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let mut check = program(&helper);
     check.arg("--venv").arg(&venv).arg("versions");
     match output(&mut check) {
-        Some(said) if said.contains("\"versions\"") => {
+        Some(report) if report.contains("\"versions\"") => {
             stage("Installed", &helper.display().to_string());
             Ok(())
         }
@@ -64,8 +64,8 @@ impl Python {
     fn find() -> Option<Self> {
         let names = ["/usr/bin/python3", "python3", "python3.13", "python3.12", "python3.11", "python3.10"];
         names.iter().find_map(|name| {
-            let said = output(program(name).args(["-c", PROBE]))?;
-            let mut words = said.splitn(3, ' ');
+            let line = output(program(name).args(["-c", PROBE]))?;
+            let mut words = line.splitn(3, ' ');
             let (version, fits, library) = (words.next()?, words.next()?, words.next()?);
             let known = fits == "True" && !library.is_empty();
             known.then(|| Self {
@@ -96,7 +96,7 @@ fn environment(python: &Python, venv: &Path) -> Result<(), Failed> {
     if right() { Ok(()) } else { Err(Failed::new("pip did not install coremltools")) }
 }
 
-/// Builds the helper and puts it beside the environment.
+/// Builds the helper and puts it next to the environment.
 fn build(python: &Python, home: &Path) -> Result<PathBuf, Failed> {
     stage("Building", HELPER);
     // A folder of its own: it is not part of the workspace.

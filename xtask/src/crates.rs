@@ -47,16 +47,16 @@ fn arrows() -> Result<Arrows, Failed> {
         "depth",
         "--no-dedupe",
     ]);
-    let said = output(&mut tree).ok_or_else(|| Failed::new("`cargo tree` says nothing"))?;
-    Ok(read(&said))
+    let tree_output = output(&mut tree).ok_or_else(|| Failed::new("`cargo tree` says nothing"))?;
+    Ok(read(&tree_output))
 }
 
 /// Parses the output of `cargo tree --depth 1 --prefix depth`: `0` before each crate, `1` before what it
 /// depends on.
-fn read(said: &str) -> Arrows {
+fn read(listing: &str) -> Arrows {
     let mut all = Arrows::new();
     let mut of = None;
-    for line in said.lines() {
+    for line in listing.lines() {
         let name = line.get(1..).and_then(|rest| rest.split(' ').next()).unwrap_or_default().to_owned();
         match (line.as_bytes().first(), &of) {
             (Some(b'0'), _) => {
@@ -107,17 +107,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrows_that_a_longer_way_makes_needless_are_left_out() {
-        let said =
+    fn transitive_dependencies_are_left_out_of_the_graph() {
+        let listing =
             "0a v1 (/x)\n1b v1 (/y)\n1c v1 (/z)\n1serde v1\n\n0b v1 (/y)\n1c v1 (/z) (*)\n\n0c v1 (/z)\n";
-        let text = picture(&direct(&read(said)));
+        let text = picture(&direct(&read(listing)));
         assert_eq!(text, "\n```mermaid\ngraph TD\n  a --> b\n  b --> c\n```\n\n");
     }
 
     #[test]
-    fn the_picture_is_that_of_the_workspace() {
+    fn crate_graph_matches_the_workspace() {
         let page = fs::read_to_string(root().join(PAGE)).unwrap();
-        let (_, stands, _) = parts(&page).unwrap();
-        assert_eq!(stands, picture(&direct(&arrows().unwrap())), "`cargo xtask crates` writes it");
+        let (_, written, _) = parts(&page).unwrap();
+        assert_eq!(written, picture(&direct(&arrows().unwrap())), "`cargo xtask crates` writes it");
     }
 }

@@ -13,7 +13,7 @@ const EMULATOR: &str = "qemu-aarch64";
 /// Debian's packages of linker, its C library, and emulator.
 const PACKAGES: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"];
 
-/// Finds or installs what is needed. Gives what will be skipped for lack of it, with what installs it.
+/// Finds or installs the tools. Returns the skipped checks, with the commands that install their tools.
 pub(crate) fn run() -> Option<String> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return None;

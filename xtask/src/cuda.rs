@@ -25,18 +25,18 @@ pub(crate) fn run() -> Result<(), Failed> {
     if version(&ptxas).is_none() {
         install(&home, &ptxas)?;
     }
-    let said = version(&ptxas).ok_or_else(|| {
-        Failed::new(format!("`{}` does not start", ptxas.display()))
+    let release = version(&ptxas).ok_or_else(|| {
+        Failed::new(format!("`{}` cannot be started", ptxas.display()))
             .hint(format!("remove `{}` to install it anew", home.display()))
     })?;
-    stage("Installed", &format!("ptxas {said}, {}", ptxas.display()));
+    stage("Installed", &format!("ptxas {release}, {}", ptxas.display()));
     Ok(())
 }
 
 /// Its version, if it starts.
 fn version(ptxas: &Path) -> Option<String> {
-    let said = output(program(ptxas).arg("--version"))?;
-    let release = said.lines().find_map(|line| line.split_once("release "))?.1;
+    let text = output(program(ptxas).arg("--version"))?;
+    let release = text.lines().find_map(|line| line.split_once("release "))?.1;
     Some(release.split(',').next()?.to_owned())
 }
 

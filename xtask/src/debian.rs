@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Starts the compiler that is unpacked beside it.
+/// Starts the compiler in the folder next to it.
 const WRAPPER: &str = r#"#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")/..
 export LD_LIBRARY_PATH="$here/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -76,8 +76,8 @@ mod tests {
 
     #[test]
     fn the_compilers_library_is_found_by_its_version() {
-        let said = "libstd-rust-web-dev\n  Depends: libc6\n  Depends: libstd-rust-web-1.96\n  Conflicts: libstd-rust-dev\n";
-        assert_eq!(library(said), Some("libstd-rust-web-1.96"));
+        let description = "libstd-rust-web-dev\n  Depends: libc6\n  Depends: libstd-rust-web-1.96\n  Conflicts: libstd-rust-dev\n";
+        assert_eq!(library(description), Some("libstd-rust-web-1.96"));
         assert_eq!(library("libstd-rust-web-dev\n  Conflicts: libstd-rust-web-1.96\n"), None);
     }
 }

@@ -3,7 +3,7 @@
 use crate::shell::{self, Failed, program, root, shown, stage};
 use crate::{prebuilt, setup};
 
-/// Profile of `Cargo.toml`: optimised where a demo waits for it.
+/// Profile of `Cargo.toml`: optimised for the parts that a demo waits for.
 const PROFILE: &str = "demo";
 const MODEL: &str = "golden/models/ferris/model.toml";
 const BUNDLE: &str = "target/demo/ferris.moec";

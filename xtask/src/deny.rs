@@ -6,7 +6,7 @@ use std::ffi::OsString;
 
 /// The version that is installed if cargo-deny is missing.
 const VERSION: &str = "0.20.2";
-/// Workspaces with a lock file of their own.
+/// Workspaces with a separate lock file.
 const WORKSPACES: [&str; 3] = ["Cargo.toml", "fuzz/Cargo.toml", "targets/coreml/helper/Cargo.toml"];
 
 /// Checks every workspace; advisories where their database can be fetched.
@@ -65,9 +65,9 @@ mod tests {
         list.split('"').skip(1).step_by(2).collect()
     }
 
-    /// Whether an expression of licences is met. `AND` binds more closely than `OR`, and manifests here do
+    /// Whether an expression of licences is satisfied. `AND` binds more closely than `OR`; manifests here do
     /// not nest deeper than `(a OR b) AND c`.
-    fn met(licence: &str, allowed: &[&str]) -> bool {
+    fn is_met_by(licence: &str, allowed: &[&str]) -> bool {
         let any = |text: &str| {
             text.replace('/', " OR ").split(" OR ").any(|one| {
                 one.split(" AND ").all(|one| allowed.contains(&one.trim().trim_matches(['(', ')'])))
@@ -76,8 +76,8 @@ mod tests {
         if licence.starts_with('(') { licence.split(" AND ").all(any) } else { any(licence) }
     }
 
-    /// Licences that `cargo xtask deny` checks of all targets, and in the other workspaces, are checked here
-    /// without cargo-deny for this machine's crates.
+    /// `cargo xtask deny` checks the licences of all targets and workspaces. Without cargo-deny, this test
+    /// checks those of this machine's crates.
     #[test]
     fn licences_of_all_crates_are_allowed() {
         let text = fs::read_to_string(root().join("deny.toml")).unwrap();
@@ -88,7 +88,7 @@ mod tests {
         assert!(crates.len() > 100, "cargo lists the crates");
         for of in crates {
             assert!(
-                met(&of.licence, &allowed),
+                is_met_by(&of.licence, &allowed),
                 "{} {} is under `{}`, which deny.toml does not allow",
                 of.name,
                 of.version,
@@ -98,27 +98,27 @@ mod tests {
     }
 
     #[test]
-    fn expressions_are_met_by_what_is_allowed() {
+    fn licence_expressions_are_checked_against_the_allowed() {
         let allowed = ["MIT", "Unicode-3.0"];
         for licence in ["MIT", "GPL-3.0 OR MIT", "Apache-2.0/MIT", "(MIT OR Apache-2.0) AND Unicode-3.0"] {
-            assert!(met(licence, &allowed), "{licence}");
+            assert!(is_met_by(licence, &allowed), "{licence}");
         }
         for licence in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR Apache-2.0) AND NCSA"] {
-            assert!(!met(licence, &allowed), "{licence}");
+            assert!(!is_met_by(licence, &allowed), "{licence}");
         }
     }
 
-    /// Builds with `--locked`, and cargo-deny, refuse a lock file that is not of its manifests.
+    /// Builds with `--locked`, and cargo-deny, refuse a lock file that does not fit the manifests.
     #[test]
     fn lock_files_of_all_workspaces_are_fresh() {
         for workspace in WORKSPACES {
             let mut tree = cargo("tree", None);
             let out = tree.args(["--locked", "--quiet", "--manifest-path", workspace]).output().unwrap();
-            // Without a network, cargo may lack a crate's manifest, and says that instead.
-            let said = String::from_utf8_lossy(&out.stderr);
+            // Without a network, cargo may lack a crate's manifest, and reports that instead.
+            let stderr = String::from_utf8_lossy(&out.stderr);
             assert!(
-                !said.contains("--locked"),
-                "{workspace}: {said}\nhint: `cargo update -w --manifest-path {workspace}`"
+                !stderr.contains("--locked"),
+                "{workspace}: {stderr}\nhint: `cargo update -w --manifest-path {workspace}`"
             );
         }
     }

@@ -2,8 +2,8 @@
 //! checksums.
 //!
 //! Both are the same bytes for the same program: names in order, one time for all files (`SOURCE_DATE_EPOCH`,
-//! else that of the last commit), no owner. What was packed is unpacked into a folder of its own and has to
-//! pass `moec self-test` there.
+//! else that of the last commit), no owner. The packages are unpacked into a temporary folder and must pass
+//! `moec self-test` there.
 
 use crate::archives;
 use crate::llvm::Llvm;
@@ -23,7 +23,7 @@ Builds moec for release, with LLVM as a part of it, and packs it into target/dis
   --out DIR      where to (default: target/dist)
   --no-test      do not run `moec self-test` of what was packed";
 
-/// Completions: shell, and where they belong below `share`.
+/// Completions: shell, and the path below `share`.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "bash-completion/completions/moec"),
     ("zsh", "zsh/site-functions/_moec"),
@@ -33,9 +33,9 @@ const COMPLETIONS: [(&str, &str); 3] = [
 const DOCUMENTATION: &str = "share/doc/moec";
 /// Debian's package of the C library, which every program needs.
 const GLIBC: &str = "libc6";
-/// The licences of what is linked into the program, among its documents.
+/// Licences of the linked libraries, among the program's documents.
 const NOTICES: &str = "THIRD-PARTY.txt";
-/// Files that are packed beside the program.
+/// Files that are packed with the program.
 const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
 /// Parsed options.
@@ -45,16 +45,16 @@ struct Options {
     test: bool,
 }
 
-/// Packs, and tries what was packed.
+/// Writes the packages and tests them.
 pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     let Some(options) = options(args)? else {
         println!("{HELP}");
         return Ok(());
     };
     let binary = options.binary.clone().map_or_else(built, Ok)?;
-    let said = shell::output(program(&binary).arg("--version"))
+    let version_line = shell::output(program(&binary).arg("--version"))
         .ok_or_else(|| Failed::new(format!("`{}` is not a moec that runs here", binary.display())))?;
-    let version = said.split(' ').nth(1).unwrap_or("0").to_owned();
+    let version = version_line.split(' ').nth(1).unwrap_or("0").to_owned();
     let machine = std::env::consts::ARCH;
     let name = format!("moec-{version}-{machine}-linux");
     let epoch = epoch()?;
@@ -131,7 +131,7 @@ fn fresh(folder: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Lays out what is installed, as below `/usr`.
+/// Writes the installed files, as below `/usr`.
 fn tree_of(binary: &Path, tree: &Path) -> Result<(), Failed> {
     let (bin, man, doc) = (tree.join("bin"), tree.join("share/man/man1"), tree.join(DOCUMENTATION));
     for folder in [&bin, &man, &doc] {
@@ -202,7 +202,7 @@ fn pack(parent: &Path, name: &str, tarball: &Path, epoch: &str) -> Result<(), Fa
 /// Libraries that a program is linked to.
 struct Needs {
     libraries: Vec<String>,
-    /// With the version that is the least of them, where one is known.
+    /// With the minimum version, if one is known.
     packages: BTreeSet<String>,
 }
 
@@ -227,8 +227,9 @@ fn needs(binary: &Path) -> Result<Needs, Failed> {
         let folder = path.parent()?.canonicalize().ok()?;
         let whole = folder.join(path.file_name()?);
         let without = Path::new("/").join(whole.strip_prefix("/usr").ok()?);
-        let said = [whole, without].iter().find_map(|p| shell::output(program("dpkg").arg("-S").arg(p)))?;
-        Some(said.split(':').next()?.to_owned())
+        let dpkg_line =
+            [whole, without].iter().find_map(|p| shell::output(program("dpkg").arg("-S").arg(p)))?;
+        Some(dpkg_line.split(':').next()?.to_owned())
     };
     let least = glibc(&listed);
     let bounded = |package: String| match least {
@@ -240,8 +241,8 @@ fn needs(binary: &Path) -> Result<Needs, Failed> {
 
 /// The newest version of glibc whose symbols a program requires, from the output of `objdump -p`.
 fn glibc(listed: &str) -> Option<(u32, u32)> {
-    let asked = listed.lines().filter_map(|line| line.rsplit_once(" GLIBC_")?.1.split_once('.'));
-    asked
+    let versions = listed.lines().filter_map(|line| line.rsplit_once(" GLIBC_")?.1.split_once('.'));
+    versions
         .filter_map(|(major, minor)| Some((major.parse().ok()?, minor.split('.').next()?.parse().ok()?)))
         .max()
 }
@@ -289,7 +290,7 @@ fn deb(
     )
 }
 
-/// Unpacks what was packed, and has it test itself.
+/// Unpacks the packages and runs their self-test.
 fn try_out(tarball: &Path, folder: &Path) -> Result<(), Failed> {
     let parent = folder.parent().unwrap_or(folder);
     fs::create_dir_all(parent).map_err(|e| failed("create", parent, &e))?;
@@ -299,16 +300,16 @@ fn try_out(tarball: &Path, folder: &Path) -> Result<(), Failed> {
     shell::run(moec.arg("self-test").current_dir(folder))
 }
 
-/// Runs a command; what it says is shown only where it fails.
+/// Runs a command; its output is shown only if it fails.
 fn done(command: &mut Command) -> Result<(), Failed> {
     let out = command
         .output()
-        .map_err(|e| Failed::new(format!("`{}` does not start: {e}", shell::shown(command))))?;
+        .map_err(|e| Failed::new(format!("`{}` cannot be started: {e}", shell::shown(command))))?;
     if out.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&out.stderr);
-    Err(Failed::new(format!("`{}` failed ({})\n{}", shell::shown(command), out.status, said.trim_end())))
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    Err(Failed::new(format!("`{}` failed ({})\n{}", shell::shown(command), out.status, stderr.trim_end())))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failed> {
@@ -324,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_files_are_the_same_bytes() {
+    fn equal_files_give_equal_archives() {
         let folder = std::env::temp_dir().join(format!("moec-dist-{}", std::process::id()));
         let mut packed = Vec::new();
         for order in [["a", "b"], ["b", "a"]] {
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_symbols_of_the_c_library_count() {
+    fn required_glibc_is_that_of_the_newest_symbol() {
         let listed = "Version References:\n  required from libm.so.6:\n    0x06969189 0x00 03 GLIBC_2.29\n  \
                       required from libc.so.6:\n    0x09691a75 0x00 02 GLIBC_2.2.5\n    \
                       0x0d696917 0x00 04 GLIBC_2.7\n    0x00 0x00 05 GLIBC_PRIVATE\n  NEEDED  libc.so.6";

@@ -6,7 +6,7 @@ use crate::shell::{Failed, cargo, output, root, shown, stage};
 /// Writes every page.
 pub(crate) fn run() -> Result<(), Failed> {
     let llvm = setup::run()?;
-    let said = |package: &str, args: &[&str]| {
+    let run_crate = |package: &str, args: &[&str]| {
         let mut command = cargo("run", Some(&llvm));
         command.args(["--quiet", "--package", package, "--"]).args(args);
         output(&mut command).ok_or_else(|| {
@@ -15,11 +15,11 @@ pub(crate) fn run() -> Result<(), Failed> {
     };
     stage("Building", "moec");
     let mut pages = Vec::new();
-    for page in said("moec", &["docs"])?.lines() {
-        pages.push((page.to_owned(), said("moec", &["docs", page])?));
+    for page in run_crate("moec", &["docs"])?.lines() {
+        pages.push((page.to_owned(), run_crate("moec", &["docs", page])?));
     }
     for (subcommand, page) in [("page", "npumoe.md"), ("mechanisms", "mechanisms.md")] {
-        pages.push((page.to_owned(), said("moec-papers", &[subcommand])?));
+        pages.push((page.to_owned(), run_crate("moec-papers", &[subcommand])?));
     }
     let folder = root().join("docs");
     for (page, text) in pages {

@@ -29,7 +29,8 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     }
     let values = values(args)?;
     let llvm = setup::run()?;
-    // The usual profile: code that reads files meets the damage, and compiled kernels are as fast in either.
+    // The usual profile: the damaged files are read by unoptimised code, and compiled kernels are equally
+    // fast.
     let mut test = cargo("test", Some(&llvm));
     test.args([
         "--locked",
@@ -72,12 +73,12 @@ mod tests {
     use super::values;
 
     #[test]
-    fn options_become_variables() {
+    fn options_become_environment_variables() {
         let of = |words: &[&str]| values(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>());
         let found = of(&["--seed", "7", "--only=file"]).ok();
-        let wanted =
+        let expected =
             [("MOEC_FAULTS_SEED", "7"), ("MOEC_FAULTS_ONLY", "file")].map(|(n, v)| (n, v.to_owned()));
-        assert_eq!(found, Some(wanted.to_vec()));
+        assert_eq!(found, Some(expected.to_vec()));
         for wrong in [&["--seeds", "7"][..], &["--seed"], &["--cases", "many"], &["7"]] {
             assert!(of(wrong).is_err(), "{wrong:?}");
         }

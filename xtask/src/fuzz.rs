@@ -18,7 +18,7 @@ const OPTIONS: [(&str, &str); 3] = [
 /// The target that needs LLVM, and the feature that it has.
 const PROFILE: &str = "profile";
 
-/// Flags that cargo-fuzz passes where no sanitizer is wanted.
+/// Flags that cargo-fuzz passes without a sanitizer.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
      -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-simplifycfg-branch-fold-threshold=0 \
@@ -106,19 +106,20 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
             running.push((
                 name,
                 log,
-                child
-                    .map_err(|e| Failed::new(format!("`{}` does not start: {e}", shell::shown(&command))))?,
+                child.map_err(|e| {
+                    Failed::new(format!("`{}` cannot be started: {e}", shell::shown(&command)))
+                })?,
             ));
         }
         for (name, log, mut child) in running {
             let status = child.wait().map_err(|e| Failed::new(format!("`{name}` was lost: {e}")))?;
-            let said = fs::read(&log).unwrap_or_default();
-            let said = String::from_utf8_lossy(&said);
+            let bytes = fs::read(&log).unwrap_or_default();
+            let text = String::from_utf8_lossy(&bytes);
             let last =
-                said.lines().rev().find(|l| l.starts_with("Done ")).unwrap_or("it did not end by itself");
+                text.lines().rev().find(|l| l.starts_with("Done ")).unwrap_or("it did not end by itself");
             stage(name, last);
             if !status.success() {
-                let tail: Vec<&str> = said.lines().rev().take(30).collect();
+                let tail: Vec<&str> = text.lines().rev().take(30).collect();
                 tail.iter().rev().for_each(|line| eprintln!("    {line}"));
                 failed.push(name.as_str());
             }
@@ -128,14 +129,14 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
         return Ok(());
     }
     Err(Failed::new(format!("inputs were found that break {}", failed.join(", "))).hint(
-        "they are under fuzz/artifacts; mend the cause, and keep the input as a test where the cause lies",
+        "they are under fuzz/artifacts; fix the cause, and keep the input as a test of the faulty code",
     ))
 }
 
 /// The triple of this host: with one, build scripts and macros are compiled without the flags.
 fn host() -> Result<String, Failed> {
-    let said = shell::output(Command::new("rustc").arg("-vV")).unwrap_or_default();
-    let triple = said.lines().find_map(|l| l.strip_prefix("host: "));
+    let text = shell::output(Command::new("rustc").arg("-vV")).unwrap_or_default();
+    let triple = text.lines().find_map(|l| l.strip_prefix("host: "));
     triple.map(str::to_owned).ok_or_else(|| Failed::new("`rustc -vV` names no host"))
 }
 
@@ -154,7 +155,7 @@ fn build(names: &[String], llvm: Option<&Llvm>, folder: &Path, triple: &str) -> 
     shell::run(&mut command)
 }
 
-/// A target with its corpus, what it says in a file.
+/// A target with its corpus; its output goes to a file.
 fn target(name: &str, programs: &Path, log: &Path, seconds: u64) -> Result<Command, Failed> {
     let fuzz = root().join("fuzz");
     let (corpus, artifacts) = (fuzz.join("corpus").join(name), fuzz.join("artifacts").join(name));

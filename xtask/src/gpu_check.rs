@@ -1,16 +1,16 @@
-//! `cargo xtask gpu-check`: everything that moec does on an NVIDIA GPU, on one that is there.
+//! `cargo xtask gpu-check`: checks everything that moec does on an NVIDIA GPU of this machine.
 //!
 //! | part | what it shows |
 //! |---|---|
-//! | kernels | every GPU kernel on the cases that the interpreter executes elsewhere, held against plain loops |
-//! | bundles | logits and tokens of the families, and of every format, held against their references |
-//! | figures | launches, the GPU's memory, the link, experts by rows, beside what the GPU's maker states |
+//! | kernels | every GPU kernel on the cases of the interpreter's tests, compared with plain loops |
+//! | bundles | logits and tokens of the families and formats, compared with their references |
+//! | figures | launches, the GPU's memory, the link, experts by rows, compared with the vendor's figures |
 //! | models | four layers of OLMoE-1B-7B's shapes: tokens per second of a prompt and of decoding, all on the GPU, with graphs of launches and without |
 //! | report | `moec self-test --report`: a trained model on the CPU and the GPU |
 //! | shares | the models with a quarter, a half and three quarters of the experts in the GPU's memory, the others with the CPU |
 //!
-//! Parts run in this order, each within a time limit. One that fails does not keep the next from running.
-//! What they print goes into a report beside the build.
+//! Parts run in this order, each within a time limit. After a failed part, the next one still runs. Their
+//! output goes into a report in the build folder.
 //!
 //! A machine with a GPU may have neither Rust nor this tree: `--pack` writes an archive with the programs and
 //! checkpoints that the parts need, and a script `check` that runs them there by `--packed`.
@@ -28,7 +28,7 @@ use std::{fs, io};
 
 const HELP: &str = "Usage: cargo xtask gpu-check [OPTIONS]
 
-Runs bundles on an NVIDIA GPU and writes what they compute and how fast; fails where there is no GPU.
+Runs bundles on an NVIDIA GPU and writes what they compute and how fast; fails without a GPU.
 
   --report FILE    where to write (default: target/gpu-check.txt)
   --seconds N      end after about N seconds; parts that were not run by then are named
@@ -48,7 +48,7 @@ const SHARES: [&str; 3] = ["25%", "50%", "75%"];
 const NO_GRAPHS: (&str, &str) = ("MOEC_CUDA_GRAPHS", "off");
 /// Name of the device file that is measured.
 const DEVICE: &str = "gpu-check-device";
-/// Test programs: what the suite calls each, its package, cargo's name of it, and the tests that are run.
+/// Test programs: name in the suite, package, cargo's name, and the tests that are run.
 const TESTS: [(&str, &str, &str, &str); 2] = [
     ("moec-codegen/kernels", "moec-codegen", "kernels", ""),
     ("end_to_end", "moec", "end_to_end", "on_threads"),
@@ -184,20 +184,20 @@ impl Report {
         }
         stage("Checking", name);
         let start = Instant::now();
-        let (said, passed) =
+        let (text, passed) =
             match limited(command, limit.min(left)).stdin(Stdio::null()).stderr(Stdio::piped()).output() {
                 Ok(done) => {
                     let [out, err] =
                         [done.stdout, done.stderr].map(|b| String::from_utf8_lossy(&b).into_owned());
                     // Progress is of interest where something failed.
-                    let said = if done.status.success() { out } else { out + &err };
-                    (said, done.status.success())
+                    let text = if done.status.success() { out } else { out + &err };
+                    (text, done.status.success())
                 }
                 Err(e) => (format!("it does not start: {e}\n"), false),
             };
         let (took, verdict) = (start.elapsed().as_secs_f64(), if passed { "passed" } else { "FAILED" });
         // Writing to a string does not fail.
-        let _ = write!(self.text, "\n== {name}: {verdict} after {took:.1} s\n{}\n{said}", shown(command));
+        let _ = write!(self.text, "\n== {name}: {verdict} after {took:.1} s\n{}\n{text}", shown(command));
         if !passed {
             stage("Failed", name);
             self.failed.push(name.to_owned());
@@ -252,7 +252,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     )
     .filter(|gpus| !gpus.is_empty());
     let Some(gpus) = gpus else {
-        return Err(Failed::new("there is no NVIDIA GPU here: `nvidia-smi` finds none").hint(
+        return Err(Failed::new("no NVIDIA GPU was found: `nvidia-smi` lists none").hint(
             "run this on a machine with one and NVIDIA's driver; \
              `cargo test -p moec --test end_to_end cuda::` executes the same bundles on the host",
         ));
@@ -309,11 +309,11 @@ fn measured(report: &mut Report, programs: &Programs, folder: &Path) -> io::Resu
     if drawn {
         models.whole(report)?;
     }
-    let said = folder.join("self-test.json");
+    let json = folder.join("self-test.json");
     let mut own = programs.moec();
-    own.args(["self-test", "--report"]).arg(&said);
+    own.args(["self-test", "--report"]).arg(&json);
     report.part("report", seconds::REPORT, &own);
-    report.text.push_str(&fs::read_to_string(&said).unwrap_or_default());
+    report.text.push_str(&fs::read_to_string(&json).unwrap_or_default());
     if drawn {
         models.shares(report)?;
     }
@@ -450,15 +450,15 @@ fn copy(path: &Path, root: &Path) -> Result<(), Failed> {
 
 /// The shared libraries of a program, without those of glibc.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>, Failed> {
-    let said = output(Command::new("ldd").arg(program))
+    let listing = output(Command::new("ldd").arg(program))
         .ok_or_else(|| Failed::new(format!("`ldd {}` fails", program.display())))?;
-    Ok(loaded(&said))
+    Ok(loaded(&listing))
 }
 
 /// Paths of the libraries in what `ldd` prints, without those of glibc.
-fn loaded(said: &str) -> Vec<PathBuf> {
+fn loaded(listing: &str) -> Vec<PathBuf> {
     let path = |line: &str| Some(line.split_once(" => ")?.1.split(" (").next()?.trim().to_owned());
-    let paths = said.lines().filter_map(path).map(PathBuf::from);
+    let paths = listing.lines().filter_map(path).map(PathBuf::from);
     let own = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         path.is_absolute() && !GLIBC.iter().any(|glibc| name.starts_with(glibc))
@@ -487,14 +487,14 @@ mod tests {
     }
 
     #[test]
-    fn libraries_of_glibc_are_left_to_the_machine() {
-        let said = "\tlinux-vdso.so.1 (0x7f)\n\tlibLLVM.so.22.1 => /usr/lib/libLLVM.so.22.1 (0x7f)\n\
+    fn glibc_libraries_are_not_packed() {
+        let listing = "\tlinux-vdso.so.1 (0x7f)\n\tlibLLVM.so.22.1 => /usr/lib/libLLVM.so.22.1 (0x7f)\n\
                     \tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\tlibz3.so.4 => not found\n\t/lib64/ld-linux-x86-64.so.2 (0x7f)\n";
-        assert_eq!(loaded(said), [Path::new("/usr/lib/libLLVM.so.22.1")]);
+        assert_eq!(loaded(listing), [Path::new("/usr/lib/libLLVM.so.22.1")]);
     }
 
     #[test]
-    fn parts_end_in_time_and_do_not_stop_the_next() {
+    fn failed_or_slow_parts_do_not_stop_the_next() {
         let at = std::env::temp_dir().join(format!("moec-gpu-check-{}", std::process::id()));
         let mut report = Report { at, text: String::new(), failed: Vec::new(), end: None };
         let shell = |script: &str| {

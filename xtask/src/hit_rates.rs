@@ -5,7 +5,7 @@
 //! choose experts as often as the real one does (golden/traces). The tables go to stdout and into
 //! docs/benchmarks.md.
 
-use crate::quality::{BENCHMARKS, into_page};
+use crate::quality::{BENCHMARKS, write_table};
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
@@ -38,7 +38,7 @@ pub(crate) fn run() -> Result<(), Failed> {
         .args(["synth", "--quiet", "--like", "olmoe", "--layers", LAYERS, "--popularity"])
         .arg(root().join(COUNTS));
     shell::run(synth.arg(&skewed))?;
-    // Its weights are random: any tokenizer whose ids it has will do.
+    // Its weights are random: any tokenizer with ids below its vocabulary size is valid.
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(ferris.join(name), skewed.join(name)).map_err(failed)?;
     }
@@ -52,15 +52,15 @@ pub(crate) fn run() -> Result<(), Failed> {
     let mut out = String::new();
     for (name, source) in &models {
         stage("Replaying", name);
-        let said = replays(&moec, source, &folder)?;
-        let table = table(&said)
-            .ok_or_else(|| Failed::new("`moec inspect` said something else than was requested"))?;
+        let replay_text = replays(&moec, source, &folder)?;
+        let table =
+            table(&replay_text).ok_or_else(|| Failed::new("`moec inspect` printed an unexpected report"))?;
         // Writing to a string does not fail.
         let _ = write!(out, "\n{name}, {TOKENS} tokens of text:\n\n{table}");
     }
     fs::remove_dir_all(&skewed).map_err(failed)?;
     println!("{out}");
-    into_page(BENCHMARKS, MARKS, &out)
+    write_table(BENCHMARKS, MARKS, &out)
 }
 
 /// Output of `moec inspect` on the routing of a model.
@@ -82,12 +82,12 @@ fn replays(moec: &Path, source: &Path, folder: &Path) -> Result<String, Failed> 
 }
 
 /// The replays as Markdown: a column for each size of the cache.
-fn table(said: &str) -> Option<String> {
+fn table(replay_text: &str) -> Option<String> {
     let row = |line: &str| -> Vec<String> {
         line.split("  ").map(|cell| cell.trim().to_owned()).filter(|cell| !cell.is_empty()).collect()
     };
     let blocks: Vec<Vec<Vec<String>>> =
-        said.split("\n\n").map(|block| block.lines().map(row).collect()).collect();
+        replay_text.split("\n\n").map(|block| block.lines().map(row).collect()).collect();
     let block = |second: &str| {
         blocks.iter().find(|b| {
             b.first().is_some_and(|head| {
@@ -113,7 +113,7 @@ fn table(said: &str) -> Option<String> {
     for (what, column) in [
         ("chosen by the compiler", "chosen"),
         ("that choice on held-out text", "held out"),
-        ("LRU there", "LRU there"),
+        ("LRU there", "LRU, held out"),
     ] {
         let _ = writeln!(out, "| {what} | {} |", of(column)?.join(" | "));
     }
@@ -126,10 +126,10 @@ mod tests {
 
     #[test]
     fn replays_become_a_table() {
-        let said = "64 tokens\n\ncache           25 %    50 %\nexperts         64      128\nlru             31.9 %  60.0 %\n\
-                    Belady (bound)  62.7 %  83.3 %\n\ncache  chosen                held out  LRU there  why\n\
+        let replay_text = "64 tokens\n\ncache           25 %    50 %\nexperts         64      128\nlru             31.9 %  60.0 %\n\
+                    Belady (bound)  62.7 %  83.3 %\n\ncache  chosen                held out  LRU, held out  reason\n\
                     25 %   lfu half_life=64      43.4 %    29.9 %     gains\n50 %   lfu half_life=2       68.3 %    57.8 %     gains\n";
-        let table = table(said).unwrap_or_default();
+        let table = table(replay_text).unwrap_or_default();
         let expected = "| experts in memory | 25 % | 50 % |\n|---|---|---|\n| lru | 31.9 % | 60.0 % |\n\
                         | Belady (bound) | 62.7 % | 83.3 % |\n| chosen by the compiler | lfu half_life=64 | lfu half_life=2 |\n\
                         | that choice on held-out text | 43.4 % | 68.3 % |\n| LRU there | 29.9 % | 57.8 % |\n";

@@ -46,15 +46,15 @@ impl Llvm {
 
     /// The one whose `llvm-config` this is, if it has that version, headers and a shared library.
     fn at(config: &Path, major: u32, minor: u32, on_path: bool) -> Option<Self> {
-        let ask = |what: &str| output(program(config).arg(what));
-        let version = ask("--version")?;
+        let query = |what: &str| output(program(config).arg(what));
+        let version = query("--version")?;
         let found: Vec<u32> = version.split('.').map_while(|n| n.parse().ok()).collect();
         if found.first() != Some(&major) || found.get(1).is_none_or(|&m| m < minor) {
             return None;
         }
-        let headers = Path::new(&ask("--includedir")?).join("llvm-c/Core.h");
+        let headers = Path::new(&query("--includedir")?).join("llvm-c/Core.h");
         let shared = output(Command::new(config).args(["--link-shared", "--libs"])).is_some();
-        let prefix = ask("--prefix")?.into();
+        let prefix = query("--prefix")?.into();
         (headers.is_file() && shared).then_some(Self { major, minor, version, prefix, on_path })
     }
 
@@ -88,8 +88,8 @@ impl Llvm {
         vec!["--no-default-features".into(), "--features".into(), features]
     }
 
-    /// Variable by which the binding finds it. Nothing is set where nothing is needed, so that cargo called
-    /// by hand shares what was built.
+    /// Variable by which the binding finds it. It is set only if needed, so that cargo called by hand shares
+    /// build outputs.
     pub(crate) fn environment(&self) -> Option<(String, PathBuf)> {
         let variable = format!("LLVM_SYS_{}{}_PREFIX", self.major, self.minor);
         (!self.on_path).then(|| (variable, self.prefix.clone()))

@@ -139,7 +139,7 @@ const COMMANDS: &[Command] = &[
     ),
     (
         "npumoe",
-        "rerun NPUMoE's evaluation, simulated, beside what the paper printed; takes options, `--help` lists them",
+        "simulate NPUMoE's evaluation and compare with the paper; takes options, `--help` lists them",
         || papers::run(&options()),
     ),
     (
@@ -197,12 +197,12 @@ const COMMANDS: &[Command] = &[
     ),
     (
         "amx-bench",
-        "matrix kernels on tile registers beside what the machine can do; a minute, on a machine with AMX",
+        "matrix kernels on tile registers compared with the machine's peak; a minute, on a machine with AMX",
         amx::run,
     ),
     (
         "bench-build",
-        "measure packing beside copying the same files, into bench/build.json; some six minutes, 8 GB of disk",
+        "compare packing with copying the same files, into bench/build.json; some six minutes, 8 GB of disk",
         bench_build::run,
     ),
     (
@@ -301,9 +301,9 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    /// The contracts of `tests/contracts.rs` that are this program's.
+    /// The contracts of `tests/contracts.rs` that concern this program.
     #[test]
-    fn commands_that_scripts_call_keep_their_names() {
+    fn commands_used_by_scripts_exist() {
         for name in ["demo", "test", "coreml", "qnn", "cuda"] {
             assert!(
                 COMMANDS.iter().any(|(n, ..)| *n == name),

@@ -1,9 +1,9 @@
-//! `cargo xtask bench-memory`: how fast a model runs by what memory is full of, with weights of its own and
+//! `cargo xtask bench-memory`: speed of a model by the initial state of memory, with weights in RAM and
 //! mapped ones.
 //!
 //! A model in the shapes of OLMoE, cut to four layers (3.6 GB in bf16), is built once and kept. Before every
-//! run memory is brought into its state anew, since each leaves something: mapped weights in the page cache,
-//! or memory that is free. The table goes to stdout, the figures to `bench/memory.json`. Nothing else should
+//! run memory is brought into its state again, since a run changes it: mapped weights stay in the page cache,
+//! or memory becomes free. The table goes to stdout, the figures to `bench/memory.json`. Nothing else should
 //! run meanwhile.
 
 use crate::quality::number;
@@ -116,10 +116,10 @@ pub(crate) fn run() -> Result<(), Failed> {
             let (prefill, decode) = (of(&|_, run| run.prefill), of(&|_, run| run.decode));
             let (rate, share) = (of(&|_, run| gb(run)), of(&|plain, run| gb(run) / plain));
             let huge = of(&|_, run| run.huge.unwrap_or(f64::NAN));
-            let said = if huge.is_nan() { "–".to_owned() } else { format!("{:.0} %", 100.0 * huge) };
+            let huge_share = if huge.is_nan() { "–".to_owned() } else { format!("{:.0} %", 100.0 * huge) };
             let _ = writeln!(
                 table,
-                "| {name} | {plain:.1} | {weights} | {first:.2} | {prefill:.0} | {decode:.1} | {rate:.1} | {:.0} % | {said} |",
+                "| {name} | {plain:.1} | {weights} | {first:.2} | {prefill:.0} | {decode:.1} | {rate:.1} | {:.0} % | {huge_share} |",
                 100.0 * share
             );
             let huge = if huge.is_nan() { "null".to_owned() } else { format!("{huge:.3}") };
@@ -221,10 +221,10 @@ fn memory(name: &str) -> Result<u64, Failed> {
 fn measure(moec: &Path, bundle: &Path, weights: &str) -> Result<MeasuredRun, Failed> {
     let mut bench = program(moec);
     bench.arg("run").arg(bundle).args(BENCH).args(["--weights", weights]);
-    let said =
+    let report =
         shell::output(&mut bench).ok_or_else(|| Failed::new(format!("`{}` fails", shell::shown(&bench))))?;
-    let of = |key: &str| number(&said, key).unwrap_or(f64::NAN);
-    let weights = said.split_once("\"weights\":").map_or("", |(_, rest)| rest);
+    let of = |key: &str| number(&report, key).unwrap_or(f64::NAN);
+    let weights = report.split_once("\"weights\":").map_or("", |(_, rest)| rest);
     let huge = number(weights, "huge_page_bytes").zip(number(weights, "bytes").filter(|&b| b > 0.0));
     Ok(MeasuredRun {
         prefill: of("prefill_tokens_per_s"),
@@ -239,8 +239,8 @@ fn measure(moec: &Path, bundle: &Path, weights: &str) -> Result<MeasuredRun, Fai
 fn plain_read(moec: &Path) -> Result<f64, Failed> {
     let mut profile = program(moec);
     profile.args(["profile-device", "--quiet", "--json", "--no-matmul"]);
-    let said = shell::output(&mut profile).and_then(|said| number(&said, "read_gb_per_s"));
-    said.ok_or_else(|| Failed::new(format!("`{}` does not say how fast memory is", shell::shown(&profile))))
+    let rate = shell::output(&mut profile).and_then(|json| number(&json, "read_gb_per_s"));
+    rate.ok_or_else(|| Failed::new(format!("`{}` does not say how fast memory is", shell::shown(&profile))))
 }
 
 /// The median; NaN without values.

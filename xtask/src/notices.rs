@@ -65,9 +65,9 @@ pub(crate) fn linked(packages: &[&str], targets: &[&str]) -> Result<Vec<Crate>, 
 /// The crates of others that `cargo tree` lists.
 pub(crate) fn tree(command: &mut std::process::Command) -> Result<Vec<Crate>, Failed> {
     command.args(["--locked", "--prefix", "none", "--format", "{p}\t{l}"]);
-    let said = output(command)
+    let listing = output(command)
         .ok_or_else(|| Failed::new("cargo cannot list the crates").hint("`cargo tree --locked` says why"))?;
-    let crates: BTreeSet<Crate> = said.lines().filter_map(parsed).collect();
+    let crates: BTreeSet<Crate> = listing.lines().filter_map(parsed).collect();
     Ok(crates.into_iter().collect())
 }
 
@@ -87,7 +87,7 @@ fn parsed(line: &str) -> Option<Crate> {
 /// The list of crates and the texts of their licences, each text once.
 pub(crate) fn text(crates: &[Crate]) -> Result<String, Failed> {
     let folders = sources()?;
-    let mut said = HEAD.to_owned();
+    let mut notices = HEAD.to_owned();
     // By the text without its line breaks, which differ between copies.
     let mut texts: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
     for of in crates {
@@ -100,28 +100,28 @@ pub(crate) fn text(crates: &[Crate]) -> Result<String, Failed> {
         let files = licences(&folder, &of.licence)?;
         let without = if files.is_empty() { "; its package has no text of it" } else { "" };
         // Writing to a string does not fail.
-        let _ = write!(said, "\n  {name}: {}{without}", of.licence);
+        let _ = write!(notices, "\n  {name}: {}{without}", of.licence);
         for text in files {
             let key = text.split_whitespace().collect::<Vec<_>>().join(" ");
             texts.entry(key).or_insert((text, Vec::new())).1.push(name.clone());
         }
     }
-    said.push('\n');
+    notices.push('\n');
     let mut texts: Vec<(String, Vec<String>)> = texts.into_values().collect();
     texts.sort_by(|a, b| a.1.cmp(&b.1).then(a.0.cmp(&b.0)));
     for (text, mut names) in texts {
         names.dedup();
-        said += &section(&names.join(", "), &text);
+        notices += &section(&names.join(", "), &text);
     }
-    Ok(said)
+    Ok(notices)
 }
 
-/// The text of a licence below the names of what it is for.
+/// The text of a licence below the names of its crates.
 pub(crate) fn section(names: &str, text: &str) -> String {
     format!("\n{}\n{names}\n\n{}\n", "-".repeat(80), text.trim())
 }
 
-/// The texts of a crate that are to be kept: those of MIT where that is offered, and notices, else all.
+/// The texts of a crate that must be kept: MIT's if offered, and notices; else all.
 fn licences(folder: &Path, licence: &str) -> Result<Vec<String>, Failed> {
     let failed = |path: &Path, e| Failed::new(format!("cannot read `{}`: {e}", path.display()));
     let mut files = Vec::new();
@@ -144,7 +144,7 @@ fn offers_mit(licence: &str) -> bool {
     !licence.contains(" AND ") && licence.replace('/', " OR ").split(" OR ").any(|one| one.trim() == "MIT")
 }
 
-/// Folders where cargo unpacks what it takes from registries.
+/// Folders where cargo unpacks crates of registries.
 fn sources() -> Result<Vec<PathBuf>, Failed> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
@@ -157,7 +157,7 @@ fn sources() -> Result<Vec<PathBuf>, Failed> {
 
 /// Licences, by Debian, of the packages that files belong to: of libraries that are linked into a program.
 pub(crate) fn of_system(files: &[PathBuf]) -> Result<String, Failed> {
-    let mut said = String::new();
+    let mut notices = String::new();
     let mut packages = BTreeSet::new();
     for file in files {
         let owner = output(program("dpkg").arg("-S").arg(file))
@@ -176,9 +176,9 @@ pub(crate) fn of_system(files: &[PathBuf]) -> Result<String, Failed> {
         let text =
             fs::read(&path).map_err(|e| Failed::new(format!("cannot read `{}`: {e}", path.display())))?;
         let text = String::from_utf8_lossy(&text).into_owned();
-        said += &section(&format!("{package}, linked statically"), &text);
+        notices += &section(&format!("{package}, linked statically"), &text);
     }
-    Ok(said)
+    Ok(notices)
 }
 
 #[cfg(test)]
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_cargo_are_read() {
+    fn cargo_output_lines_are_parsed() {
         let of = |name: &str, version: &str, licence: &str| {
             Some(Crate { name: name.into(), version: version.into(), licence: licence.into() })
         };
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// `cargo xtask notices` renews them.
+    /// `cargo xtask notices` updates the notices.
     #[test]
     fn notices_in_bundles_name_every_crate_of_run() {
         let text = fs::read_to_string(root().join(OF_RUN)).unwrap();

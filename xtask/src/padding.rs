@@ -4,7 +4,7 @@
 //! The model of golden/models/ferris with a profile of its calibration text, and published shapes with
 //! recorded routing.
 
-use crate::quality::into_page;
+use crate::quality::write_table;
 use crate::shell::{self, Failed, program, root, stage};
 use crate::{papers, setup};
 use std::fs;
@@ -46,9 +46,9 @@ pub(crate) fn run() -> Result<(), Failed> {
     recorded.arg("padding");
     let mut tables = String::new();
     for command in [&mut own, &mut recorded] {
-        let said = shell::output(command).ok_or_else(|| Failed::new("the settings cannot be simulated"))?;
+        let table = shell::output(command).ok_or_else(|| Failed::new("the settings cannot be simulated"))?;
         tables =
-            format!("{tables}\n{}\n", said.trim().replace("qwen3_moe:", "ferris (`golden/models/ferris`):"));
+            format!("{tables}\n{}\n", table.trim().replace("qwen3_moe:", "ferris (`golden/models/ferris`):"));
     }
-    into_page(PAGE, MARKS, &tables)
+    write_table(PAGE, MARKS, &tables)
 }

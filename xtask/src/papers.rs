@@ -5,7 +5,7 @@ use crate::setup;
 use crate::shell::{self, Failed, cargo, root, stage};
 use std::path::PathBuf;
 
-/// Builds `moec-papers`; gives the program.
+/// Builds `moec-papers`; returns the program's path.
 pub(crate) fn program() -> Result<PathBuf, Failed> {
     built(true)
 }
@@ -15,7 +15,7 @@ pub(crate) fn debug() -> Result<PathBuf, Failed> {
     built(false)
 }
 
-/// The program as it runs for minutes, or as it is built soonest, for one that only says what it takes.
+/// The program in an optimised build, or in the quickest build for `--help`.
 fn built(release: bool) -> Result<PathBuf, Failed> {
     let llvm = setup::run()?;
     stage("Building", "moec-papers");
@@ -30,13 +30,13 @@ fn built_for(options: &[String]) -> Result<PathBuf, Failed> {
     built(!options.iter().any(|o| o == "--help" || o == "-h"))
 }
 
-/// Prints every figure of NPUMoE's evaluation beside ours.
+/// Prints every figure of NPUMoE's evaluation and ours.
 pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
     shell::run(shell::program(built_for(options)?).arg("npumoe").args(options))
 }
 
-/// Writes an evaluation beside ours, `docs/trimoe.md` for one, with its plots, or compares; `--quick` prints
-/// a page of a short run.
+/// Writes the page of an evaluation, for example `docs/trimoe.md`, with its plots, or compares it; `--quick`
+/// prints a page of a short run.
 pub(crate) fn page(paper: &str, options: &[String]) -> Result<(), Failed> {
     let mut command = shell::program(built_for(options)?);
     command.arg(paper).args(options);

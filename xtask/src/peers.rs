@@ -1,5 +1,5 @@
-//! `cargo xtask bench-peers`, `bench-disk`, `bench-neurons` and `bench-serve`: moec beside other engines on
-//! this machine.
+//! `cargo xtask bench-peers`, `bench-disk`, `bench-neurons` and `bench-serve`: moec compared with other
+//! engines on this machine.
 //!
 //! The comparisons themselves are Python (`bench/peers`, `bench/disk`, `bench/serve`), as the peers are;
 //! nothing of it is needed to build or to run a model.
@@ -13,7 +13,7 @@ const PYTHON: (u32, u32) = (3, 10);
 pub(crate) const PEERS: &str = "bench/peers/main.py";
 /// A model that does not.
 pub(crate) const DISK: &str = "bench/disk/main.py";
-/// One that does not, whose gates leave zeros.
+/// One that does not, whose gates have zeros.
 pub(crate) const NEURONS: &str = "bench/disk/neurons.py";
 /// A comparison with several clients.
 pub(crate) const SERVE: &str = "bench/serve/main.py";
@@ -59,7 +59,7 @@ mod tests {
     /// Tests of the scripts' own code. They require no engine, no network and no moec.
     #[test]
     fn the_scripts_own_tests_pass() {
-        let Some(python) = moec_testing::PYTHON.of(python()) else { return };
+        let Some(python) = moec_testing::PYTHON.ok_or_skip(python()) else { return };
         for tests in [
             "bench/peers/tests.py",
             "bench/disk/tests.py",

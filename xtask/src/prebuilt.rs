@@ -1,4 +1,4 @@
-//! Objects that moec embeds, made of what moec itself links.
+//! Objects that moec embeds, built from the crates that moec links.
 
 use crate::llvm::Llvm;
 use crate::shell::{self, Failed, cargo, root, shown, stage, target_dir};
@@ -35,7 +35,7 @@ pub(crate) fn share(profile: &str, llvm: &Llvm) -> Result<(), Failed> {
     let mut build = build(profile, llvm, false);
     stage("Running", &shown(&build));
     shell::run(&mut build)?;
-    // A second call finds what the first made.
+    // A second call finds the first call's output.
     let _ = LIBRARY.set(root().join(target_dir()).join(folder).join("libmoec_prebuilt.a"));
     Ok(())
 }

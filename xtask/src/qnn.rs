@@ -25,7 +25,7 @@ const MISSING: &str = "no Python of 3.11 to 3.14 with virtual environments";
 /// Debian's package of virtual environments.
 const PACKAGES: [&str; 1] = ["python3-venv"];
 
-/// Succeeds in a Python that the package has a file for, and gives its version.
+/// Succeeds in a Python that the package supports, and prints its version.
 const FITS: &str = "
 import ensurepip, platform, sys
 assert (3, 11) <= sys.version_info[:2] <= (3, 14)
@@ -65,11 +65,11 @@ pub(crate) fn run() -> Result<(), Failed> {
         atomic()?;
         found = check(&venv);
     }
-    let said = found.map_err(|why| {
+    let description = found.map_err(|why| {
         Failed::new(format!("QNN is installed and cannot be used: {why}"))
-            .hint(format!("it lies in `{}`; remove that folder to install it anew", venv.display()))
+            .hint(format!("it is in `{}`; remove that folder to install it again", venv.display()))
     })?;
-    stage("Installed", &said);
+    stage("Installed", &description);
     Ok(())
 }
 
@@ -82,7 +82,7 @@ fn check(venv: &Path) -> Result<String, String> {
     let mut command = program(python(venv));
     command.args(["-c", CHECK, PACKAGE, ONNXRUNTIME]).stdin(Stdio::null());
     let out = command.output().map_err(|e| e.to_string())?;
-    // The library says something of its own, too, and Python where it was: what matters comes last.
+    // The library and Python print lines, too; the relevant one is last.
     let last =
         |text: &[u8]| String::from_utf8_lossy(text).trim().lines().last().unwrap_or_default().to_owned();
     if out.status.success() { Ok(last(&out.stdout)) } else { Err(last(&out.stderr)) }
@@ -121,27 +121,27 @@ fn install(venv: &Path) -> Result<(), Failed> {
     shell::run(&mut library).map_err(offline)
 }
 
-/// Packages that pip is to install, and nothing else.
+/// The packages that pip installs.
 fn requirements() -> String {
     let hashes: Vec<String> = HASHES.iter().map(|hash| format!(" --hash=sha256:{hash}")).collect();
     format!("{PACKAGE}{}\n", hashes.concat())
 }
 
-/// Library that the loader names where it is missing.
+/// Library that the loader names if it is missing.
 const ATOMIC: &str = "libatomic";
 
 /// The one library of the operating system's that is not on every machine.
 fn atomic() -> Result<(), Failed> {
-    apt::install("QNN's library wants libatomic, which is not here", &["libatomic1"])
+    apt::install("QNN's library requires libatomic, which is not installed", &["libatomic1"])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The library is looked for by another crate, which has its version, too.
+    /// The crate that looks for the library must name the same package and version.
     #[test]
-    fn what_is_installed_is_what_is_looked_for() {
+    fn installed_package_matches_the_searched_version() {
         let find = shell::root().join("targets/qnn/sys/src/find.rs");
         let text = fs::read_to_string(find).expect("the crate is there");
         let (name, version) = PACKAGE.split_once("==").expect("a version");
@@ -150,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_no_success() {
+    fn missing_environment_fails_the_check() {
         let nowhere = std::env::temp_dir().join("no such environment");
         assert!(check(&nowhere).is_err_and(|why| !why.is_empty()));
     }
 
     #[test]
-    fn pip_is_told_every_hash() {
+    fn pip_requirements_list_every_hash() {
         let text = requirements();
         assert!(text.starts_with(PACKAGE) && text.matches(" --hash=sha256:").count() == HASHES.len());
         let hash = |h: &str| h.len() == 64 && h.bytes().all(|b| b.is_ascii_hexdigit());

@@ -1,9 +1,9 @@
-//! `cargo xtask quality`: what static capacities cost in quality, as a table (NPUMoE, Table 3).
+//! `cargo xtask quality`: the loss of quality by static capacities, as a table (NPUMoE, Table 3).
 //!
 //! The models ferris and ferris-relu (golden/models) are calibrated and built for `m2-ultra` in several ways.
 //! Every build is measured on text and questions that calibration has not read, with its Neural Engine
-//! emulated. The table goes to stdout and into docs/benchmarks.md. What formats and roundings of weights cost
-//! is a second table, on stdout.
+//! emulated. The table goes to stdout and into docs/benchmarks.md. A second table on stdout has the loss of
+//! formats and roundings of weights.
 
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
@@ -53,40 +53,44 @@ struct Row {
     model: &'static str,
     name: &'static str,
     perplexity: f64,
-    /// Share of the (token, expert) pairs past a capacity that `moec explain` expects, where there are
+    /// Share of the (token, expert) pairs past a capacity that `moec explain` expects, if there are
     /// capacities.
     expected: Option<f64>,
     /// Output of `moec eval`.
-    said: String,
+    report: String,
 }
 
-/// Builds, measures, writes the table. With `--capacities` formats and roundings are left out.
+/// Builds, measures, writes the table. `--capacities` and `--roundings` measure one of the two alone.
 pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
-    let roundings = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => true,
-        ["--capacities"] => false,
+    let (capacities, roundings) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => (true, true),
+        ["--capacities"] => (true, false),
+        ["--roundings"] => (false, true),
         ["--help" | "-h"] => {
-            println!("cargo xtask quality [--capacities]");
-            println!(
-                "--capacities  measure what static capacities cost alone, not what formats and roundings do"
-            );
+            println!("cargo xtask quality [--capacities | --roundings]");
+            println!("--capacities  measure only the loss by static capacities");
+            println!("--roundings   measure only the loss by formats and roundings of weights");
             return Ok(());
         }
         _ => {
             return Err(Failed::new(format!("there is no option `{}`", args.join(" ")))
-                .hint("`cargo xtask quality --capacities` leaves formats and roundings out"));
+                .hint("`cargo xtask quality --help` lists them"));
         }
     };
     let moec = setup::moec()?;
     let folder = root().join(FOLDER);
     fs::create_dir_all(&folder).map_err(|e| Failed::new(format!("`{}`: {e}", folder.display())))?;
-    let mut rows = Vec::new();
-    for &(model, builds) in MODELS {
-        rows.extend(measure(&moec, &folder, model, builds)?);
+    if capacities {
+        let mut rows = Vec::new();
+        for &(model, builds) in MODELS {
+            rows.extend(measure(&moec, &folder, model, builds)?);
+        }
+        let table = table(&rows);
+        println!("\n{table}");
+        write_table(BENCHMARKS, MARKS, &table)?;
+    } else {
+        measure(&moec, &folder, FERRIS, &[])?;
     }
-    let table = table(&rows);
-    println!("\n{table}");
-    into_page(BENCHMARKS, MARKS, &table)?;
     if roundings {
         let (ferris, trace) = (root().join(FERRIS), folder.join(trace_of(FERRIS)));
         let [text, held_out] = ["calibration.txt", "text.txt"].map(eval);
@@ -144,13 +148,13 @@ fn measure(moec: &Path, folder: &Path, model: &'static str, builds: &[Build]) ->
         let mut measure = program(moec);
         measure.arg("eval").arg(&bundle).arg("--text").arg(eval("text.txt"));
         measure.arg("--qa").arg(eval("needle.jsonl")).arg("--json");
-        let said =
+        let report =
             shell::output(&mut measure).ok_or_else(|| Failed::new(format!("`{name}` cannot be measured")))?;
         let perplexity =
-            number(&said, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"))?;
+            number(&report, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"))?;
         let explained = shell::output(program(moec).arg("explain").arg(&bundle).arg("--json"));
         let expected = explained.and_then(|json| mean(&json, "overflow"));
-        rows.push(Row { model: name_of(model), name, perplexity, expected, said });
+        rows.push(Row { model: name_of(model), name, perplexity, expected, report });
     }
     Ok(rows)
 }
@@ -158,16 +162,16 @@ fn measure(moec: &Path, folder: &Path, model: &'static str, builds: &[Build]) ->
 /// The rows as Markdown; increases are against the first of the same model.
 fn table(rows: &[Row]) -> String {
     let mut out = String::from(
-        "| model | build | expected past capacities | dropped | spilled | padding | perplexity | increase | needle |\n\
+        "| model | build | expected overflow | dropped | spilled | padding | perplexity | increase | needle |\n\
          |---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
-        let Row { model, name, perplexity, expected, said } = row;
+        let Row { model, name, perplexity, expected, report } = row;
         let reference = rows.iter().find(|r| r.model == *model).map_or(1.0, |r| r.perplexity);
         let percent = |x: Option<f64>, digits: usize| {
             x.map_or("–".to_owned(), |x| format!("{:.digits$} %", 100.0 * x))
         };
-        let share = |key: &str, digits: usize| percent(number(said, key), digits);
+        let share = |key: &str, digits: usize| percent(number(report, key), digits);
         let increase = 100.0 * (perplexity / reference - 1.0);
         // Writing to a string does not fail.
         let _ = writeln!(
@@ -183,7 +187,7 @@ fn table(rows: &[Row]) -> String {
     out
 }
 
-/// Mean of all numbers after `"key":` in the output of moec; `None` if there are none.
+/// Mean of all numbers after `"key":` in the output of moec; `None` without any.
 fn mean(json: &str, key: &str) -> Option<f64> {
     let found: Vec<f64> =
         json.match_indices(&format!("\"{key}\":")).filter_map(|(at, _)| number(&json[at..], key)).collect();
@@ -198,7 +202,7 @@ pub(crate) fn number(json: &str, key: &str) -> Option<f64> {
 }
 
 /// Puts a table between its marks in a page of the project.
-pub(crate) fn into_page(page: &str, marks: [&str; 2], table: &str) -> Result<(), Failed> {
+pub(crate) fn write_table(page: &str, marks: [&str; 2], table: &str) -> Result<(), Failed> {
     let path = root().join(page);
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", path.display()));
     let text = fs::read_to_string(&path).map_err(failed)?;
@@ -212,17 +216,17 @@ mod tests {
     use super::{Row, mean, number, table};
 
     #[test]
-    fn numbers_are_found() {
+    fn numbers_are_parsed_from_json() {
         let json = "{\n  \"perplexity\": 16.5,\n  \"rates\": {\n    \"dropped\": 0.001\n  }\n}";
         assert_eq!(number(json, "perplexity"), Some(16.5));
         assert_eq!(number(json, "dropped"), Some(0.001));
         assert_eq!(number(json, "exact_match"), None);
-        let row = |model, name, perplexity, expected, said: &str| Row {
+        let row = |model, name, perplexity, expected, report: &str| Row {
             model,
             name,
             perplexity,
             expected,
-            said: said.to_owned(),
+            report: report.to_owned(),
         };
         let rows = [
             row("m", "a", 10.0, None, ""),

@@ -33,6 +33,14 @@ const BUILDS: &[(&str, &str, bool)] = &[
     ("experts q4o, feedback", "experts = \"q4o\"\n", true),
     ("experts q4c, nearest", "experts = \"q4c\"\nrounding = \"nearest\"\n", true),
     ("experts q4c, feedback", "experts = \"q4c\"\n", true),
+    ("experts and attention q6", "experts = \"q6\"\nattention = \"q6\"\n", true),
+    ("experts and attention q5", "experts = \"q5\"\nattention = \"q5\"\n", true),
+    ("experts q3, nearest", "experts = \"q3\"\nrounding = \"nearest\"\n", true),
+    ("experts q3, feedback", "experts = \"q3\"\n", true),
+    ("experts and attention q3, feedback", "experts = \"q3\"\nattention = \"q3\"\n", true),
+    ("experts q2, nearest", "experts = \"q2\"\nrounding = \"nearest\"\n", true),
+    ("experts q2, feedback", "experts = \"q2\"\n", true),
+    ("experts q2, attention q4, feedback", "experts = \"q2\"\nattention = \"q4\"\n", true),
     ("attention q4", "attention = \"q4\"\n", true),
     ("embeddings and head q4, nearest", "embeddings = \"q4\"\nrounding = \"nearest\"\n", true),
     ("embeddings and head q4", "embeddings = \"q4\"\n", true),
@@ -54,7 +62,7 @@ pub(crate) fn table(
     let (toml, bundle, exact) =
         (folder.join("rounding.toml"), folder.join("rounding.moec"), folder.join("exact.moec"));
     let mut out = String::from(
-        "| weights | bytes | build | perplexity | increase | divergence |\n|---|---|---|---|---|---|\n",
+        "| weights | bytes | build | perplexity | increase | divergence | same choice |\n|---|---|---|---|---|---|---|\n",
     );
     let mut reference = None;
     for &(name, weights, profiled) in BUILDS {
@@ -82,18 +90,21 @@ pub(crate) fn table(
             .sum();
         let mut measure = program(moec);
         measure.arg("eval").arg(built).arg("--against").arg(&exact).arg("--text").arg(held_out).arg("--json");
-        let said = shell::output(&mut measure);
-        let of = |key: &str| said.as_deref().and_then(|s| number(s, key));
-        let (Some(perplexity), Some(divergence)) = (of("perplexity"), of("divergence")) else {
+        let report = shell::output(&mut measure);
+        let of = |key: &str| report.as_deref().and_then(|s| number(s, key));
+        let (Some(perplexity), Some(divergence), Some(same)) =
+            (of("perplexity"), of("divergence"), of("same_choice"))
+        else {
             return Err(Failed::new(format!("`{name}` cannot be measured")));
         };
         let increase = 100.0 * (perplexity / *reference.get_or_insert(perplexity) - 1.0);
         // Writing to a string does not fail.
         let _ = writeln!(
             out,
-            "| {name} | {:.2} MiB | {seconds:.1} s | {perplexity:.4} | {increase:+.2} % | {:.2}e-3 |",
+            "| {name} | {:.2} MiB | {seconds:.1} s | {perplexity:.4} | {increase:+.2} % | {:.2}e-3 | {:.2} % |",
             bytes as f64 / f64::from(1 << 20),
             1e3 * divergence,
+            100.0 * same,
         );
     }
     Ok(out)

@@ -25,7 +25,7 @@ impl Rustc {
     }
 
     /// Its answer to a question.
-    fn ask(&self, args: &[&str]) -> Option<String> {
+    fn query(&self, args: &[&str]) -> Option<String> {
         let mut command = match self {
             Self::Own => program("rustc"),
             Self::Rustup(name) => {
@@ -40,19 +40,19 @@ impl Rustc {
 
     /// Its version, if it is new enough.
     pub(crate) fn version(&self) -> Option<String> {
-        self.ask(&["--version"]).filter(|line| number(line).is_some_and(|n| n >= OLDEST))
+        self.query(&["--version"]).filter(|line| number(line).is_some_and(|n| n >= OLDEST))
     }
 
     /// Whether it has the standard library of a system.
     pub(crate) fn has_library(&self, triple: &str) -> bool {
-        let found = self.ask(&["--print", "target-libdir", "--target", triple]);
+        let found = self.query(&["--print", "target-libdir", "--target", triple]);
         let entries = found.and_then(|folder| Path::new(&folder).read_dir().ok());
         entries.is_some_and(|e| e.flatten().any(|f| f.file_name().to_string_lossy().starts_with("libstd-")))
     }
 
     /// Whether it has the standard library's source, so that cargo can build it for any system.
     pub(crate) fn has_source(&self) -> bool {
-        let root = self.ask(&["--print", "sysroot"]);
+        let root = self.query(&["--print", "sysroot"]);
         root.is_some_and(|r| Path::new(&r).join("lib/rustlib/src/rust/library/Cargo.lock").is_file())
     }
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn toolchains_in_use_and_remarks_are_no_others() {
+    fn unused_toolchains_are_listed_without_remarks() {
         let list = "stable-x86_64-unknown-linux-gnu (active, default)\nnightly-x86_64-unknown-linux-gnu\n\
                     1.95.0-x86_64-unknown-linux-gnu (override)\n";
         assert_eq!(toolchains(list), ["nightly-x86_64-unknown-linux-gnu", "1.95.0-x86_64-unknown-linux-gnu"]);

@@ -87,7 +87,7 @@ fn bundle(folder: &str, shapes: &str) -> Result<(PathBuf, PathBuf), Failed> {
     Ok((moec, bundle))
 }
 
-/// The server beside llama.cpp's.
+/// The server compared with llama.cpp's.
 pub(crate) fn bench(args: &[String]) -> Result<(), Failed> {
     let mut build = example("load_serve", &["build"]);
     stage("Building", "clients");
@@ -108,7 +108,7 @@ fn example(name: impl AsRef<OsStr>, subcommand: &[&str]) -> std::process::Comman
     command
 }
 
-/// The seconds that options name; `None` where they request help.
+/// The seconds in the options; `None` if they request help.
 fn seconds(args: &[String]) -> Result<Option<u64>, Failed> {
     let words: Vec<&str> = args.iter().flat_map(|word| word.splitn(2, '=')).collect();
     match *words {
@@ -128,7 +128,7 @@ mod tests {
     use super::{SECONDS, seconds};
 
     #[test]
-    fn options_are_seconds() {
+    fn option_of_seconds_is_parsed() {
         let of = |words: &[&str]| seconds(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>()).ok();
         assert_eq!(of(&[]), Some(Some(SECONDS)));
         assert_eq!((of(&["--seconds", "9"]), of(&["--seconds=10"])), (Some(Some(9)), Some(Some(10))));

@@ -21,7 +21,7 @@ pub(crate) fn run() -> Result<Llvm, Failed> {
     Ok(llvm)
 }
 
-/// Builds moec as it ships; gives the program.
+/// Builds moec for release; returns the program's path.
 pub(crate) fn moec() -> Result<PathBuf, Failed> {
     let llvm = run()?;
     stage("Building", "moec");
@@ -45,7 +45,7 @@ pub(crate) fn install() -> Result<(), Failed> {
 /// Whether there is a C compiler; on Linux with the C++ library that LLVM's code is linked with.
 fn has_cc() -> bool {
     const LIBRARY: &str = "libstdc++.so";
-    // A compiler that has no such file gives the name back.
+    // A compiler without such a file returns the name.
     let found = output(program("cc").arg(format!("-print-file-name={LIBRARY}")));
     found.is_some_and(|path| !cfg!(target_os = "linux") || path.trim() != LIBRARY)
 }

@@ -3,7 +3,7 @@
 //! Every matrix lives on the Neural Engine. The router is random, so a short text is enough to calibrate on;
 //! its tokenizer is the demo model's. The table goes to stdout and into docs/benchmarks.md.
 
-use crate::quality::{BENCHMARKS, into_page, number};
+use crate::quality::{BENCHMARKS, number, write_table};
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
@@ -90,7 +90,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     drop(fs::remove_dir_all(&folder));
     println!("\n{table}");
-    into_page(BENCHMARKS, MARKS, &table)
+    write_table(BENCHMARKS, MARKS, &table)
 }
 
 /// Bytes of the largest file of weights below a folder.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Failure of a command, with the remedy where it is known.
+/// Failure of a command, with the remedy if known.
 #[derive(Debug)]
 pub(crate) struct Failed {
     message: String,
@@ -46,7 +46,9 @@ pub(crate) fn cache_dir() -> Result<PathBuf, Failed> {
     from("MOEC_CACHE")
         .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
         .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
-        .ok_or_else(|| Failed::new("there is no cache folder").hint("set `MOEC_CACHE` to one"))
+        .ok_or_else(|| {
+            Failed::new("there is no cache folder").hint("set `MOEC_CACHE` to a folder that you can write")
+        })
 }
 
 /// Folder that cargo builds in.
@@ -97,7 +99,7 @@ pub(crate) fn shown(command: &Command) -> String {
 pub(crate) fn run(command: &mut Command) -> Result<(), Failed> {
     let start = Instant::now();
     let status =
-        command.status().map_err(|e| Failed::new(format!("`{}` does not start: {e}", shown(command))))?;
+        command.status().map_err(|e| Failed::new(format!("`{}` cannot be started: {e}", shown(command))))?;
     if !status.success() {
         return Err(Failed::new(format!("`{}` failed ({status})", shown(command))));
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask size`: non-blank lines of what is written by hand, by crate, held against `size.txt`.
+//! `cargo xtask size`: non-blank lines of hand-written files, by crate, compared with `size.txt`.
 //!
 //! A row that grows past `size.txt` fails: a change that is meant to grow it writes the new number there,
 //! with the reason for it. There is no total to reach.
@@ -46,7 +46,7 @@ fn wrong(found: &BTreeMap<String, usize>, held: &BTreeMap<String, usize>) -> Vec
         None => Some(format!("{row} has {lines} lines, and no row in `{FILE}`")),
     });
     let gone = held.keys().filter(|row| !found.contains_key(*row));
-    grown.chain(gone.map(|row| format!("`{FILE}` has a row {row}, and nothing lies there"))).collect()
+    grown.chain(gone.map(|row| format!("`{FILE}` has a row {row}, which does not exist"))).collect()
 }
 
 /// Rows of a file such as `size.txt`: a crate's folder and its number; what follows is the reason.
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_held() {
+    fn line_counts_are_checked_against_their_rows() {
         let rows = |of: &[(&str, usize)]| of.iter().map(|&(row, n)| (row.to_owned(), n)).collect();
         let held = rows(&[("ir", 10), ("gone", 1)]);
         let wrong = wrong(&rows(&[("ir", 11), ("new", 3)]), &held);
@@ -126,7 +126,7 @@ mod tests {
             [
                 "ir has 11 lines, and `size.txt` allows 10",
                 "new has 3 lines, and no row in `size.txt`",
-                "`size.txt` has a row gone, and nothing lies there",
+                "`size.txt` has a row gone, which does not exist",
             ]
         );
         assert!(super::wrong(&rows(&[("ir", 9), ("gone", 1)]), &held).is_empty());

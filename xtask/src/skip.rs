@@ -1,7 +1,7 @@
 //! `cargo xtask skip`: what skipping neurons gains while decoding, by the share of them at 0, for
 //! docs/neurons.md.
 
-use crate::quality::into_page;
+use crate::quality::write_table;
 use crate::setup;
 use crate::shell::{self, Failed, cargo, shown, stage};
 
@@ -32,7 +32,8 @@ pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
     if !write {
         return shell::run(&mut bench);
     }
-    let said = shell::output(&mut bench).ok_or_else(|| Failed::new(format!("`{}` failed", shown(&bench))))?;
-    println!("{said}");
-    into_page(PAGE, MARKS, &format!("\n{said}\n"))
+    let table =
+        shell::output(&mut bench).ok_or_else(|| Failed::new(format!("`{}` failed", shown(&bench))))?;
+    println!("{table}");
+    write_table(PAGE, MARKS, &format!("\n{table}\n"))
 }

@@ -66,24 +66,24 @@ impl Selection {
         self.names.iter().map(String::as_str).chain(fast).collect()
     }
 
-    /// Whether all tests of a program are wanted.
+    /// True if all tests of a program are selected.
     fn takes_all(&self, program: &str) -> bool {
         let fast = || tables::FAST.iter().any(|(p, tests, _)| *p == program && tests.is_empty());
         (self.names.is_empty() || self.names.iter().any(|n| n == program)) && (!self.fast || fast())
     }
 
-    /// Whether one of its tests is. `parts` are the names that are no program's.
+    /// True if one of its tests is. `parts` are the names that are not a program's.
     fn takes(&self, program: &str, test: &str, parts: &[&str]) -> bool {
         let fast =
             |(p, tests, _): &(&str, &[&str], _)| *p == program && tests.iter().any(|t| test.contains(t));
         let named = self.names.is_empty() || self.names.iter().any(|n| n == program);
-        let wanted = named || parts.iter().any(|part| test.contains(part));
-        self.takes_all(program) || wanted && (!self.fast || tables::FAST.iter().any(fast))
+        let selected = named || parts.iter().any(|part| test.contains(part));
+        self.takes_all(program) || selected && (!self.fast || tables::FAST.iter().any(fast))
     }
 }
 
-/// Formatting, lints, a check for macOS, documentation, tests, in this order: what is quick to fail comes
-/// first. Where names are given, those tests alone.
+/// Formatting, lints, a check for macOS, documentation, tests, in this order: the quickest first. With names,
+/// only those tests.
 pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     if words.iter().any(|w| w == "--help" || w == "-h") {
         println!("Usage: cargo xtask test [OPTIONS] [NAME…]\n");
@@ -124,7 +124,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     let (jobs, mut left_out) = programs::jobs(&programs, &selection)?;
     let every = selection.all || !selection.names.is_empty();
     if !every {
-        left_out.extend(tables::IN_PART.iter().map(|(program, what)| format!("{what} of {program}")));
+        left_out.extend(tables::PARTIAL.iter().map(|(program, what)| format!("{what} of {program}")));
     }
     if selection.names.is_empty() && !selection.fast {
         // Examples in documentation, which have no program that could be started.
@@ -165,7 +165,7 @@ fn checks(llvm: &Llvm, stages: &mut Stages) -> Result<Vec<String>, Failed> {
     } else {
         skipped.push("lints (rustup component add clippy)".into());
     }
-    skipped.extend(stages.timed("check for macOS", apple::if_quick)?);
+    skipped.extend(stages.timed("check for macOS", apple::check_if_quick)?);
     let mut doc = cargo("doc", Some(llvm));
     doc.args(["--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
     stages.timed("documentation", || step(&mut doc))?;
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_programs_or_parts_of_tests() {
+    fn filters_match_programs_or_parts_of_test_names() {
         let golden = read(&["golden", "a_full"]);
         assert!(golden.takes_all("golden") && golden.takes("golden", "any", &["a_full"]));
         assert!(!golden.takes_all("bad_input") && golden.takes("bad_input", "a_full_disk", &["a_full"]));

@@ -1,7 +1,7 @@
 //! `cargo xtask gguf`, `openai` and `actionlint`: Python packages that tests use, each in a virtual
 //! environment in moec's cache folder.
 //!
-//! moec itself wants none of them.
+//! moec itself needs none of them.
 
 use crate::apt;
 use crate::shell::{self, Failed, cache_dir, output, program, stage};
@@ -15,7 +15,7 @@ pub(crate) struct Environment {
     /// Description, for people.
     what: &'static str,
     packages: &'static [&'static str],
-    /// A program that succeeds where all of it is there, and says which version.
+    /// A program that succeeds if everything is installed, and prints the version.
     check: &'static str,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn run(of: &Environment) -> Result<(), Failed> {
     }
     let version = check(of, &venv).ok_or_else(|| {
         Failed::new(format!("{} is installed and cannot be used", of.what))
-            .hint(format!("it lies in `{}`; remove that folder to install it anew", venv.display()))
+            .hint(format!("it is in `{}`; remove that folder to install it again", venv.display()))
     })?;
     stage("Installed", &format!("{} {version} in {}", of.name, venv.display()));
     Ok(())
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn workflows_of_public_ci_are_well_formed() {
-        if !ACTIONLINT.here() {
+        if !ACTIONLINT.met_or_skip() {
             return;
         }
         let workflows = root().join(".github/workflows");

@@ -1,7 +1,7 @@
 //! `cargo xtask words`: phrases that have a plainer word, and docstrings that begin with a question word.
 //!
-//! Phrases are sought in comments, messages and pages, not in code: [`TABLE`] says what to write. None may be
-//! left. Docstrings that begin with a word of [`QUESTIONS`] are counted by crate and held against
+//! Phrases are sought in comments, messages and pages, not in code: [`TABLE`] has the replacements. None may
+//! be left. Docstrings that begin with a word of [`QUESTIONS`] are counted by crate and compared with
 //! `words.txt`, whose rows may only fall.
 
 use crate::shell::{Failed, root};
@@ -213,9 +213,9 @@ fn questions(text: &str) -> Vec<(usize, String)> {
     for (i, line) in text.lines().enumerate() {
         let now = mark(line);
         if now.is_some() && now != before {
-            let said = line.trim_start()[3..].trim();
-            if said.split([' ', ',', ':']).next().is_some_and(|word| QUESTIONS.contains(&word)) {
-                found.push((i + 1, said.to_owned()));
+            let comment = line.trim_start()[3..].trim();
+            if comment.split([' ', ',', ':']).next().is_some_and(|word| QUESTIONS.contains(&word)) {
+                found.push((i + 1, comment.to_owned()));
             }
         }
         before = now;
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn phrases_are_sought_in_comments_and_messages_of_code() {
+    fn phrases_are_searched_in_comments_and_messages() {
         let text = r##"
 /// The processor, in
 /// front of `nobody` else.
@@ -450,13 +450,13 @@ fn nobody(c: char, s: &'static str) -> &str {
     }
 
     #[test]
-    fn code_and_links_of_pages_are_left_out() {
+    fn code_and_links_of_pages_are_ignored() {
         let text = "Nobody's [exec/processor.rs](behind.md) and `whom`.\n```\nwhoever\n```\nThat is\nnone; behind a proxy. But behind it.\n";
         assert_eq!(found(&prose_of_page(text, true)), ["nobody's", "that is none", "behind"]);
     }
 
     #[test]
-    fn the_line_of_a_phrase_is_the_one_it_begins_on() {
+    fn phrase_line_is_its_first_line() {
         let prose = prose_of_rust("//! A\n//! b in\n//! front\n");
         let at = phrases(&prose)[0].0;
         assert_eq!(prose[..at].split(|&b| b == b'\n').count(), 2);
@@ -470,7 +470,7 @@ fn nobody(c: char, s: &'static str) -> &str {
     }
 
     #[test]
-    fn rows_may_only_fall() {
+    fn phrase_counts_may_only_decrease() {
         let rows = |of: &[(&str, usize)]| of.iter().map(|&(row, n)| (row.to_owned(), n)).collect();
         let held = rows(&[("ir", 3), ("gguf", 1)]);
         assert!(risen(&rows(&[("ir", 3)]), &held).is_empty());

@@ -25,7 +25,7 @@ const K: usize = 8;
 /// Least bytes of weights in memory for each kind of kernel: more than caches hold.
 const BYTES: usize = 1 << 30;
 /// Turns of which the median counts.
-const TURNS: usize = 7;
+const ROUNDS: usize = 7;
 /// Shares of neurons at 0.
 const ZEROS: [f64; 8] = [0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
 const GLU: Glu = Glu::Gated(Activation::Relu);
@@ -40,7 +40,7 @@ fn median(mut of: Vec<f64>) -> f64 {
 /// Times of two paths by turns: medians, and the median of their ratios.
 fn compare(a: &Path, b: &Path, threads: usize, calls: usize) -> [f64; 3] {
     let turns: Vec<[f64; 2]> =
-        (0..TURNS).map(|_| [time(a, threads, calls), time(b, threads, calls)]).collect();
+        (0..ROUNDS).map(|_| [time(a, threads, calls), time(b, threads, calls)]).collect();
     let of = |f: &dyn Fn(&[f64; 2]) -> f64| median(turns.iter().map(f).collect());
     [of(&|t| t[0]), of(&|t| t[1]), of(&|t| t[0] / t[1])]
 }
@@ -126,16 +126,16 @@ fn main() -> Outcome {
     let machine = Machine::host()?;
     let usual = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = std::env::args().nth(1).map_or(Ok(usual), |n| n.parse())?;
-    let wanted = std::env::args().nth(2).unwrap_or_default();
+    let filter = std::env::args().nth(2).unwrap_or_default();
     let plural = if threads == 1 { "" } else { "s" };
     let isa = machine.isa();
     println!("{threads} thread{plural}, vectors of {} f32, {:?} for bytes", isa.lanes, isa.bytes);
     let kinds = [(Format::Bf16, false), (Format::Bf16, true), (Format::Q8, false), (Format::Q4, false)];
-    let kinds: Vec<Kind> = kinds.into_iter().filter(|&kind| name(kind).contains(&wanted)).collect();
+    let kinds: Vec<Kind> = kinds.into_iter().filter(|&kind| name(kind).contains(&filter)).collect();
     for &kind in &kinds {
         skipped(&machine, threads, kind)?;
     }
-    if wanted.is_empty() || wanted == Format::Q4o.name() {
+    if filter.is_empty() || filter == Format::Q4o.name() {
         by_channel(&machine, threads)?;
     }
     if isa.tiles && !allow_tiles() {

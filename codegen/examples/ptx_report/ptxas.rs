@@ -26,12 +26,12 @@ pub(crate) fn assemble(ptxas: &Path, sm: Sm, ptx: &str) -> Result<Resources, Str
         .arg(&text)
         .output()
         .map_err(|e| format!("{}: {e}", ptxas.display()))?;
-    let said = String::from_utf8_lossy(&out.stderr).into_owned() + &String::from_utf8_lossy(&out.stdout);
+    let output = String::from_utf8_lossy(&out.stderr).into_owned() + &String::from_utf8_lossy(&out.stdout);
     if !out.status.success() {
-        return Err(said);
+        return Err(output);
     }
     let before = |what: &str| {
-        let number = said.find(what).and_then(|at| said[..at].trim_end().rsplit([' ', ',']).next());
+        let number = output.find(what).and_then(|at| output[..at].trim_end().rsplit([' ', ',']).next());
         number.and_then(|n| n.parse().ok()).unwrap_or(0)
     };
     Ok(Resources {

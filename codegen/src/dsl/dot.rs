@@ -49,39 +49,39 @@ pub(super) fn declare<'c>(
     let (byte, int) = (ctx.i8_type().as_basic_type_enum(), ctx.i32_type().as_basic_type_enum());
     let (float, half) = (ctx.f32_type().as_basic_type_enum(), ctx.bf16_type().as_basic_type_enum());
     let lanes = isa.lanes;
-    let mut wanted: Vec<Symbols<'c>> = vec![(RINT, vec![vector(float, lanes)])];
-    wanted.extend(lookup::wanted(machine, vector(byte, 4 * lanes)));
+    let mut required: Vec<Symbols<'c>> = vec![(RINT, vec![vector(float, lanes)])];
+    required.extend(lookup::required(machine, vector(byte, 4 * lanes)));
     if isa.bf16 {
-        wanted.push(match lanes {
+        required.push(match lanes {
             16 => (BF16_X86, vec![]),
             _ => (BF16_ARM, vec![vector(float, lanes), vector(half, 2 * lanes)]),
         });
     }
     if isa.squares() {
-        wanted.push((BF16_SQUARES, vec![]));
+        required.push((BF16_SQUARES, vec![]));
     }
     if isa.tiles {
-        wanted.extend(super::tiles::INSTRUCTIONS.map(|name| (name, vec![])));
+        required.extend(super::tiles::INSTRUCTIONS.map(|name| (name, vec![])));
     }
     if isa.permutes {
-        wanted.extend([(PERMUTE, vec![]), (BOTH_BF16, vec![])]);
+        required.extend([(PERMUTE, vec![]), (BOTH_BF16, vec![])]);
     }
     match isa.bytes {
         ByteDot::None => {}
-        ByteDot::Vnni => wanted.push((if lanes == 16 { VNNI_512 } else { VNNI_256 }, vec![])),
+        ByteDot::Vnni => required.push((if lanes == 16 { VNNI_512 } else { VNNI_256 }, vec![])),
         ByteDot::Maddubs => {
-            wanted.extend([(SIGN, vec![]), (MADD_BYTES, vec![]), (MADD_WORDS, vec![])]);
-            wanted.push((ABS, vec![vector(byte, 4 * lanes)]));
+            required.extend([(SIGN, vec![]), (MADD_BYTES, vec![]), (MADD_WORDS, vec![])]);
+            required.push((ABS, vec![vector(byte, 4 * lanes)]));
         }
         ByteDot::Sdot | ByteDot::Smmla => {
             let types = vec![vector(int, lanes), vector(byte, 4 * lanes)];
             if isa.bytes == ByteDot::Smmla {
-                wanted.push((SMMLA, types.clone()));
+                required.push((SMMLA, types.clone()));
             }
-            wanted.push((SDOT, types));
+            required.push((SDOT, types));
         }
     }
-    wanted
+    required
         .into_iter()
         .map(|(name, types)| {
             let found = Intrinsic::find(name).and_then(|i| i.get_declaration(module, &types));

@@ -130,9 +130,9 @@ impl<'k> Kb<'k> {
         self.b.position_at_end(after);
     }
 
-    /// As [`Kb::tiles`], but with blocks of even sizes, at most `rows`; `body` also learns whether the tile
-    /// is that of the item before in this call.
-    pub(crate) fn even_tiles_in_turn(&'k self, rows: usize, body: impl FnOnce(I<'k>, [I<'k>; 2], I<'k>)) {
+    /// As [`Kb::tiles`], but with blocks of even sizes, at most `rows`; the third argument of `body` is 1 if
+    /// the previous item of this call had the same tile.
+    pub(crate) fn even_tiles_with_reuse(&'k self, rows: usize, body: impl FnOnce(I<'k>, [I<'k>; 2], I<'k>)) {
         let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
         let blocks = (n + (rows - 1)).div(self.i(rows as i64));
         let start = |block: I<'k>| (block * n).div(blocks);
@@ -144,12 +144,17 @@ impl<'k> Kb<'k> {
     }
 
     /// As [`Kb::tiles`], a block of rows at a time: blocks have even sizes, at most `rows`, and begin at
-    /// multiples of `whole` rows. All tiles of the call's items are multiplied by one block before the next
+    /// multiples of `row_multiple`. All tiles of the call's items are multiplied by one block before the next
     /// block starts.
-    pub(crate) fn tiles_by_block(&'k self, rows: usize, whole: usize, body: impl FnOnce(I<'k>, [I<'k>; 2])) {
+    pub(crate) fn tiles_by_block(
+        &'k self,
+        rows: usize,
+        row_multiple: usize,
+        body: impl FnOnce(I<'k>, [I<'k>; 2]),
+    ) {
         let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
         let blocks = (n + (rows - 1)).div(self.i(rows as i64));
-        let start = |block: I<'k>| (block * n).div(blocks).div(self.i(whole as i64)) * whole;
+        let start = |block: I<'k>| (block * n).div(blocks).div(self.i(row_multiple as i64)) * row_multiple;
         self.each(0, blocks, 1, |block| {
             // The last block ends where the rows do, at no whole number of them.
             let stop = (block + 1).lt(blocks).pick_int(start(block + 1), n);
@@ -178,18 +183,20 @@ impl<'k> Kb<'k> {
         item.lt(self.int_param(3))
     }
 
-    /// `first .. end` cut into even parts of at most `rows`, but for the last in multiples of `whole`:
+    /// `first .. end` cut into even parts of at most `rows`, but for the last in multiples of `row_multiple`:
     /// `body(first, end)`.
     pub(crate) fn even_parts(
         &'k self,
         [first, end]: [I<'k>; 2],
         rows: usize,
-        whole: usize,
+        row_multiple: usize,
         body: impl FnOnce([I<'k>; 2]),
     ) {
         let all = end - first;
         let parts = (all + (rows - 1)).div(self.i(rows as i64)).max(self.i(1));
-        let each = ((all + parts - self.i(1)).div(parts) + (whole - 1)).div(self.i(whole as i64)) * whole;
+        let each = ((all + parts - self.i(1)).div(parts) + (row_multiple - 1))
+            .div(self.i(row_multiple as i64))
+            * row_multiple;
         self.each(first, end, each, |from| body([from, (from + each).min(end)]));
     }
 

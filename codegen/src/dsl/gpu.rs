@@ -125,7 +125,7 @@ impl<'k> Kb<'k> {
         args: &[BasicMetadataValueEnum<'k>],
     ) -> Option<BasicValueEnum<'k>> {
         let Some(function) = self.instructions.get(name) else {
-            self.fail(format!("a GPU kernel is wanted for {name}"));
+            self.fail(format!("{name} requires a GPU kernel"));
             return None;
         };
         match self.b.build_call(*function, args, "") {

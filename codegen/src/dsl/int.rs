@@ -181,7 +181,7 @@ impl<'k> I<'k> {
         if let BasicValueEnum::IntValue(v) = self.v {
             return v;
         }
-        self.k.fail("a vector where a scalar is wanted");
+        self.k.fail("expected a scalar, found a vector");
         self.k.i64t().const_zero()
     }
 

@@ -27,7 +27,7 @@ fn instruction(machine: &Machine) -> Option<&'static str> {
 }
 
 /// Declaration that it needs; `bytes` is a vector of them.
-pub(super) fn wanted<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Option<Symbols<'c>> {
+pub(super) fn required<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Option<Symbols<'c>> {
     let types = |name| if name == BYTES_ARM { vec![bytes] } else { Vec::new() };
     instruction(machine).map(|name| (name, types(name)))
 }

@@ -237,7 +237,7 @@ impl<'k> P<'k> {
         self.prefetch_to(1, 3);
     }
 
-    /// As [`P::prefetch`], no nearer than the second-level cache: for what is wanted later.
+    /// As [`P::prefetch`], no nearer than the second-level cache: for data that is used later.
     pub(crate) fn prefetch_far(self) {
         self.prefetch_to(0, 2);
     }

@@ -23,7 +23,7 @@ pub(crate) use gpu::{GpuFunction, WARP};
 pub(crate) use memory::{LINE, P, Span};
 pub(crate) use tiles::{TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 pub(crate) use value::{F, I, Index};
-pub(crate) use wide::{Halves, widest};
+pub(crate) use wide::{HalfType, widest};
 
 use crate::error::{Error, Result};
 use crate::machine::{Isa, Machine};

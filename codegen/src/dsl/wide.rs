@@ -8,7 +8,7 @@ use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum};
 
 /// Kind of 16-bit numbers, two in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Halves {
+pub(crate) enum HalfType {
     /// bfloat16
     Bf16,
     /// binary16
@@ -100,10 +100,10 @@ impl<'k> I<'k> {
     }
 
     /// The two 16-bit numbers of a word as f32, the lower first.
-    pub(crate) fn unpack(self, kind: Halves) -> [F<'k>; 2] {
+    pub(crate) fn unpack(self, kind: HalfType) -> [F<'k>; 2] {
         match kind {
-            Halves::Bf16 => [self.shl(16).as_float(), (self & 0xffff_0000).as_float()],
-            Halves::F16 => [self.f16(), self.logical_shr(16).f16()],
+            HalfType::Bf16 => [self.shl(16).as_float(), (self & 0xffff_0000).as_float()],
+            HalfType::F16 => [self.f16(), self.logical_shr(16).f16()],
         }
     }
 
@@ -187,18 +187,18 @@ impl<'k> Kb<'k> {
     /// it holds columns `2t` and `2t + 1` of rows `g` and `g + 8`. All lanes must execute this.
     pub(crate) fn multiply_fragments(
         &'k self,
-        kind: Halves,
+        kind: HalfType,
         a: [I<'k>; 4],
         b: [I<'k>; 2],
         sum: [F<'k>; 4],
     ) -> [F<'k>; 4] {
         let pair: BasicTypeEnum<'k> = self.ctx.f16_type().vec_type(2).into();
         let word = |x: I<'k>| -> BasicMetadataValueEnum<'k> {
-            if kind == Halves::F16 { self.bitcast(x.v, pair).into() } else { x.v.into() }
+            if kind == HalfType::F16 { self.bitcast(x.v, pair).into() } else { x.v.into() }
         };
         let mut args: Vec<_> = a.into_iter().chain(b).map(word).collect();
         args.extend(sum.map(|s| BasicMetadataValueEnum::from(s.v)));
-        let name = if kind == Halves::F16 { MMA_F16 } else { MMA_BF16 };
+        let name = if kind == HalfType::F16 { MMA_F16 } else { MMA_BF16 };
         let Some(BasicValueEnum::StructValue(all)) = self.thread_value(name, &args) else { return sum };
         std::array::from_fn(|i| F {
             k: self,

@@ -7,7 +7,7 @@
 
 use super::GpuKernel;
 use super::launch::{Extent, Launch};
-use crate::dsl::{F, Halves, I, Kb, P, WARP};
+use crate::dsl::{F, HalfType, I, Kb, P, WARP};
 use crate::kernels::attention::first;
 use crate::spec::{Attention, AttentionMerge};
 use moec_ir::op::AttentionDesc;
@@ -233,7 +233,7 @@ fn read<'k>(
             at.words(channel).load_floats(chunk, aligned)
         } else {
             let words = at.bytes(channel * 2).load_words(chunk / 2);
-            words.into_iter().flat_map(|w| w.unpack(Halves::Bf16)).collect()
+            words.into_iter().flat_map(|w| w.unpack(HalfType::Bf16)).collect()
         };
         let inside = ((lane + round * team) * chunk).lt(k.i(dim as i64));
         all.extend(numbers.into_iter().map(|x| if whole { x } else { inside.pick(x, k.f(0.0)) }));

@@ -6,14 +6,14 @@
 //! every group of 32 keep eight lanes in different banks.
 
 use super::weight::{Codes, Part, WeightRow, floats_at_once};
-use crate::dsl::{F, Halves, I, Kb, P, WARP};
+use crate::dsl::{F, HalfType, I, Kb, P, WARP};
 use crate::spec::ComputeType;
 use moec_ir::types::{Format, GROUP};
 
 /// Rows that are multiplied: where each begins, all in one format.
 pub(super) struct Rows<'a, 'k> {
     pub(super) at: &'a [P<'k>],
-    pub(super) form: ComputeType,
+    pub(super) compute: ComputeType,
     /// Words that the distances of rows are multiples of.
     pub(super) aligned: usize,
     /// Whether they are held in shared memory, as [`hold`] leaves them.
@@ -38,21 +38,21 @@ pub(super) fn held_bytes(format: Format, compute: ComputeType, cols: usize, rows
 /// Copies rows of f32 to shared memory, by all threads of the block, once the rows before have been read.
 /// Returns the place of each.
 pub(super) fn hold<'k>(k: &'k Kb<'k>, rows: &Rows<'_, 'k>, cols: usize, threads: usize) -> Vec<P<'k>> {
-    let places: Vec<P<'k>> = (0..rows.at.len()).map(|r| k.shared(4 * r * held_words(cols))).collect();
+    let addresses: Vec<P<'k>> = (0..rows.at.len()).map(|r| k.shared(4 * r * held_words(cols))).collect();
     k.barrier();
-    for (&from, &to) in rows.at.iter().zip(&places) {
+    for (&from, &to) in rows.at.iter().zip(&addresses) {
         k.each(k.thread(), cols / 4, threads, |four| {
             let numbers = from.words(four * 4).load_floats(4, floats_at_once(rows.aligned));
             let words: Vec<I<'k>> = numbers.into_iter().map(F::bits).collect();
-            to.words(place(four * 4)).store_words(&words);
+            to.words(shared_word(four * 4)).store_words(&words);
         });
     }
     k.barrier();
-    places
+    addresses
 }
 
 /// Word of column `c` in a row in shared memory.
-fn place(c: I<'_>) -> I<'_> {
+fn shared_word(c: I<'_>) -> I<'_> {
     c + c.shr(5) * 4
 }
 
@@ -64,7 +64,7 @@ pub(super) fn products<'k>(
     cols: usize,
     rows: &Rows<'_, 'k>,
 ) -> Vec<Vec<F<'k>>> {
-    let sums = match rows.form {
+    let sums = match rows.compute {
         ComputeType::I8 => by_codes(k, weights, format, cols, rows),
         ComputeType::F32 | ComputeType::Bf16 => by_numbers(k, weights, format, cols, rows),
     };
@@ -86,7 +86,7 @@ fn by_numbers<'k>(
     let by_parts = || {
         k.fold(k.lane_index(), parts, WARP, &zero, |part, sums| {
             let mut read: Vec<_> = weights.iter().map(|w| w.part(part)).collect();
-            if rows.form == ComputeType::Bf16 {
+            if rows.compute == ComputeType::Bf16 {
                 read.iter_mut().for_each(Part::round);
             }
             let Some(runs) = read.first().map(|p| p.runs.iter().map(|(c, run)| (*c, run.len()))) else {
@@ -114,7 +114,7 @@ fn by_numbers<'k>(
     }
     k.fold(k.lane_index() + whole, cols, WARP, &sums, |c, sums| {
         let xs: Vec<_> = rows.at.iter().map(|&at| rows.one(at, c)).collect();
-        let one = |w: &WeightRow<'k>| match rows.form {
+        let one = |w: &WeightRow<'k>| match rows.compute {
             // Codes become the numbers that they encode, rounded to bf16, as in parts.
             ComputeType::Bf16 if format.is_grouped() => w.one(c).to_bf16().shl(16).as_float(),
             _ => w.one(c),
@@ -172,13 +172,13 @@ pub(super) fn multiplies(format: Format, compute: ComputeType, cols: usize) -> b
 impl<'k> Rows<'_, 'k> {
     /// `count` numbers of a row from column `c` on, a multiple of `count`.
     fn run(&self, at: P<'k>, c: I<'k>, count: usize) -> Vec<F<'k>> {
-        match self.form {
+        match self.compute {
             ComputeType::Bf16 => {
                 let words = at.bytes(c * 2);
                 let once = floats_at_once(self.aligned).min(floats_at_once(count / 2));
                 let all = (0..count / 2).step_by(once);
                 all.flat_map(|i| words.words(i).load_words(once))
-                    .flat_map(|w| w.unpack(Halves::Bf16))
+                    .flat_map(|w| w.unpack(HalfType::Bf16))
                     .collect()
             }
             _ => at.words(self.word(c)).load_floats(count, floats_at_once(self.aligned)),
@@ -187,7 +187,7 @@ impl<'k> Rows<'_, 'k> {
 
     /// The number of column `c`.
     fn one(&self, at: P<'k>, c: I<'k>) -> F<'k> {
-        match self.form {
+        match self.compute {
             ComputeType::Bf16 => at.bytes(c * 2).load_half().shl(16).as_float(),
             _ => at.words(self.word(c)).load(),
         }
@@ -195,6 +195,6 @@ impl<'k> Rows<'_, 'k> {
 
     /// Word of column `c` of a row of f32.
     fn word(&self, c: I<'k>) -> I<'k> {
-        if self.held { place(c) } else { c }
+        if self.held { shared_word(c) } else { c }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::dot::Rows;
 use super::launch::{Extent, Launch};
-use super::linear::{Few, WARPS, Way};
+use super::linear::{Few, LinearMethod, WARPS};
 use super::weight::WeightRow;
 use super::{GpuKernel, plain_tile, tile};
 use crate::dsl::{F, I, Kb, P};
@@ -13,8 +13,8 @@ use crate::spec::{ComputeType, ExpertDown, ExpertGateUp, RowFormat, WeightOrder}
 use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::types::Format;
 
-/// One half of an expert: the parameters fixed at build time.
-struct Half {
+/// Gate-up or down product of an expert: the parameters fixed at build time.
+struct ExpertMatrix {
     layout: DispatchLayout,
     depth: usize,
     /// Columns of the result.
@@ -23,35 +23,36 @@ struct Half {
     compute: ComputeType,
     /// Row distance of the multiplied operand, in words.
     ld: usize,
-    /// Activation of the first half.
+    /// Activation of the gate-up product.
     glu: Option<Glu>,
     bias: bool,
     out: RowFormat,
     rows: usize,
 }
 
-impl Half {
+impl ExpertMatrix {
     fn is_gated(&self) -> bool {
         self.glu.is_some_and(Glu::is_gated)
     }
 
-    fn way(&self) -> Option<Way> {
-        Way::of(self.rows, self.format, self.compute, self.depth, self.ld)
+    fn method(&self) -> Option<LinearMethod> {
+        LinearMethod::of(self.rows, self.format, self.compute, self.depth, self.ld)
     }
 
     fn launch(&self) -> Option<Launch> {
-        let way = self.way()?;
-        let [rows, columns] = way.extents(self.columns, self.is_gated());
-        let [block, shared] = way.block();
+        let method = self.method()?;
+        let [rows, columns] = method.extents(self.columns, self.is_gated());
+        let [block, shared] = method.block();
         // An expert has a token at most once.
-        let parts = if matches!(way, Way::Few { .. }) { Extent::fixed(1) } else { Extent::rows(rows) };
+        let parts =
+            if matches!(method, LinearMethod::Few { .. }) { Extent::fixed(1) } else { Extent::rows(rows) };
         let tiles = Extent::fixed(self.columns.div_ceil(columns));
         Some(Launch { grid: [tiles, Extent::active(self.layout), parts], block, shared })
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        let Some(way) = self.way() else {
-            return k.fail("no such expert");
+        let Some(method) = self.method() else {
+            return k.fail("no GPU kernel for this order, format or depth");
         };
         let (x, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
         let bias = self.bias.then(|| k.arg(3));
@@ -62,16 +63,20 @@ impl Half {
             let matrix = weights.load_address(e.id);
             let width = self.columns * self.glu.map_or(1, Glu::projections);
             let bias = bias.map(|b| b.words(e.id * width));
-            self.columns_of(k, way, &Place { x, dispatch, matrix, bias, out, first: e.first, end: e.end });
+            self.columns_of(
+                k,
+                method,
+                &ExpertOperands { x, dispatch, matrix, bias, out, first: e.first, end: e.end },
+            );
         });
     }
 }
 
 impl ExpertGateUp {
     /// Matrix that it multiplies by; `None` where panels are written out of neurons.
-    fn half(&self) -> Option<Half> {
+    fn matrix(&self) -> Option<ExpertMatrix> {
         let &Self { layout, hidden, inter, format, compute, x_ld, glu, bias, out, order, schedule } = self;
-        (order == WeightOrder::Panels).then_some(Half {
+        (order == WeightOrder::Panels).then_some(ExpertMatrix {
             layout,
             depth: hidden,
             columns: inter,
@@ -88,9 +93,9 @@ impl ExpertGateUp {
 
 impl ExpertDown {
     /// Matrix that it multiplies by, as of [`ExpertGateUp`].
-    fn half(&self) -> Option<Half> {
+    fn matrix(&self) -> Option<ExpertMatrix> {
         let &Self { layout, inter, hidden, format, compute, h_ld, bias, order, schedule } = self;
-        (order == WeightOrder::Panels).then_some(Half {
+        (order == WeightOrder::Panels).then_some(ExpertMatrix {
             layout,
             depth: inter,
             columns: hidden,
@@ -107,32 +112,32 @@ impl ExpertDown {
 
 impl GpuKernel for ExpertGateUp {
     fn launch(&self) -> Option<Launch> {
-        self.half()?.launch()
+        self.matrix()?.launch()
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        match self.half() {
-            Some(half) => half.write(k),
-            None => k.fail("no such expert"),
+        match self.matrix() {
+            Some(matrix) => matrix.write(k),
+            None => k.fail("no GPU kernel for this order, format or depth"),
         }
     }
 }
 
 impl GpuKernel for ExpertDown {
     fn launch(&self) -> Option<Launch> {
-        self.half()?.launch()
+        self.matrix()?.launch()
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        match self.half() {
-            Some(half) => half.write(k),
-            None => k.fail("no such expert"),
+        match self.matrix() {
+            Some(matrix) => matrix.write(k),
+            None => k.fail("no GPU kernel for this order, format or depth"),
         }
     }
 }
 
 /// Operands of a block, and the slots of its expert.
-struct Place<'k> {
+struct ExpertOperands<'k> {
     x: P<'k>,
     dispatch: P<'k>,
     matrix: P<'k>,
@@ -142,10 +147,10 @@ struct Place<'k> {
     end: I<'k>,
 }
 
-impl Half {
-    fn columns_of<'k>(&self, k: &'k Kb<'k>, way: Way, p: &Place<'k>) {
+impl ExpertMatrix {
+    fn columns_of<'k>(&self, k: &'k Kb<'k>, method: LinearMethod, p: &ExpertOperands<'k>) {
         let gated = self.is_gated();
-        let [rows, columns] = way.extents(self.columns, gated);
+        let [rows, columns] = method.extents(self.columns, gated);
         let (first_column, last_column) = (k.block_index(0) * columns, k.i(self.columns as i64 - 1));
         // Gate and up read the rows of tokens, down those of slots. Past the end the last row is repeated,
         // and not stored.
@@ -183,27 +188,27 @@ impl Half {
                 }
             });
         };
-        match way {
-            Way::Few { held, .. } => k.each(p.first, p.end, rows, |slot| {
+        match method {
+            LinearMethod::Few { held, .. } => k.each(p.first, p.end, rows, |slot| {
                 let at: Vec<_> = (0..rows).map(|r| row_at(slot + r)).collect();
-                let x = Rows { at: &at, form: self.compute, aligned: self.ld, held: false };
+                let x = Rows { at: &at, compute: self.compute, aligned: self.ld, held: false };
                 let (format, depth, holds) = (self.format, self.depth, held > 0);
                 let few = Few { per: columns / WARPS, gated, format, depth, holds };
                 few.write(k, &x, &weight, &|r, c, sum, up| store(slot + r, c, sum, up));
             }),
-            Way::Tile | Way::PlainTile => {
+            LinearMethod::Tile | LinearMethod::PlainTile => {
                 let slot = p.first + k.block_index(2) * rows;
                 k.when(slot.lt(p.end), || {
                     let row = |row: I<'k>| row_at(slot + row);
                     let finish =
                         |row: I<'k>, c: I<'k>, sum: F<'k>, up: Option<F<'k>>| store(slot + row, c, sum, up);
                     let (depth, format, form) = (self.depth, self.format, self.compute);
-                    if way == Way::Tile {
+                    if method == LinearMethod::Tile {
                         let (row, weight, finish) = (&row, &weight, &finish);
                         tile::Product { depth, format, gated, row, weight, finish }.write(k);
                     } else {
                         let (row, weight, finish) = (&row, &weight, &finish);
-                        plain_tile::Product { depth, form, gated, row, weight, finish }.write(k);
+                        plain_tile::Product { depth, compute: form, gated, row, weight, finish }.write(k);
                     }
                 });
             }

@@ -18,10 +18,10 @@ impl Linear {
         if self.glu.is_some() { self.n / 2 } else { self.n }
     }
 
-    fn way(&self) -> Option<Way> {
+    fn method(&self) -> Option<LinearMethod> {
         // Rows of a group, too, begin at addresses that copies can read.
         let ld = self.x_ld | if self.groups > 1 { packed_words(self.k, self.compute) } else { 0 };
-        Way::of(self.schedule.rows, self.format, self.compute, self.k, ld)
+        LinearMethod::of(self.schedule.rows, self.format, self.compute, self.k, ld)
     }
 }
 
@@ -37,7 +37,7 @@ pub(super) const fn per_warp(columns: usize, gated: bool, rows: usize) -> usize 
 
 /// Row format of a product with the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum LinearMethod {
     /// Few of them, by warps: this many at a time, in this many bytes of shared memory.
     Few {
         /// Rows.
@@ -51,8 +51,8 @@ pub(super) enum Way {
     PlainTile,
 }
 
-impl Way {
-    /// The way for a schedule of `rows` rows of type `compute`, `ld` words apart.
+impl LinearMethod {
+    /// The method for a schedule of `rows` rows of type `compute`, `ld` words apart.
     pub(super) fn of(
         rows: usize,
         format: Format,
@@ -153,8 +153,8 @@ impl Few {
             .map(|(part, c)| weight(first + c, k.i(part as i64)))
             .collect();
         let sums = if self.holds {
-            let places = dot::hold(k, x, self.depth, WARPS * WARP);
-            let held = Rows { at: &places, form: x.form, aligned: 4, held: true };
+            let addresses = dot::hold(k, x, self.depth, WARPS * WARP);
+            let held = Rows { at: &addresses, compute: x.compute, aligned: 4, held: true };
             products(k, &weights, self.format, self.depth, &held)
         } else {
             products(k, &weights, self.format, self.depth, x)
@@ -171,20 +171,20 @@ impl Few {
 
 impl GpuKernel for Linear {
     fn launch(&self) -> Option<Launch> {
-        let way = self.way()?;
-        let [rows, columns] = way.extents(self.columns(), self.glu.is_some());
-        let [block, shared] = way.block();
+        let method = self.method()?;
+        let [rows, columns] = method.extents(self.columns(), self.glu.is_some());
+        let [block, shared] = method.block();
         let tiles = Extent::fixed(self.columns().div_ceil(columns));
         Some(Launch { grid: [tiles, Extent::rows(rows), Extent::fixed(self.groups)], block, shared })
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        let Some(way) = self.way() else {
+        let Some(method) = self.method() else {
             return k.fail("no such linear");
         };
         let o = Operands::new(k, self);
         let gated = self.glu.is_some();
-        let [rows, columns] = way.extents(self.columns(), gated);
+        let [rows, columns] = method.extents(self.columns(), gated);
         // Rows and columns past the end repeat the last one, and are not stored.
         let last = k.row_count() - 1;
         let last_column = k.i(self.columns() as i64 - 1);
@@ -201,26 +201,33 @@ impl GpuKernel for Linear {
                 o.out.words(row * self.out_ld).words(column).store(value);
             });
         };
-        match way {
-            Way::Few { rows, held } => {
+        match method {
+            LinearMethod::Few { rows, held } => {
                 let at: Vec<_> = (0..rows).map(|r| row_at(k.i(r as i64))).collect();
                 // A power of two divides both numbers where it divides the bits of both.
                 let aligned =
                     self.x_ld | if self.groups > 1 { packed_words(self.k, self.compute) } else { 0 };
-                let x = Rows { at: &at, form: self.compute, aligned, held: false };
+                let x = Rows { at: &at, compute: self.compute, aligned, held: false };
                 let shape =
                     Few { per: columns / WARPS, gated, format: self.format, depth: self.k, holds: held > 0 };
                 shape.write(k, &x, &weight, &|r, c, sum, up| finish(k.i(r as i64), c, sum, up));
             }
-            Way::Tile => {
+            LinearMethod::Tile => {
                 let (depth, format) = (self.k, self.format);
                 tile::Product { depth, format, gated, row: &row_at, weight: &weight, finish: &finish }
                     .write(k);
             }
-            Way::PlainTile => {
+            LinearMethod::PlainTile => {
                 let (depth, form) = (self.k, self.compute);
-                plain_tile::Product { depth, form, gated, row: &row_at, weight: &weight, finish: &finish }
-                    .write(k);
+                plain_tile::Product {
+                    depth,
+                    compute: form,
+                    gated,
+                    row: &row_at,
+                    weight: &weight,
+                    finish: &finish,
+                }
+                .write(k);
             }
         }
     }

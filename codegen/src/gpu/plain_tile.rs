@@ -30,7 +30,7 @@ pub(super) const fn columns(gated: bool) -> usize {
 /// Product of a block, and the use of its result: as [`super::tile::Product`], of rows of any compute type.
 pub(super) struct Product<'a, 'k> {
     pub(super) depth: usize,
-    pub(super) form: ComputeType,
+    pub(super) compute: ComputeType,
     pub(super) gated: bool,
     pub(super) row: &'a dyn Fn(I<'k>) -> P<'k>,
     pub(super) weight: &'a dyn Fn(I<'k>, I<'k>) -> WeightRow<'k>,
@@ -62,7 +62,7 @@ impl<'k> Product<'_, 'k> {
             let inside = c.lt(k.i(self.depth as i64));
             let c = c.min(k.i(self.depth as i64 - 1));
             for (i, (row, weight)) in rows.iter().zip(&weights).enumerate() {
-                let x = match self.form {
+                let x = match self.compute {
                     ComputeType::Bf16 => row.bytes(c * 2).load_half().shl(16).as_float(),
                     _ => row.words(c).load(),
                 };

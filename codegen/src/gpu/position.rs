@@ -15,13 +15,13 @@ fn by_head(heads: usize) -> Launch {
 }
 
 /// Operation on a head, with the operands for it.
-struct Way<'k> {
+struct HeadOperation<'k> {
     dim: usize,
     norm: Option<(RowNorm, Option<P<'k>>)>,
     rotation: Option<(Rotation, P<'k>)>,
 }
 
-impl<'k> Way<'k> {
+impl<'k> HeadOperation<'k> {
     fn new(
         dim: usize,
         norm: Option<RowNorm>,
@@ -85,11 +85,11 @@ impl GpuKernel for Rope {
         let mut args = (0..).map(|i| k.arg(i));
         let mut arg = || args.next().unwrap_or(k.shared(0));
         let x = arg();
-        let way = Way::new(dim, norm, Some(rotation), &mut arg);
+        let operation = HeadOperation::new(dim, norm, Some(rotation), &mut arg);
         let out = arg();
         let (row, head) = (k.block_index(0), k.block_index(1));
         let to = out.words(row * out_ld + head * dim);
-        way.head(k, x.words(row * x_ld), [row, head], &|c, value| to.words(c).store(value));
+        operation.head(k, x.words(row * x_ld), [row, head], &|c, value| to.words(c).store(value));
     }
 }
 
@@ -103,7 +103,7 @@ impl GpuKernel for CacheWrite {
         let mut args = (0..).map(|i| k.arg(i));
         let mut arg = || args.next().unwrap_or(k.shared(0));
         let (state, x) = (arg(), arg());
-        let way = Way::new(dim, norm, rotation, &mut arg);
+        let operation = HeadOperation::new(dim, norm, rotation, &mut arg);
         let (pos, slot) = (arg(), arg());
         let (row, head) = (k.block_index(0), k.block_index(1));
         let at = pos.words(row).load_int();
@@ -118,7 +118,7 @@ impl GpuKernel for CacheWrite {
                     state.halves(at * dim).halves(c).store_halves(value.both_halves(k.f(0.0)));
                 }
             };
-            way.head(k, x.words(row * x_ld), [row, head], &put);
+            operation.head(k, x.words(row * x_ld), [row, head], &put);
         });
     }
 }

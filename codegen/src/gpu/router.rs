@@ -43,7 +43,7 @@ impl GpuKernel for Router {
             .map(|i| {
                 let c = biases.as_ref().map_or(scores[i], |b| scores[i] + b[i]);
                 // Numbers past the last expert are never chosen.
-                lanes.there(i).pick(c, k.f(f32::NAN))
+                lanes.is_present(i).pick(c, k.f(f32::NAN))
             })
             .collect();
         if let Some(groups) = d.groups {
@@ -70,7 +70,7 @@ struct Lanes<'k> {
 }
 
 impl<'k> Lanes<'k> {
-    fn places(&self) -> usize {
+    fn per_lane(&self) -> usize {
         self.count.div_ceil(WARP)
     }
 
@@ -79,15 +79,15 @@ impl<'k> Lanes<'k> {
         self.k.lane_index() + i * WARP
     }
 
-    fn there(&self, i: usize) -> I<'k> {
+    fn is_present(&self, i: usize) -> I<'k> {
         self.id(i).lt(self.k.i(self.count as i64))
     }
 
     /// Value that `read` gives of each expert, `otherwise` past the last.
     fn all(&self, otherwise: f32, read: impl Fn(I<'k>) -> F<'k>) -> Vec<F<'k>> {
         let last = self.k.i(self.count as i64 - 1);
-        let one = |i: usize| self.there(i).pick(read(self.id(i).min(last)), self.k.f(otherwise));
-        (0..self.places()).map(one).collect()
+        let one = |i: usize| self.is_present(i).pick(read(self.id(i).min(last)), self.k.f(otherwise));
+        (0..self.per_lane()).map(one).collect()
     }
 
     /// Largest of all.
@@ -99,7 +99,7 @@ impl<'k> Lanes<'k> {
     fn softmax(&self, x: &[F<'k>]) -> Vec<F<'k>> {
         let max = self.max(x);
         let e: Vec<_> = x.iter().map(|&x| (x - max).exp()).collect();
-        let there = (0..e.len()).map(|i| self.there(i).pick(e[i], self.k.f(0.0)));
+        let there = (0..e.len()).map(|i| self.is_present(i).pick(e[i], self.k.f(0.0)));
         let sum = there.fold(self.k.f(0.0), |sum, e| sum + e).warp_sum(WARP);
         e.into_iter().map(|e| e / sum).collect()
     }
@@ -132,7 +132,7 @@ fn mask_groups<'k>(lanes: &Lanes<'k>, experts: usize, g: Groups, choice: &mut [F
     let (k, size) = (lanes.k, experts / g.n);
     let held = |e: I<'k>| k.shared(e * 4);
     for (i, &c) in choice.iter().enumerate() {
-        k.when(lanes.there(i), || held(lanes.id(i)).store(c));
+        k.when(lanes.is_present(i), || held(lanes.id(i)).store(c));
     }
     k.barrier();
     let groups = Lanes { k, count: g.n };
@@ -147,12 +147,12 @@ fn mask_groups<'k>(lanes: &Lanes<'k>, experts: usize, g: Groups, choice: &mut [F
         GroupScore::Top2Sum if size > 1 => best[0] + best[1],
         GroupScore::Top2Sum | GroupScore::Max => best[0],
     };
-    let mut scores = vec![groups.there(0).pick(score, k.f(f32::NAN))];
+    let mut scores = vec![groups.is_present(0).pick(score, k.f(f32::NAN))];
     for _ in 0..g.keep {
         groups.take_best(&mut scores);
     }
     // A kept group was taken: its score is NaN.
-    k.when(groups.there(0), || k.shared(k.lane_index() * 4 + 4 * experts).store(scores[0]));
+    k.when(groups.is_present(0), || k.shared(k.lane_index() * 4 + 4 * experts).store(scores[0]));
     k.barrier();
     let masked = k.f(if g.mask_neg_inf { f32::NEG_INFINITY } else { 0.0 });
     for (i, c) in choice.iter_mut().enumerate() {
@@ -196,7 +196,7 @@ fn sparse_mixer<'k>(lanes: &Lanes<'k>, z: &[F<'k>], max: F<'k>, removed: Option<
         let far = ((max - x) / x.abs().max(max)).gt(k.f(2.0 * eps));
         let e = far.pick(k.f(0.0), (x - max).exp());
         let e = removed.map_or(e, |r| lanes.id(i).equals(r).pick(k.f(0.0), e));
-        lanes.there(i).pick(e, k.f(0.0))
+        lanes.is_present(i).pick(e, k.f(0.0))
     };
     let own = (0..z.len()).map(near).fold(k.f(0.0), |sum, e| sum + e);
     k.f(1.0) / own.warp_sum(WARP)

@@ -8,7 +8,7 @@
 //! multiplied exactly, and codes times scales are rounded to bf16.
 
 use super::weight::WeightRow;
-use crate::dsl::{F, Halves, I, Kb, P, WARP};
+use crate::dsl::{F, HalfType, I, Kb, P, WARP};
 use moec_ir::types::Format;
 
 /// Rows of a block.
@@ -141,7 +141,7 @@ impl<'k> Product<'_, 'k> {
     }
 
     fn store(&self, k: &'k Kb<'k>, sums: &[F<'k>]) {
-        let (down, across) = place(k);
+        let (down, across) = first_rows(k);
         let (g, t) = (k.lane_index().shr(2), k.lane_index() & 3);
         let at = |i: usize, j: usize, part: usize| sums[(i * ACROSS + j) * 4 + part];
         for i in 0..DOWN {
@@ -158,14 +158,14 @@ impl<'k> Product<'_, 'k> {
 }
 
 /// First row of the warp in its block, and first row of the weight.
-fn place<'k>(k: &'k Kb<'k>) -> (I<'k>, I<'k>) {
+fn first_rows<'k>(k: &'k Kb<'k>) -> (I<'k>, I<'k>) {
     let warp = k.warp_index();
     ((warp & 1) * (DOWN * HIGH), warp.shr(1) * (ACROSS * WIDE))
 }
 
 /// Adds the products of a step.
 fn multiply_step<'k>(k: &'k Kb<'k>, stage: P<'k>, sums: &[F<'k>]) -> Vec<F<'k>> {
-    let (down, across) = place(k);
+    let (down, across) = first_rows(k);
     let lane = k.lane_index();
     let (row, eighth, half) = (lane & 7, lane.shr(3) & 1, lane.shr(4));
     let mut sums = sums.to_vec();
@@ -188,7 +188,7 @@ fn multiply_step<'k>(k: &'k Kb<'k>, stage: P<'k>, sums: &[F<'k>]) -> Vec<F<'k>> 
         for (i, &a) in a.iter().enumerate() {
             for (j, &b) in b.iter().enumerate() {
                 let own = &mut sums[(i * ACROSS + j) * 4..][..4];
-                let sum = k.multiply_fragments(Halves::Bf16, a, b, [own[0], own[1], own[2], own[3]]);
+                let sum = k.multiply_fragments(HalfType::Bf16, a, b, [own[0], own[1], own[2], own[3]]);
                 own.copy_from_slice(&sum);
             }
         }

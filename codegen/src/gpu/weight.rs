@@ -1,6 +1,6 @@
 //! A row of a weight in [`Layout::Rows`](moec_ir::plan::Layout), as a lane of a warp reads it.
 
-use crate::dsl::{F, Halves, I, Kb, P, widest};
+use crate::dsl::{F, HalfType, I, Kb, P, widest};
 use moec_ir::types::{Coding, Format, GROUP};
 
 /// Bytes that a lane reads at once, at most.
@@ -43,7 +43,7 @@ impl Part<'_> {
 
 /// Whether rows by themselves come in that format.
 pub(super) const fn by_rows(format: Format) -> bool {
-    !format.is_by_channel()
+    format.holds_rows()
 }
 
 /// Bytes of a row of `cols` numbers that a lane reads at once: the alignment of rows, or 0 if that is less
@@ -59,7 +59,7 @@ const fn numbers(format: Format, bytes: usize) -> usize {
         (Format::F32, _) => bytes / 4,
         (_, None) => bytes / 2,
         (_, Some(Coding::Bytes)) => bytes,
-        (_, Some(Coding::Nibbles | Coding::E2m1)) => bytes * 2,
+        (_, Some(Coding::Nibbles | Coding::E2m1 | Coding::Planes)) => bytes * 2,
     }
 }
 
@@ -108,15 +108,15 @@ impl<'k> WeightRow<'k> {
         let halves = |kind| words.iter().flat_map(|w| w.unpack(kind)).collect();
         let plain = |values| Part { runs: vec![(part * count, values)], scale: None };
         match (self.format.coding(), self.format) {
-            (None, Format::Bf16) => plain(halves(Halves::Bf16)),
-            (None, Format::F16) => plain(halves(Halves::F16)),
+            (None, Format::Bf16) => plain(halves(HalfType::Bf16)),
+            (None, Format::F16) => plain(halves(HalfType::F16)),
             (None, _) => plain(words.iter().map(|w| w.as_float()).collect()),
             (Some(Coding::Bytes), _) => {
                 let codes = words.iter().flat_map(|w| (0..4).map(|i| w.signed_byte(i).to_float()));
                 let scale = Some(self.scale(self.group(part).0));
                 Part { runs: vec![(part * count, codes.collect())], scale }
             }
-            (Some(kind @ (Coding::Nibbles | Coding::E2m1)), _) => {
+            (Some(kind), _) => {
                 let (group, byte) = self.group(part);
                 let first = group * GROUP + byte;
                 let codes = |upper: bool| words.iter().flat_map(|&w| nibbles(w, upper, kind)).collect();
@@ -171,14 +171,14 @@ impl<'k> WeightRow<'k> {
     /// rounded to bf16; the second is the remainder, which bf16 holds exactly, since 11 digits are 8 and 3.
     pub(super) fn sixteen_as_two_bf16(&self, step: I<'k>) -> Vec<I<'k>> {
         let words = (0..2).flat_map(|half| self.at.bytes(step * 32 + 16 * half).load_words(4));
-        let pairs: Vec<[F<'k>; 2]> = words.map(|w| w.unpack(Halves::F16)).collect();
+        let pairs: Vec<[F<'k>; 2]> = words.map(|w| w.unpack(HalfType::F16)).collect();
         let rounded: Vec<I<'k>> = pairs.iter().map(|[a, b]| a.both_halves(*b)).collect();
-        let rests = pairs.iter().zip(&rounded).map(|([a, b], w)| {
-            let [lower, upper] = w.unpack(Halves::Bf16);
+        let remainders = pairs.iter().zip(&rounded).map(|([a, b], w)| {
+            let [lower, upper] = w.unpack(HalfType::Bf16);
             (*a - lower).both_halves(*b - upper)
         });
-        let rests: Vec<I<'k>> = rests.collect();
-        rounded.into_iter().chain(rests).collect()
+        let remainders: Vec<I<'k>> = remainders.collect();
+        rounded.into_iter().chain(remainders).collect()
     }
 
     /// The number of column `c`.
@@ -228,7 +228,7 @@ fn nibbles(w: I<'_>, upper: bool, kind: Coding) -> [F<'_>; 4] {
     let pair = |at: i64| {
         let bits = w.logical_shr(at + first);
         let number = (bits & 0x0007_0007).shl(9) | (bits & 0x0008_0008).shl(12);
-        number.unpack(Halves::F16).map(|x| x * 32_768.0)
+        number.unpack(HalfType::F16).map(|x| x * 32_768.0)
     };
     let ([a, c], [b, d]) = (pair(0), pair(8));
     [a, b, c, d]

@@ -17,7 +17,7 @@
 //! come from the second (`bench/amx.md`). So operands are to be near. Rows come in blocks that the
 //! second-level cache holds ([`Schedule::rows`]), and all panels are multiplied by one block before the next.
 //! While a panel is multiplied, the next is prefetched to that cache: each step prefetches its share of the
-//! lines ([`Ahead`]), and of the lines that results go to.
+//! lines ([`NextPanel`]), and of the lines that results go to.
 //!
 //! Panels of a few steps that would stay in the first-level cache gain nothing: storing and loading sums
 //! between them costs what is saved.
@@ -47,8 +47,8 @@ pub(super) fn scratch_bytes(isa: &Isa) -> usize {
     BLOCK * isa.nr * 4 + TILE_CONFIG_BYTES
 }
 
-/// Steps that are written out: a turn.
-const TURN: usize = 4;
+/// Steps that are unrolled.
+const UNROLL: usize = 4;
 /// Bits after the point of a rate.
 const PARTS: i64 = 16;
 /// Lines that are prefetched together, far from each other.
@@ -61,7 +61,7 @@ pub(super) fn multiply<'k>(
     panel: &Panel<'k>,
     rows: &PanelRows<'_, 'k>,
     scratch: P<'k>,
-    ahead: Ahead<'k>,
+    ahead: NextPanel<'k>,
     store: &dyn Fn(I<'k>, [F<'k>; 2]),
 ) {
     let [first, end] = rows.range;
@@ -95,18 +95,18 @@ pub(super) fn multiply<'k>(
     });
 }
 
-/// The panel that is wanted next, as it is packed.
+/// The panel that is multiplied next, as it is packed.
 ///
 /// It is prefetched in [`STREAMS`] places at once, a line of each in turn. Lines in the order of their
 /// addresses wait for each other in memory; lines of different pages do not.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead<'k> {
+pub(super) struct NextPanel<'k> {
     at: P<'k>,
     /// Lines from one stream to the next.
     lines: usize,
 }
 
-impl<'k> Ahead<'k> {
+impl<'k> NextPanel<'k> {
     /// `bytes` from `at` on, which need not be mapped.
     pub(super) fn of(at: P<'k>, bytes: usize) -> Self {
         Self { at, lines: bytes.div_ceil(LINE * STREAMS) }
@@ -188,25 +188,25 @@ impl<'k> Job<'_, 'k> {
         each_sum(&|tile, _| k.zero_tile(tile));
         let rows = [0, TILE_ROWS].map(|r| (self.at)(row).words(r * self.row_stride));
         // Results that go to the caches find their lines there; lines after the last row are prefetched, too.
-        let (turns, out) = (steps / TURN, self.out.at.words(row * self.out.ld));
-        let each = BLOCK.div_ceil(turns.max(1));
+        let (blocks, out) = (steps / UNROLL, self.out.at.words(row * self.out.ld));
+        let each = BLOCK.div_ceil(blocks.max(1));
         let step = |step: I<'k>| {
             prefetcher(step);
             self.step(&rows[..tiles], step);
         };
-        if turns > 0 {
-            k.each(0, turns, 1, |turn| {
-                let out = out.words(turn * (each * self.out.ld));
+        if blocks > 0 {
+            k.each(0, blocks, 1, |block| {
+                let out = out.words(block * (each * self.out.ld));
                 let bytes = if self.out.lines { 0 } else { self.out.bytes };
                 let lines = (0..bytes).step_by(LINE);
                 for (row, at) in lines.flat_map(|at| (0..each).map(move |row| (row, at))) {
                     out.beyond(4 * row * self.out.ld + at).prefetch_to_write();
                 }
-                (0..TURN).for_each(|u| step(turn * TURN + u));
+                (0..UNROLL).for_each(|u| step(block * UNROLL + u));
             });
         }
-        if steps > turns * TURN {
-            k.each(turns * TURN, steps, 1, step);
+        if steps > blocks * UNROLL {
+            k.each(blocks * UNROLL, steps, 1, step);
         }
         if rest > 0 {
             each_sum(&|tile, at| at.store_tile(tile, self.pitch()));
@@ -252,8 +252,8 @@ fn shape_steps<'k>(k: &'k Kb<'k>, config: P<'k>, words: usize) {
     k.shape_tiles(config, [sums, sums, sums, sums, rows, rows, weights, weights]);
 }
 
-/// A product of up to 32 rows with 32 columns of weights whose sums stay where they are wanted. Tiles have
-/// their full [`shape`] before and after.
+/// A product of up to 32 rows with 32 columns of weights, added to the sums in memory. Tiles
+/// have their full [`shape`] before and after.
 pub(super) struct Sums<'k> {
     /// First row of pairs, and words from row to row.
     pub(super) rows: P<'k>,

@@ -43,7 +43,7 @@ pub(super) fn multiply<'k>(
     let bytes = group_bytes(panel.format, nr);
     let by_channel = panel.format.is_by_channel();
     let Schedule { block, ahead, .. } = panel.schedule;
-    let several = at_once(k.isa.bytes);
+    let several = at_once(k.isa.bytes, panel.format);
     k.each(first, end, block, |start| {
         let stop = (start + block).min(end);
         let sums = |i: I<'k>| k.scratch().words((i - start) * nr);
@@ -139,10 +139,11 @@ impl<'k> Prefetcher<'k> {
     }
 }
 
-/// Rows that are multiplied by a group at once.
-const fn at_once(bytes: ByteDot) -> usize {
+/// Rows that are multiplied by a group at once. Planes of bits are not put together again for each row.
+const fn at_once(bytes: ByteDot, format: Format) -> usize {
     match bytes {
         ByteDot::Smmla => 2,
+        ByteDot::Maddubs if format.is_by_planes() => 1,
         ByteDot::Maddubs => 4,
         ByteDot::None | ByteDot::Vnni | ByteDot::Sdot => 1,
     }

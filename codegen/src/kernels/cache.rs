@@ -1,7 +1,7 @@
 //! The KV cache: writes tokens, normalised and rotated, in the order that attention reads. Also brings blocks
 //! of it into the form of a weight panel if they are in another form.
 
-use super::position::{self, Rotation, RowNorm, Way};
+use super::position::{self, HeadOperation, Rotation, RowNorm};
 use super::{GpuKernel, Kernel, Rule};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
@@ -148,7 +148,7 @@ impl Kernel for CacheWrite {
         let mut args = (0..).map(|i| k.arg(i));
         let mut arg = || args.next().unwrap_or(k.scratch());
         let (state, x) = (arg(), arg());
-        let way = Way::new(dim, norm, rotation, &mut arg);
+        let operation = HeadOperation::new(dim, norm, rotation, &mut arg);
         let (pos, slot) = (arg(), arg());
         // The row of the state that a row goes to.
         let place = |row: I<'k>| {
@@ -161,19 +161,19 @@ impl Kernel for CacheWrite {
         let each_head = |tile: I<'k>, row: I<'k>, count: usize, put: &dyn Fn(Heads<'k>, &Token<'k>)| {
             let (slots, at) = (slot.words(row).load_int() * heads, place(row));
             k.each(0, count, 1, |i| {
-                if let Some(factor) = way.of_row(k, x.words((row + i) * x_ld)) {
+                if let Some(factor) = operation.of_row(k, x.words((row + i) * x_ld)) {
                     factors.words(i).store(factor);
                 }
             });
             k.each(tile * each, (tile + 1) * each, 1, |head| {
                 let token = Token { head: state.bytes((slots + head) * head_bytes), at };
-                if way.is_plain() {
+                if operation.is_plain() {
                     return put((x.words(row * x_ld + head * dim), x_ld), &token);
                 }
                 k.each(0, count, 1, |i| {
                     let at = (x.words((row + i) * x_ld), row + i, head);
-                    let of_row = way.is_of_rows().then(|| factors.words(i).load());
-                    way.head(k, at, of_row, prepared.words(i * prepared_ld(dim)), None);
+                    let of_row = operation.is_of_rows().then(|| factors.words(i).load());
+                    operation.head(k, at, of_row, prepared.words(i * prepared_ld(dim)), None);
                 });
                 put((prepared, prepared_ld(dim)), &token);
             });
@@ -241,7 +241,7 @@ fn put_keys<'k>(k: &'k Kb<'k>, format: Format, dim: usize, (x, ld): Heads<'k>, t
     // Words of a token: a channel, or a pair of them. An odd last channel has a zero beside it.
     let per_word = if format == Format::F32 { 1 } else { 2 };
     let words = dim.div_ceil(per_word);
-    let turn = |word: I<'k>, there: usize, channels: usize| {
+    let transpose_words = |word: I<'k>, count: usize, channels: usize| {
         let part = |row: usize, i: usize| {
             let at = x.words(word * per_word).words(row * ld + i * lanes);
             match channels.saturating_sub(i * lanes) {
@@ -257,15 +257,15 @@ fn put_keys<'k>(k: &'k Kb<'k>, format: Format, dim: usize, (x, ld): Heads<'k>, t
             even.pair_bf16(odd).as_float()
         };
         let turned = F::transpose(&(0..lanes).map(row).collect::<Vec<_>>());
-        for (i, x) in turned.into_iter().enumerate().take(there) {
+        for (i, x) in turned.into_iter().enumerate().take(count) {
             to.words(word * nr).words(i * nr).store(x);
         }
     };
     let whole = words / lanes * lanes;
     let whole = if whole * per_word > dim { whole - lanes } else { whole };
-    k.each(0, whole, lanes, |word| turn(word, lanes, lanes * per_word));
+    k.each(0, whole, lanes, |word| transpose_words(word, lanes, lanes * per_word));
     if words > whole {
-        turn(k.i(whole as i64), words - whole, dim - whole * per_word);
+        transpose_words(k.i(whole as i64), words - whole, dim - whole * per_word);
     }
 }
 
@@ -460,7 +460,7 @@ pub(super) fn turn_keys<'k>(
     k.each(first, end, nr, |t| {
         let from = from.bytes(t.div(k.i(nr as i64)) * panel_bytes);
         // As many channels as a vector has lanes; `there` of them are in the keys.
-        let turn = |c: I<'k>, there: usize| {
+        let transpose_column = |c: I<'k>, count: usize| {
             let panel = to.bytes(c.div(k.i(nr as i64)) * format.bytes(nr * BLOCK));
             let to = panel.words(c.rem(k.i(nr as i64)));
             let store = |row: I<'k>, channels: &[F<'k>]| {
@@ -471,7 +471,7 @@ pub(super) fn turn_keys<'k>(
             if format == Format::F32 {
                 for column in (0..nr).step_by(lanes) {
                     let row = |i: usize| {
-                        if i < there {
+                        if i < count {
                             from.words((c + i) * nr).words(column).load_vec(Span::Full)
                         } else {
                             k.fv(0.0)
@@ -481,7 +481,7 @@ pub(super) fn turn_keys<'k>(
                 }
             } else {
                 let pair = |i: usize| {
-                    if 2 * i < there {
+                    if 2 * i < count {
                         split_pairs(from.words((c.div(k.i(2)) + i) * nr), lanes)
                     } else {
                         [k.fv(0.0); 2]
@@ -491,9 +491,9 @@ pub(super) fn turn_keys<'k>(
             }
         };
         let whole = dim / lanes * lanes;
-        k.each(0, whole, lanes, |c| turn(c, lanes));
+        k.each(0, whole, lanes, |c| transpose_column(c, lanes));
         if dim > whole {
-            turn(k.i(whole as i64), lanes.min(key_dim - whole));
+            transpose_column(k.i(whole as i64), lanes.min(key_dim - whole));
         }
     });
 }

@@ -51,7 +51,7 @@ impl Kernel for Embed {
     fn rules(&self, _isa: &Isa) -> Vec<Rule> {
         vec![
             (self.out_ld >= self.hidden, "rows of the output overlap"),
-            (!self.format.is_by_channel(), "rows by themselves in a format of panels alone"),
+            (self.format.holds_rows(), "single rows in a format that needs whole panels"),
         ]
     }
 

@@ -145,7 +145,7 @@ impl Kernel for Linear {
         if tiled {
             k.tiles_by_block(schedule.rows, amx::BLOCK, |tile, range| body(tile, range, None));
         } else {
-            k.even_tiles_in_turn(schedule.rows, |tile, range, again| body(tile, range, Some(again)));
+            k.even_tiles_with_reuse(schedule.rows, |tile, range, again| body(tile, range, Some(again)));
         }
         finish(k, compute);
     }

@@ -57,7 +57,7 @@ pub(crate) fn product<'k>(
     panel: &Panel<'k>,
     later: Option<P<'k>>,
 ) -> Vec<[F<'k>; 2]> {
-    if squares::serves(&k.isa, rows.len(), panel) {
+    if squares::supports(&k.isa, rows.len(), panel) {
         return squares::product(k, rows, panel);
     }
     // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
@@ -192,7 +192,7 @@ impl<'k> Columns<'k> {
     /// Destination of a panel's results: `out` is where those of row 0 begin.
     pub(crate) fn results(&self, out: P<'k>, format: RowFormat) -> Results<'k> {
         let (at, bytes) =
-            (self.place(format.compute, out), self.spans.len() * self.lanes * number_bytes(format.compute));
+            (self.address(format.compute, out), self.spans.len() * self.lanes * number_bytes(format.compute));
         let whole = self.spans.iter().all(|span| matches!(span, Span::Full));
         // Of bf16 a panel with a gated epilogue has half a line.
         let lines = whole && format.compute == ComputeType::F32 && format.ld.is_multiple_of(LINE / 4);
@@ -200,7 +200,7 @@ impl<'k> Columns<'k> {
     }
 
     /// Address of a panel's columns in a row that begins at `row`.
-    fn place(&self, compute: ComputeType, row: P<'k>) -> P<'k> {
+    fn address(&self, compute: ComputeType, row: P<'k>) -> P<'k> {
         row.bytes(self.first * number_bytes(compute))
     }
 
@@ -247,7 +247,7 @@ impl<'k> Columns<'k> {
                 Some(r) => x + r.words(self.first).words(at).load_vec(span),
                 None => x,
             };
-            let to = self.place(compute, out).bytes(at * number_bytes(compute));
+            let to = self.address(compute, out).bytes(at * number_bytes(compute));
             match compute {
                 // The upper half of the last word of an odd row is zero.
                 ComputeType::Bf16 => to.store_bf16(x.within(span, 0.0), pairs),

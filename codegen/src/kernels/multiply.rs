@@ -77,7 +77,7 @@ pub(crate) fn multiply<'k>(
         let scratch = k.scratch().bytes(unpacked_bytes(&k.isa, panel.depth, panel.format, panel.compute));
         let bytes = panel_bytes(&k.isa, panel.depth, panel.format);
         let next = rows.next.unwrap_or_else(|| panel.weights.beyond(bytes));
-        return amx::multiply(k, &ready, rows, scratch, amx::Ahead::of(next, bytes), store);
+        return amx::multiply(k, &ready, rows, scratch, amx::NextPanel::of(next, bytes), store);
     }
     let mr = k.isa.mr;
     row_groups(k, mr, first, end, |at, m| {

@@ -62,7 +62,7 @@ fn product<'k>(k: &'k Kb<'k>, x: P<'k>, codes: P<'k>, groups: usize) -> F<'k> {
     let whole = groups / several * several;
     let sums = k.fold(0, whole, several, &[k.fv(0.0)], |g, sums| {
         let (x, codes) = (x.bytes(g * ROW_GROUP), codes.bytes(g * GROUP));
-        let (words, scale, start) = if several == 1 { one(k, x) } else { two(k, x) };
+        let (words, scale, start) = if several == 1 { one(k, x) } else { two_groups(k, x) };
         let found = dot(k, start, codes.load_ints(), words);
         // And two vectors of four lanes are a group.
         let found = if k.lanes() < QUADS {
@@ -90,7 +90,7 @@ fn one<'k>(k: &'k Kb<'k>, x: P<'k>) -> (I<'k>, F<'k>, I<'k>) {
 }
 
 /// As [`one`], of two groups, one in each half of a vector.
-fn two<'k>(k: &'k Kb<'k>, x: P<'k>) -> (I<'k>, F<'k>, I<'k>) {
+fn two_groups<'k>(k: &'k Kb<'k>, x: P<'k>) -> (I<'k>, F<'k>, I<'k>) {
     let (lower, (a, scale, start)) = (k.first_lanes(QUADS), one(k, x));
     // The words of the second begin at the middle of this vector, and none after it is read.
     let (second, b) = (x.bytes(ROW_GROUP), x.bytes(ROW_GROUP - 4 * QUADS).load_ints());

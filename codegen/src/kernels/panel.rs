@@ -122,7 +122,7 @@ pub(crate) struct PanelRows<'r, 'k> {
     pub(crate) at: &'r dyn Fn(I<'k>) -> P<'k>,
     /// Words from row to row, where that is the same for all.
     pub(crate) row_stride: Option<usize>,
-    /// The panel that is wanted next, which need not be mapped.
+    /// Panel to prefetch; the address may be unmapped.
     pub(crate) next: Option<P<'k>>,
     /// Destination of results.
     pub(crate) out: Results<'k>,

@@ -42,7 +42,7 @@ pub struct Rotation {
 }
 
 /// Operation on heads, with the operands for it.
-pub(super) struct Way<'k> {
+pub(super) struct HeadOperation<'k> {
     dim: usize,
     /// The norm, whether it spans whole rows, and its weight.
     norm: Option<(RowNorm, bool, Option<P<'k>>)>,
@@ -69,7 +69,7 @@ pub(super) fn rules(
     rules
 }
 
-impl<'k> Way<'k> {
+impl<'k> HeadOperation<'k> {
     /// Takes its operands, the weight of the norm and the angles, from `next`.
     pub(super) fn new(
         dim: usize,

@@ -1,6 +1,6 @@
 //! Heads rotated by their positions, and normalised before.
 
-use super::position::{self, Rotation, RowNorm, Way};
+use super::position::{self, HeadOperation, Rotation, RowNorm};
 use super::{GpuKernel, Kernel, ROWS, Rule};
 use crate::dsl::Kb;
 use crate::machine::Isa;
@@ -55,14 +55,14 @@ impl Kernel for Rope {
         let mut args = (0..).map(|i| k.arg(i));
         let mut arg = || args.next().unwrap_or(k.scratch());
         let x = arg();
-        let way = Way::new(dim, norm, Some(rotation), &mut arg);
+        let operation = HeadOperation::new(dim, norm, Some(rotation), &mut arg);
         let out = arg();
         let moved = x.equals(out).not();
         k.rows(ROWS, |row| {
             let x = x.words(row * x_ld);
-            let of_row = way.of_row(k, x);
+            let of_row = operation.of_row(k, x);
             k.each(0, heads, 1, |head| {
-                way.head(k, (x, row, head), of_row, out.words(row * out_ld + head * dim), Some(moved));
+                operation.head(k, (x, row, head), of_row, out.words(row * out_ld + head * dim), Some(moved));
             });
         });
     }

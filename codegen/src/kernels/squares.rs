@@ -16,7 +16,7 @@ const LOWER: [usize; 4] = [0, 1, 4, 5];
 const UPPER: [usize; 4] = [2, 3, 6, 7];
 
 /// Whether such rows and panel are multiplied here.
-pub(super) fn serves(isa: &Isa, rows: usize, panel: &Panel<'_>) -> bool {
+pub(super) fn supports(isa: &Isa, rows: usize, panel: &Panel<'_>) -> bool {
     let pairs = panel.format == Format::Bf16 && panel.compute == ComputeType::Bf16;
     pairs && isa.squares() && rows.is_multiple_of(2)
 }
@@ -26,12 +26,12 @@ pub(super) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
     let nr = k.isa.nr;
     let words = panel.depth.div_ceil(2);
     let (whole, rest) = (words / WORDS * WORDS, words % WORDS);
-    let step = |at: I<'k>, there: usize, sums: &mut [F<'k>]| {
-        let span = if there == WORDS { Span::Full } else { k.span(there) };
+    let step = |at: I<'k>, count: usize, sums: &mut [F<'k>]| {
+        let span = if count == WORDS { Span::Full } else { k.span(count) };
         let numbers: Vec<I<'k>> = rows.iter().map(|row| row.words(at).load_vec(span).bits()).collect();
         let from = panel.weights.words(at * nr);
-        for (half, order) in [LOWER, UPPER].into_iter().enumerate().filter(|(half, _)| 2 * half < there) {
-            let columns = columns(k, from, 2 * half, there);
+        for (half, order) in [LOWER, UPPER].into_iter().enumerate().filter(|(half, _)| 2 * half < count) {
+            let columns = columns(k, from, 2 * half, count);
             for (pair, sums) in numbers.chunks_exact(2).zip(sums.chunks_exact_mut(4)) {
                 let both = k.arrange(pair[0], pair[1], order);
                 for (sum, &columns) in sums.iter_mut().zip(&columns) {
@@ -58,11 +58,11 @@ pub(super) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
     sums.chunks_exact(4).flat_map(|sums| [row(sums, LOWER), row(sums, UPPER)]).collect()
 }
 
-/// Words `word` and `word + 1` of the columns of a panel, two columns in a vector; words from `there` on are
+/// Words `word` and `word + 1` of the columns of a panel, two columns in a vector; words from `count` on are
 /// zero.
-fn columns<'k>(k: &'k Kb<'k>, from: P<'k>, word: usize, there: usize) -> [I<'k>; 4] {
+fn columns<'k>(k: &'k Kb<'k>, from: P<'k>, word: usize, count: usize) -> [I<'k>; 4] {
     let load = |word: usize, column: usize| {
-        if word < there { from.words(word * k.isa.nr + column).load_ints() } else { k.i32v(0) }
+        if word < count { from.words(word * k.isa.nr + column).load_ints() } else { k.i32v(0) }
     };
     let [left, right] = [0, k.lanes()].map(|c| [load(word, c), load(word + 1, c)]);
     let two = |[a, b]: [I<'k>; 2], order| k.arrange(a, b, order);

@@ -7,7 +7,7 @@ use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::Schedule;
 use crate::spec::ComputeType;
 use inkwell::values::VectorValue;
-use moec_ir::types::{Coding, Format, GROUP};
+use moec_ir::types::{Codes, Coding, Format, GROUP, Plane};
 
 /// Format of the unpacked panel.
 pub(super) fn format(compute: ComputeType) -> Format {
@@ -71,8 +71,8 @@ fn by_permutes<'k>(
     for first in (0..nr).step_by(lanes) {
         let scale = scale(k, panel, from, first) * k.f(1.0 / (1 << 24) as f32);
         // Each column twice: of the lower half of the columns, of the upper half.
-        let twice = |c: usize| scale.shuffle(scale, &(0..lanes).map(|i| c + i / 2).collect::<Vec<_>>());
-        let scales = [twice(0), twice(lanes / 2)];
+        let doubled = |c: usize| scale.shuffle(scale, &(0..lanes).map(|i| c + i / 2).collect::<Vec<_>>());
+        let scales = [doubled(0), doubled(lanes / 2)];
         for quad in 0..GROUP / 4 {
             let codes = codes(panel.format, from, nr, quad, first);
             for (pair, orders) in orders.iter().enumerate() {
@@ -121,8 +121,34 @@ pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column
         // out.
         Some(Coding::Nibbles) => high_nibbles(group, nr, quad, column) ^ 0x8080_8080,
         Some(Coding::E2m1) => low_nibbles(group, nr, quad, column).e2m1(),
+        Some(Coding::Planes) => from_planes(format, group, nr, quad, column),
         _ => group.words(quad * nr + column).load_ints(),
     }
+}
+
+/// The signed codes of one quad of a format of planes, four bytes a lane.
+fn from_planes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
+    const EACH: usize = 0x0101_0101;
+    const TOP: usize = 0x80 * EACH;
+    let spec = format.spec();
+    let part = |plane: Plane| {
+        let (word, bit_offset) = plane.of_quad(quad);
+        let packed = group.words(word * nr + column).load_ints();
+        // Shifted at once to where its bits belong in a code; what comes from other bytes is masked.
+        let up = plane.shift as i64 - bit_offset as i64;
+        let moved = match up {
+            0 => packed,
+            1.. => packed.shl(up),
+            _ => packed.shr(-up),
+        };
+        moved & ((((1 << plane.width) - 1) << plane.shift) * EACH)
+    };
+    let bits = Codes::planes(spec.bits).map(part).reduce(|a, b| a | b);
+    let (Some(bits), Some(codes)) = (bits, spec.codes) else { return group.words(0).load_ints() };
+    let scaled = if codes.step == 2 { bits.shl(1) } else { bits };
+    // Less the lowest code, byte by byte: a bit above each keeps borrows away, and is then the sign's inverse.
+    let least = usize::from(codes.lowest.unsigned_abs());
+    ((scaled | TOP) - least * EACH) ^ TOP
 }
 
 /// The nibbles of one quad, four bytes a lane.

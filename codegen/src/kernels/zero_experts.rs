@@ -1,4 +1,4 @@
-//! Choices of experts that compute nothing, taken out of a routing.
+//! Removal of zero-computation experts from a routing.
 
 use super::{Kernel, ROWS, Rule};
 use crate::dsl::Kb;

@@ -1,6 +1,6 @@
 //! Packing a weight block by block.
 
-use super::order::Lane;
+use super::order::PackedRow;
 use super::quantise::Group;
 use super::{Geometry, Importance, Weighting, columns, gate_bound, order, place, q4o, vectors};
 use moec_ir::types::{Format, GROUP};
@@ -37,10 +37,10 @@ impl Geometry {
             let bytes = start(panels.end) - start(panels.start);
             Block { matrix, bytes, panels }
         };
-        let behind = move |matrix| Block { matrix, bytes: outliers, panels: panels..panels };
+        let outlier_block = move |matrix| Block { matrix, bytes: outliers, panels: panels..panels };
         let whole = move |matrix| {
             let panels = runs().map(move |panels| block(matrix, panels));
-            panels.chain((outliers > 0).then(|| behind(matrix)))
+            panels.chain((outliers > 0).then(|| outlier_block(matrix)))
         };
         (0..g.matrices).flat_map(whole)
     }
@@ -65,8 +65,8 @@ pub trait Rows<E> {
     fn read(&mut self, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E>;
 
     /// As [`Rows::read`], but as bytes in the format of the packed weight ([`Format::stored_bytes`] each),
-    /// little-endian, if they are at hand so: what `read` gives, rounded. `false`: they are not, and `out`
-    /// holds anything.
+    /// little-endian, if they are available in it: the numbers of `read`, rounded. `false`: they are not, and
+    /// the content of `out` is undefined.
     ///
     /// # Errors
     /// As [`Rows::read`].
@@ -132,7 +132,7 @@ pub fn pack_block<E>(
                 gate_bound::add(g, &mut scratch.numbers, panel);
                 continue;
             }
-            if let Some(groups) = order::taken(g.format, g.part_cols(), &scratch.stored) {
+            if let Some(groups) = order::stored_groups(g.format, g.part_cols(), &scratch.stored) {
                 put_groups(g, &ranges, &groups, panel);
                 continue;
             }
@@ -252,7 +252,7 @@ fn each_lane<T>(
     ranges: &[(Range<usize>, usize)],
     mut rows: impl Iterator<Item = T>,
     panel: &mut [u8],
-    put: impl Fn(Lane, T, &mut [u8]),
+    put: impl Fn(PackedRow, T, &mut [u8]),
 ) {
     let (parts, mut first) = (g.parts(), 0);
     for (range, columns) in ranges {

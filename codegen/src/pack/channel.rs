@@ -37,7 +37,7 @@ impl Width {
 
     /// Codes that the tried scales give the largest magnitude of a row. Numbers beyond the range are cut off,
     /// to the benefit of the others: the longer a row, the farther its largest number is from the rest.
-    const fn tops(self) -> &'static [f32] {
+    const fn peak_codes(self) -> &'static [f32] {
         match self {
             Self::Int4 => &[
                 6.6, 7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 10.5, 11.0, 11.5, 12.0, 13.0, 14.0, 15.5, 17.0, 19.0,
@@ -48,7 +48,7 @@ impl Width {
 
     /// More scales that are tried, by the row's root mean square: where the largest numbers tell nothing of
     /// the others, or do not matter.
-    const fn spreads(self) -> &'static [f32] {
+    const fn rms_factors(self) -> &'static [f32] {
         match self {
             Self::Int4 => &[0.2, 0.25, 0.3, 0.36, 0.45],
             Self::Int8 => &[0.02, 0.03, 0.045],
@@ -87,7 +87,7 @@ impl Channel {
 
     /// The channel that numbers were read back from: a scale and codes that give them exactly, if there are
     /// any.
-    pub fn again(width: Width, x: &[f32]) -> Option<Self> {
+    pub fn recover(width: Width, x: &[f32]) -> Option<Self> {
         let largest = x.iter().fold(0.0_f32, |m, x| if x.abs() > m.abs() { *x } else { m });
         if largest == 0.0 {
             return Some(Self::with_scale(width, x, 1.0));
@@ -95,7 +95,7 @@ impl Channel {
         let (low, high) = width.range();
         let top = if largest < 0.0 { -i32::from(low) } else { i32::from(high) };
         // The largest number has the largest code; most often that is at the end of the range.
-        (1..=top).rev().map(|c| short(largest.abs() / c as f32)).find_map(|scale| {
+        (1..=top).rev().map(|c| round_scale(largest.abs() / c as f32)).find_map(|scale| {
             let found = (scale >= f32::MIN_POSITIVE).then(|| Self::with_scale(width, x, scale))?;
             found.values().eq(x.iter().copied()).then_some(found)
         })
@@ -130,11 +130,11 @@ pub(super) fn best_scale(width: Width, x: &[f32], weights: Option<&[f32]>) -> f3
         None => fit.w.resize(x.len(), 1.0),
     }
     fit.w.resize(blocks, 0.0);
-    short(widest(Search { fit: &fit, largest: largest * down }) * up)
+    round_scale(widest(Search { fit: &fit, largest: largest * down }) * up)
 }
 
 /// Rounded to [`SCALE_BITS`], ties to even.
-fn short(scale: f32) -> f32 {
+fn round_scale(scale: f32) -> f32 {
     let bits = scale.to_bits();
     f32::from_bits((bits + 0x7f + (bits >> 8 & 1)) & !0xff)
 }
@@ -212,10 +212,10 @@ impl Work for Search<'_> {
     fn run(self) -> f32 {
         let Self { fit, largest } = self;
         // The gain of the best scale for the present codes, and that scale.
-        let (mut gain, mut scale) = (0.0, f64::from(largest / fit.width.tops()[0]));
-        let tops = fit.width.tops().iter().map(|top| top / largest);
+        let (mut gain, mut scale) = (0.0, f64::from(largest / fit.width.peak_codes()[0]));
+        let tops = fit.width.peak_codes().iter().map(|top| top / largest);
         let spread = fit.root_mean_square();
-        let spreads = fit.width.spreads().iter().map(|s| 1.0 / (s * spread)).filter(|by| by.is_finite());
+        let spreads = fit.width.rms_factors().iter().map(|s| 1.0 / (s * spread)).filter(|by| by.is_finite());
         for by in tops.chain(spreads) {
             let (xq, qq) = fit.sums(by);
             if xq * xq > gain * qq {

@@ -21,7 +21,7 @@ const QUAD: usize = 4;
 
 /// Bytes of a matrix of such a format.
 #[derive(Clone, Copy)]
-struct Places {
+struct ColumnLayout {
     /// Columns of a panel.
     nr: usize,
     panels: usize,
@@ -34,7 +34,7 @@ struct Places {
     row: usize,
 }
 
-impl Places {
+impl ColumnLayout {
     fn of(g: &Geometry) -> Self {
         let (nr, groups) = (g.nr(), g.cols.div_ceil(GROUP));
         let group = nr * GROUP / 2;
@@ -74,7 +74,7 @@ pub(super) fn pack_panels<E>(
     mut read: impl FnMut(Range<usize>, &mut [f32]) -> Result<(), E>,
     out: &mut Vec<u8>,
 ) -> Result<(), E> {
-    let (places, outliers) = (Places::of(g), weighting.outliers.unwrap_or_default());
+    let (layout, outliers) = (ColumnLayout::of(g), weighting.outliers.unwrap_or_default());
     let mut numbers = Vec::new();
     for p in panels {
         let (mut ids, mut first) = (Vec::new(), 0);
@@ -89,11 +89,11 @@ pub(super) fn pack_panels<E>(
         let width = |i: usize| ids.get(i).map_or(Width::Int4, |(row, _)| q4o::width(outliers, *row));
         let channels = q4o::round(g.cols, &numbers, width, weighting);
         let start = out.len();
-        out.resize(start + places.codes, ZEROS);
-        out.resize(start + places.panel, 0);
+        out.resize(start + layout.codes, ZEROS);
+        out.resize(start + layout.panel, 0);
         let panel = out.get_mut(start..).unwrap_or_default();
         for (channel, &(row, column)) in channels.iter().zip(&ids) {
-            let at = places.codes + 4 * column;
+            let at = layout.codes + 4 * column;
             if let Some(cell) = panel.get_mut(at..at + 4) {
                 cell.copy_from_slice(&channel.scale.to_le_bytes());
             }
@@ -101,7 +101,7 @@ pub(super) fn pack_panels<E>(
                 continue;
             }
             for (i, &code) in channel.codes.iter().enumerate() {
-                let (at, upper) = places.nibble(column, i);
+                let (at, upper) = layout.nibble(column, i);
                 let Some(cell) = panel.get_mut(at) else { continue };
                 let code = code.cast_unsigned().wrapping_add(8) & 15;
                 *cell = if upper { *cell & 15 | code << 4 } else { *cell & 0xf0 | code };
@@ -118,11 +118,11 @@ pub(super) fn pack_outliers<E>(
     mut read: impl FnMut(Range<usize>, &mut [f32]) -> Result<(), E>,
     out: &mut Vec<u8>,
 ) -> Result<(), E> {
-    let (places, start) = (Places::of(g), out.len());
+    let (layout, start) = (ColumnLayout::of(g), out.len());
     let outliers = weighting.outliers.unwrap_or_default();
     let mut order: Vec<_> = outliers.iter().map(|&row| (g.column_of(row as usize), row as usize)).collect();
     order.sort_unstable();
-    for panel in 0..=places.panels {
+    for panel in 0..=layout.panels {
         let before = order.partition_point(|((p, _), _)| *p < panel);
         out.extend((before as u32).to_le_bytes());
     }
@@ -131,7 +131,7 @@ pub(super) fn pack_outliers<E>(
     for (_, row) in order {
         read(row..row + 1, &mut numbers)?;
         for channel in q4o::round(g.cols, &numbers, |_| Width::Int8, weighting) {
-            let end = out.len() + places.row;
+            let end = out.len() + layout.row;
             out.extend(channel.codes.into_iter().map(i8::cast_unsigned));
             out.resize(end, 0);
         }
@@ -142,24 +142,24 @@ pub(super) fn pack_outliers<E>(
 
 /// Column of a row of `matrix`, read back; `None` if the bytes end before it, or their table is invalid.
 fn channel(g: &Geometry, matrix: &[u8], row: usize) -> Option<(Width, Channel)> {
-    let places = Places::of(g);
+    let layout = ColumnLayout::of(g);
     let (p, column) = g.column_of(row);
-    let panel = matrix.get(p.checked_mul(places.panel)?..)?;
-    let scale = f32::from_le_bytes(*panel.get(places.codes + 4 * column..)?.first_chunk()?);
-    let [starts, columns, codes] = places.table();
+    let panel = matrix.get(p.checked_mul(layout.panel)?..)?;
+    let scale = f32::from_le_bytes(*panel.get(layout.codes + 4 * column..)?.first_chunk()?);
+    let [starts, columns, codes] = layout.table();
     let word = |at: usize| Some(u32::from_le_bytes(*matrix.get(at..)?.first_chunk()?) as usize);
-    if places.outliers > 0 {
+    if layout.outliers > 0 {
         let (first, end) = (word(starts + 4 * p)?, word(starts + 4 * (p + 1))?);
-        for i in first..end.min(places.outliers) {
+        for i in first..end.min(layout.outliers) {
             if word(columns + 4 * i)? == column {
-                let found = matrix.get(codes + i * places.row..)?.get(..g.cols)?;
+                let found = matrix.get(codes + i * layout.row..)?.get(..g.cols)?;
                 let codes = found.iter().map(|b| b.cast_signed()).collect();
                 return Some((Width::Int8, Channel { scale, codes }));
             }
         }
     }
     let code = |i: usize| {
-        let (at, upper) = places.nibble(column, i);
+        let (at, upper) = layout.nibble(column, i);
         let byte = *panel.get(at)?;
         Some((if upper { byte >> 4 } else { byte & 15 }).cast_signed() - 8)
     };
@@ -190,7 +190,7 @@ pub(super) fn round_as_packed(
             continue;
         }
         let by_feedback = fed && width == Width::Int4;
-        if !(by_feedback && feedback::may_be(x, &stored.values().collect::<Vec<_>>(), LOST)) {
+        if !(by_feedback && feedback::is_plausible(x, &stored.values().collect::<Vec<_>>(), LOST)) {
             stored = Channel::with_scale(width, x, stored.scale);
         }
         x.iter_mut().zip(stored.values()).for_each(|(to, x)| *to = x);

@@ -6,19 +6,21 @@
 //! that is best for its codes.
 
 use super::lanes::{LANES, Lanes, stored};
-use super::quantise::Codes;
+use super::quantise::Codes as Codebook;
 use moec_ir::types::GROUP;
 
 /// Sixteen rows, while they are rounded, in a block of columns.
 pub(super) struct Descent<'a> {
     /// `H`, `[n, n]`.
     moments: &'a [f32],
+    /// Codes of the format.
+    codebook: Codebook,
     /// Codes of each column.
     codes: &'a mut [Lanes],
     /// Scale of each group.
     scales: &'a mut [Lanes],
     /// `(w − ŵ) H`, by column.
-    pull: Vec<Lanes>,
+    gradient: Vec<Lanes>,
 }
 
 impl<'a> Descent<'a> {
@@ -27,42 +29,43 @@ impl<'a> Descent<'a> {
     #[inline(always)]
     pub(super) fn new(
         moments: &'a [f32],
+        codebook: Codebook,
         exact: &[Lanes],
         codes: &'a mut [Lanes],
         scales: &'a mut [Lanes],
     ) -> Self {
         let n = exact.len();
-        let mut pull = vec![[0.0; LANES]; n];
+        let mut gradient = vec![[0.0; LANES]; n];
         for (i, x) in exact.iter().enumerate() {
             let mut missed = *x;
             for l in 0..LANES {
                 missed[l] -= codes[i][l] * scales[i / GROUP][l];
             }
-            add_row(&mut pull, &missed, &moments[i * n..(i + 1) * n]);
+            add_row(&mut gradient, &missed, &moments[i * n..(i + 1) * n]);
         }
-        Self { moments, codes, scales, pull }
+        Self { moments, codebook, codes, scales, gradient }
     }
 
     /// Every code once more, in order.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     pub(super) fn sweep(&mut self) {
-        let n = self.pull.len();
+        let n = self.gradient.len();
         for i in 0..n {
             let row = &self.moments[i * n..(i + 1) * n];
             let (scale, old, weight) = (&self.scales[i / GROUP], self.codes[i], row[i]);
-            let (mut less, mut moved) = ([0.0; LANES], 0.0_f32);
+            let (mut delta, mut moved) = ([0.0; LANES], 0.0_f32);
             for l in 0..LANES {
                 let by = weight * scale[l];
-                let code = Codes::Q4.nearest(old[l] + self.pull[i][l] / by);
+                let code = self.codebook.nearest(old[l] + self.gradient[i][l] / by);
                 // Where nothing is stored, or no error matters, no code is better.
                 let code = if by == 0.0 { old[l] } else { code };
                 self.codes[i][l] = code;
-                less[l] = (old[l] - code) * scale[l];
+                delta[l] = (old[l] - code) * scale[l];
                 moved += (old[l] - code).abs();
             }
             if moved > 0.0 {
-                add_row(&mut self.pull, &less, row);
+                add_row(&mut self.gradient, &delta, row);
             }
         }
     }
@@ -71,11 +74,11 @@ impl<'a> Descent<'a> {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     pub(super) fn refit(&mut self) {
-        let n = self.pull.len();
+        let n = self.gradient.len();
         for (g, scale) in self.scales.iter_mut().enumerate() {
             let group = g * GROUP..((g + 1) * GROUP).min(n);
             let codes = &self.codes[group.clone()];
-            let (mut along, mut square) = ([0.0; LANES], [0.0; LANES]);
+            let (mut gradient_dot_code, mut code_h_code) = ([0.0; LANES], [0.0; LANES]);
             for (c, i) in codes.iter().zip(group.clone()) {
                 let mut sum = [0.0; LANES];
                 for (other, by) in codes.iter().zip(&self.moments[i * n + group.start..]) {
@@ -84,24 +87,31 @@ impl<'a> Descent<'a> {
                     }
                 }
                 for l in 0..LANES {
-                    along[l] += c[l] * self.pull[i][l];
-                    square[l] += c[l] * sum[l];
+                    gradient_dot_code[l] += c[l] * self.gradient[i][l];
+                    code_h_code[l] += c[l] * sum[l];
                 }
             }
-            let mut step = [0.0; LANES];
+            let mut decrease = [0.0; LANES];
             for l in 0..LANES {
-                let best = if square[l] > 0.0 { stored(scale[l] + along[l] / square[l]) } else { 0.0 };
-                let by = best - scale[l];
-                if best != 0.0 && scale[l] != 0.0 && by * (2.0 * along[l] - by * square[l]) > 0.0 {
-                    (scale[l], step[l]) = (best, -by);
+                let best = if code_h_code[l] > 0.0 {
+                    stored(scale[l] + gradient_dot_code[l] / code_h_code[l])
+                } else {
+                    0.0
+                };
+                let step = best - scale[l];
+                if best != 0.0
+                    && scale[l] != 0.0
+                    && step * (2.0 * gradient_dot_code[l] - step * code_h_code[l]) > 0.0
+                {
+                    (scale[l], decrease[l]) = (best, -step);
                 }
             }
             for (c, i) in codes.iter().zip(group) {
-                let mut less = *c;
+                let mut delta = *c;
                 for l in 0..LANES {
-                    less[l] *= step[l];
+                    delta[l] *= decrease[l];
                 }
-                add_row(&mut self.pull, &less, &self.moments[i * n..(i + 1) * n]);
+                add_row(&mut self.gradient, &delta, &self.moments[i * n..(i + 1) * n]);
             }
         }
     }
@@ -110,8 +120,8 @@ impl<'a> Descent<'a> {
 /// Adds to each column what comes of an error in one of them.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
-fn add_row(pull: &mut [Lanes], error: &Lanes, row: &[f32]) {
-    for (sum, by) in pull.iter_mut().zip(row) {
+fn add_row(gradient: &mut [Lanes], error: &Lanes, row: &[f32]) {
+    for (sum, by) in gradient.iter_mut().zip(row) {
         for l in 0..LANES {
             sum[l] += error[l] * by;
         }

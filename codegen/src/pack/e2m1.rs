@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_the_nearest() {
+    fn e2m1_codes_are_the_nearest() {
         for i in -3000..=3000 {
             let x = i as f32 / 200.0;
             let code = nearest_code(x) as i8;
@@ -63,7 +63,7 @@ mod tests {
             assert_eq!(off(code), least, "{x}");
             assert_eq!(E2M1[usize::from(bits(code))], code);
         }
-        // Halfway, to the even mantissa.
+        // A number halfway between two codes is rounded to the even mantissa.
         let ties = [(0.5, 0.0), (1.5, 2.0), (2.5, 2.0), (3.5, 4.0), (5.0, 4.0), (7.0, 8.0), (10.0, 8.0)];
         for (x, code) in ties {
             assert_eq!((nearest_code(x), nearest_code(-x)), (code, -code));
@@ -71,16 +71,16 @@ mod tests {
     }
 
     #[test]
-    fn scales_are_those_of_the_specification_unless_twice_that_is_better() {
+    fn scales_follow_the_specification_unless_doubling_errs_less() {
         let of = |rest: f32, large: f32| {
             let mut x = [rest; GROUP];
             x[3] = large;
             nearest(&x, large, &[1.0; GROUP])
         };
         assert_eq!(of(0.0, 4.0).scale, 0.5);
-        // 7.5 is cut off to 6 with a power of 1, and is 8 with a power of 2.
+        // With exponent 1, 7.5 is clipped to 6; with exponent 2 it becomes 8.
         assert_eq!((of(0.0, 7.5).scale, of(0.0, 7.5).codes[3]), (1.0, 8));
-        // If many small numbers lose more by it, the largest is cut off.
+        // If a larger scale would lose more on many small numbers, the largest number is clipped.
         assert_eq!(of(0.5, 7.5).scale, 0.5);
     }
 }

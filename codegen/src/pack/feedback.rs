@@ -7,7 +7,7 @@
 //! (LDLQ, §3.1 there). That is what GPTQ (arXiv 2210.17323, §3.3, algorithm 1) computes by the Cholesky
 //! factor of `H⁻¹`, but nothing is inverted.
 //!
-//! A group's scale is the one of `TOPS` with which that sum is least over the group: scales are judged by the
+//! A group's scale is the one of `tops` with which that sum is least over the group: scales are judged by the
 //! codes that they lead to, feedback included. What was chosen is then looked at again, [`SWEEPS`] times
 //! (`descent.rs`).
 //!
@@ -16,18 +16,25 @@
 
 use super::descent::Descent;
 use super::lanes::{LANES, Lanes, stored};
-use super::quantise::{Codes, Group, SMALLEST};
+use super::quantise::{Codes, Group, SMALLEST, odd_tops};
 use super::vectors;
 use half::bf16;
 use moec_ir::types::{Format, GROUP, LARGEST};
 use std::ops::Range;
 
-/// Times that codes are chosen anew when all of them are known. On ferris's matrices two, with scales fitted
-/// anew, took a tenth of what rounding misses away; five took 13 %, and twenty no more.
+/// Times that codes are chosen again when all of them are known. On ferris's matrices two, with scales fitted
+/// again, took a tenth of what rounding misses away; five took 13 %, and twenty no more.
 pub const SWEEPS: usize = 3;
 
-/// Codes of q4 that the tried scales give the largest magnitude of a group.
-const TOPS: [f32; 8] = [-8.0, -7.0, -7.5, -8.5, -9.5, -12.0, 6.6, 7.2];
+/// Codes that the tried scales give the largest magnitude of a group.
+const fn tops(format: Format) -> &'static [f32] {
+    match format.spec().bits {
+        2 | 3 => odd_tops(format.spec().bits),
+        4 => &[-8.0, -7.0, -7.5, -8.5, -9.5, -12.0, 6.6, 7.2],
+        5 => &[-16.0, -15.0, -15.5, -16.5, 14.8, 15.4],
+        _ => &[-32.0, -31.0, 30.7, 31.3],
+    }
+}
 
 /// Error feedback between a matrix's columns: the factors of its second moments, which are blocks on the
 /// diagonal.
@@ -87,25 +94,26 @@ impl Feedback {
         let of = |row: &[f32], block: &Block| -> f64 {
             let n = block.cols.len();
             let Some(x) = row.get(block.cols.clone()) else { return 0.0 };
-            let mut fed: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+            let mut sums: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
             for (i, &x) in x.iter().enumerate() {
                 let upper = block.upper[i * n + i + 1..(i + 1) * n].iter();
-                fed[i + 1..].iter_mut().zip(upper).for_each(|(sum, &u)| *sum += f64::from(x) * f64::from(u));
+                sums[i + 1..].iter_mut().zip(upper).for_each(|(sum, &u)| *sum += f64::from(x) * f64::from(u));
             }
-            fed.iter().zip(&block.weights).map(|(x, &d)| f64::from(d) * x * x).sum()
+            sums.iter().zip(&block.weights).map(|(x, &d)| f64::from(d) * x * x).sum()
         };
         let rows = rows.chunks_exact(self.cols.max(1));
         rows.map(|row| self.blocks.iter().map(|block| of(row, block)).sum::<f64>()).sum()
     }
 
-    /// Rounds whole rows to q4: groups `[rows, cols / GROUP]`, the last one of a row filled up with zeros.
-    pub fn round(&self, rows: &[f32]) -> Vec<Group> {
-        self.round_in(rows, SWEEPS)
+    /// Rounds whole rows to a format for which [`uses_feedback`] is true: groups `[rows, cols / GROUP]`, the
+    /// last one of a row filled up with zeros.
+    pub fn round(&self, format: Format, rows: &[f32]) -> Vec<Group> {
+        self.round_in(format, rows, SWEEPS)
     }
 
     /// As [`Feedback::round`], with this many sweeps after feedback: with none, its codes unchanged.
-    pub fn round_in(&self, rows: &[f32], sweeps: usize) -> Vec<Group> {
-        vectors::widest(Round { by: self, rows, sweeps })
+    pub fn round_in(&self, format: Format, rows: &[f32], sweeps: usize) -> Vec<Group> {
+        vectors::widest(Round { by: self, format, rows, sweeps })
     }
 
     /// Rounds whole rows to codes in −8 ..= 7 at scales that are given, one for each row: codes `[rows,
@@ -118,6 +126,7 @@ impl Feedback {
 /// Rounds rows.
 struct Round<'a> {
     by: &'a Feedback,
+    format: Format,
     rows: &'a [f32],
     sweeps: usize,
 }
@@ -128,7 +137,7 @@ impl vectors::Work for Round<'_> {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn run(self) -> Vec<Group> {
-        let Self { by: Feedback { cols, blocks }, rows, sweeps } = self;
+        let Self { by: Feedback { cols, blocks }, format, rows, sweeps } = self;
         let per_row = cols.div_ceil(GROUP);
         let width = (*cols).max(1);
         let mut groups = vec![Group::ZERO; rows.len() / width * per_row];
@@ -136,7 +145,7 @@ impl vectors::Work for Round<'_> {
         for (rows, groups) in strips.zip(groups.chunks_mut((LANES * per_row).max(1))) {
             let mut strip = Strip::new(rows, *cols);
             for block in blocks {
-                strip.round(block, sweeps, &mut |lane, g, group| {
+                strip.round(block, format, sweeps, &mut |lane, g, group| {
                     if let Some(to) = groups.get_mut(lane * per_row + g) {
                         *to = group;
                     }
@@ -258,8 +267,14 @@ impl Strip {
     /// Rounds the columns of a block; `put` gets each lane's groups.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
-    fn round(&mut self, block: &Block, sweeps: usize, put: &mut impl FnMut(usize, usize, Group)) {
-        let n = block.cols.len();
+    fn round(
+        &mut self,
+        block: &Block,
+        format: Format,
+        sweeps: usize,
+        put: &mut impl FnMut(usize, usize, Group),
+    ) {
+        let (n, codebook) = (block.cols.len(), Codes::of(format));
         let (exact, fed) = (&self.exact[block.cols.clone()], &mut self.fed[block.cols.clone()]);
         let mut codes = vec![[0.0; LANES]; n];
         let mut scales = vec![[0.0; LANES]; n.div_ceil(GROUP)];
@@ -272,12 +287,12 @@ impl Strip {
                 }
             }
             let (mut best, mut least) = ([0.0; LANES], [f32::INFINITY; LANES]);
-            for top in TOPS {
+            for top in tops(format) {
                 let mut scale = largest;
                 for x in &mut scale {
                     *x = stored(*x / top);
                 }
-                let error = trial(block, cols.clone(), exact, fed, &scale).error;
+                let error = trial(block, cols.clone(), codebook, exact, fed, &scale).error;
                 for l in 0..LANES {
                     if error[l] < least[l] {
                         (best[l], least[l]) = (scale[l], error[l]);
@@ -285,10 +300,10 @@ impl Strip {
                 }
             }
             scales[first / GROUP] = best;
-            settle(block, cols.clone(), exact, fed, &best, &mut codes[cols]);
+            round_columns(block, cols.clone(), codebook, exact, fed, &best, &mut codes[cols]);
         }
         if sweeps > 0 {
-            let mut descent = Descent::new(&block.moments, exact, &mut codes, &mut scales);
+            let mut descent = Descent::new(&block.moments, codebook, exact, &mut codes, &mut scales);
             descent.sweep();
             for _ in 1..sweeps {
                 descent.refit();
@@ -320,10 +335,10 @@ impl Strip {
         let mut codes = vec![[0.0; LANES]; n];
         for first in (0..n).step_by(GROUP) {
             let cols = first..(first + GROUP).min(n);
-            settle(block, cols.clone(), exact, fed, &scale, &mut codes[cols]);
+            round_columns(block, cols.clone(), Codes::Q4, exact, fed, &scale, &mut codes[cols]);
         }
         let mut scales = vec![scale; n.div_ceil(GROUP)];
-        let mut descent = Descent::new(&block.moments, exact, &mut codes, &mut scales);
+        let mut descent = Descent::new(&block.moments, Codes::Q4, exact, &mut codes, &mut scales);
         (0..SWEEPS).for_each(|_| descent.sweep());
         codes
     }
@@ -332,16 +347,17 @@ impl Strip {
 /// Rounds the columns of a group at a scale, and hands what they miss to all that come later in the block.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
-fn settle(
+fn round_columns(
     block: &Block,
     cols: Range<usize>,
+    codebook: Codes,
     exact: &[Lanes],
     fed: &mut [Lanes],
     scale: &Lanes,
     codes: &mut [Lanes],
 ) {
     let n = block.cols.len();
-    let found = trial(block, cols.clone(), exact, fed, scale);
+    let found = trial(block, cols.clone(), codebook, exact, fed, scale);
     codes.copy_from_slice(&found.codes[..cols.len()]);
     for (j, later) in fed.iter_mut().enumerate().take(n).skip(cols.end) {
         for (i, missed) in cols.clone().zip(&found.missed) {
@@ -353,7 +369,14 @@ fn settle(
 /// Rounds the columns of a group, each after the errors of those before it were added.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
-fn trial(block: &Block, cols: Range<usize>, exact: &[Lanes], fed: &[Lanes], scale: &Lanes) -> Trial {
+fn trial(
+    block: &Block,
+    cols: Range<usize>,
+    codebook: Codes,
+    exact: &[Lanes],
+    fed: &[Lanes],
+    scale: &Lanes,
+) -> Trial {
     let n = block.cols.len();
     let mut by = *scale;
     for s in &mut by {
@@ -366,7 +389,7 @@ fn trial(block: &Block, cols: Range<usize>, exact: &[Lanes], fed: &[Lanes], scal
     for (c, i) in cols.clone().enumerate() {
         let mut missed = [0.0; LANES];
         for l in 0..LANES {
-            let code = Codes::Q4.nearest(x[c][l] * by[l]);
+            let code = codebook.nearest(x[c][l] * by[l]);
             let value = code * scale[l];
             let error = x[c][l] - value;
             found.error[l] += block.weights[i] * error * error;
@@ -391,15 +414,15 @@ fn add(sum: &mut Lanes, x: &Lanes, by: f32) {
 
 /// Whether numbers may have become `stored`. A row that feedback rounded has other codes than the nearest
 /// ones, but its error is at most that share of its energy.
-pub(super) fn may_be(exact: &[f32], stored: &[f32], share: f64) -> bool {
+pub(super) fn is_plausible(exact: &[f32], stored: &[f32], share: f64) -> bool {
     let energy = |x: f32| f64::from(x) * f64::from(x);
     let missed: f64 = exact.iter().zip(stored).map(|(x, y)| energy(x - y)).sum();
     missed <= exact.iter().map(|&x| energy(x)).sum::<f64>() * share
 }
 
 /// Whether a format is rounded with feedback, apart from outliers. The error of q8 is three hundred times
-/// smaller: there is nothing to gain. Formats for published codes are seldom rounded to.
-pub const fn gains(format: Format) -> bool {
+/// smaller than that of q4: there is nothing to gain. Formats for published codes are seldom rounded to.
+pub const fn uses_feedback(format: Format) -> bool {
     let spec = format.spec();
-    spec.bits == 4 && !spec.published
+    spec.bits < 8 && !spec.published
 }

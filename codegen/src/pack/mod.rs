@@ -31,7 +31,7 @@ use half::{bf16, f16};
 use moec_ir::bundle::{BLOCK, Bundle, PARTS, Part};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
-use order::Lane;
+use order::PackedRow;
 pub use q4o::{Q4o, quantise_q4o};
 use quantise::Group;
 use std::io;
@@ -89,8 +89,8 @@ impl Geometry {
         match self.layout {
             Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => {
                 let (rows, _) = cut(p * self.at_once(), self.at_once(), self.rows);
-                let there = rows.len();
-                vec![(rows, there)]
+                let available = rows.len();
+                vec![(rows, available)]
             }
             Layout::Panels { nr } => vec![cut(p * nr as usize, nr as usize, self.rows)],
             Layout::GluPanels { nr } => {
@@ -165,35 +165,35 @@ impl Geometry {
 
     /// Place of a part of a row, counted over all rows before it: the first byte of its panel in its matrix,
     /// and its place in there.
-    fn locate(&self, row: usize) -> (usize, Lane) {
+    fn locate(&self, row: usize) -> (usize, PackedRow) {
         let ((panel, column), nr) = (self.column_of(row), self.nr());
         if nr == 0 {
             return self.lane(row, self.rows);
         }
-        (panel * nr * self.row_bytes(), Lane::of_panel(self.format, nr, column))
+        (panel * nr * self.row_bytes(), PackedRow::of_panel(self.format, nr, column))
     }
 
     /// Place of column `column` in a panel of this layout, and its first byte in the panel: rows that are by
     /// themselves follow each other, and of neurons each part counts, in a panel or matrix of `rows`.
-    fn lane(&self, column: usize, rows: usize) -> (usize, Lane) {
+    fn lane(&self, column: usize, rows: usize) -> (usize, PackedRow) {
         match self.layout {
-            Layout::Rows => (column * self.row_bytes(), Lane::of_row(self.format, self.cols)),
+            Layout::Rows => (column * self.row_bytes(), PackedRow::of_row(self.format, self.cols)),
             Layout::Neurons { .. } => {
                 let (row, part) = (column / PARTS, Part::OF_ROW[column % PARTS]);
                 let at = self.bundle().map_or(0, |b| b.at(part, row, rows));
-                (at, Lane::of_row(self.format, self.part_cols()))
+                (at, PackedRow::of_row(self.format, self.part_cols()))
             }
-            Layout::Gates => (column * self.row_bytes(), Lane::of_row(self.format, self.part_cols())),
+            Layout::Gates => (column * self.row_bytes(), PackedRow::of_row(self.format, self.part_cols())),
             Layout::UpDown => {
                 let (row, part) = (column / self.parts(), column % self.parts());
-                let lane = Lane::of_row(self.format, self.part_cols());
+                let lane = PackedRow::of_row(self.format, self.part_cols());
                 let Some(b) = self.bundle() else { return (0, lane) };
                 let at = row * b.up_down_pitch() + part * b.up_down_part_bytes();
                 let scales = b.up_down_scales_at(row, rows) + part * b.up_down_scales_bytes();
                 (at, if b.has_split_scales() { lane.with_scales(scales - at) } else { lane })
             }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {
-                (0, Lane::of_panel(self.format, nr as usize, column))
+                (0, PackedRow::of_panel(self.format, nr as usize, column))
             }
         }
     }
@@ -220,7 +220,7 @@ pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
 }
 
 /// Whether a number does not overflow in a format. Quantised formats hold neither infinities nor NaN.
-pub fn holds(format: Format, x: f32) -> bool {
+pub fn is_representable(format: Format, x: f32) -> bool {
     if format.is_quantised() {
         x.abs() <= format.spec().largest
     } else {
@@ -229,13 +229,13 @@ pub fn holds(format: Format, x: f32) -> bool {
 }
 
 /// The first number that a format does not hold.
-pub fn past(format: Format, values: &[f32]) -> Option<f32> {
+pub fn first_overflow(format: Format, values: &[f32]) -> Option<f32> {
     // The largest number that any of them holds is seldom reached. As an integer: a loop that vectorises.
     let largest = values.iter().fold(0, |m: i32, x| m.max(x.to_bits().cast_signed() & i32::MAX));
     if largest <= format.spec().largest.to_bits().cast_signed() {
         return None;
     }
-    values.iter().copied().find(|x| !holds(format, *x))
+    values.iter().copied().find(|x| !is_representable(format, *x))
 }
 
 /// Value of a number after it was stored in a format without groups.
@@ -327,17 +327,17 @@ pub fn round_as_packed(
     for (row, values) in g.parts_of(rows).zip(values.chunks_exact_mut(g.part_cols().max(1))) {
         let (panel, lane) = g.locate(row);
         let bytes = packed.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
-        if fed && feedback::gains(g.format) {
+        if fed && feedback::uses_feedback(g.format) {
             stored.resize(values.len(), 0.0);
             lane.get(bytes, &mut stored).ok_or(io::ErrorKind::UnexpectedEof)?;
-            if feedback::may_be(values, &stored, 0.125) {
+            if feedback::is_plausible(values, &stored, 0.125) {
                 values.copy_from_slice(&stored);
                 continue;
             }
         }
         for (i, x) in values.chunks_mut(GROUP).enumerate() {
             let scale = lane.group(i, bytes).ok_or(io::ErrorKind::UnexpectedEof)?.scale;
-            let all = order::filled(x);
+            let all = order::zero_padded(x);
             if scale == 0.0 && Group::nearest(g.format, &all, &[1.0; GROUP]) != Group::ZERO {
                 continue;
             }
@@ -348,7 +348,7 @@ pub fn round_as_packed(
     Ok(())
 }
 
-/// Packs a weight that is at hand as f32, row-major `[matrices, rows, cols]`. All errors matter the same.
+/// Packs a weight that is given in f32, row-major `[matrices, rows, cols]`. All errors have the same weight.
 ///
 /// # Errors
 /// `UnexpectedEof` if `values` are too few.

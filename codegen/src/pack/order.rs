@@ -5,14 +5,14 @@
 use super::quantise::Group;
 use super::{e2m1, scale};
 use half::{bf16, f16};
-use moec_ir::types::{Coding, E2M1, Format, GROUP, Granularity};
+use moec_ir::types::{Codes, Coding, E2M1, Format, GROUP, Granularity, Plane};
 
 /// Codes that are stored together: an input of the dot-product instructions.
 const QUAD: usize = 4;
 
 /// One row of a packed matrix, in the bytes of its panel or of itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lane {
+pub(super) struct PackedRow {
     format: Format,
     /// Adjacent numbers: a pair of bf16, else one.
     side: usize,
@@ -28,7 +28,7 @@ pub(super) struct Lane {
     scale_step: usize,
 }
 
-impl Lane {
+impl PackedRow {
     /// Column `column` of a panel of `nr`.
     pub(super) const fn of_panel(format: Format, nr: usize, column: usize) -> Self {
         let (side, size) = match format {
@@ -90,24 +90,34 @@ impl Lane {
     #[inline(always)]
     fn put_group(&self, g: usize, group: &Group, bytes: &mut [u8]) {
         let first = self.first + g * self.group;
-        let kind = self.format.coding();
-        let whole = kind == Some(Coding::Bytes);
-        // As they are stored, a byte each or half a one.
+        let spec = self.format.spec();
+        let Some(codes) = spec.codes else { return };
+        // As they are stored, in as many bits as a code has.
         let mut stored = group.codes.map(i8::cast_unsigned);
-        match kind {
-            Some(Coding::Nibbles) => stored.iter_mut().for_each(|code| *code = code.wrapping_add(8)),
-            Some(Coding::E2m1) => {
+        match codes.coding {
+            Coding::Bytes => {}
+            Coding::Nibbles => stored.iter_mut().for_each(|code| *code = code.wrapping_add(8)),
+            Coding::E2m1 => {
                 stored.iter_mut().zip(&group.codes).for_each(|(to, code)| *to = e2m1::bits(*code));
             }
-            _ => {}
+            Coding::Planes => {
+                let lowest = codes.lowest.cast_unsigned();
+                for code in &mut stored {
+                    *code = code.wrapping_sub(lowest) / codes.step;
+                }
+            }
         }
-        let quads = if whole { GROUP / QUAD } else { GROUP / 2 / QUAD };
-        for i in 0..quads {
-            let at = first + i * self.step;
-            let Some(quad) = bytes.get_mut(at..at + QUAD) else { continue };
-            for (j, cell) in quad.iter_mut().enumerate() {
-                let code = i * QUAD + j;
-                *cell = if whole { stored[code] } else { stored[code] | stored[code + GROUP / 2] << 4 };
+        for Plane { width, shift, first: word } in Codes::planes(spec.bits) {
+            for i in 0..width {
+                let at = first + (word + i) * self.step;
+                let Some(quad) = bytes.get_mut(at..at + QUAD) else { continue };
+                for (j, cell) in quad.iter_mut().enumerate() {
+                    *cell =
+                        (i..GROUP / QUAD).step_by(width).enumerate().fold(0, |cell, (bit_offset, quad)| {
+                            let bits = u32::from(stored[quad * QUAD + j]) >> shift & ((1 << width) - 1);
+                            cell | (bits << (bit_offset * width)) as u8
+                        });
+                }
             }
         }
         let at = self.scale + g * self.scale_step;
@@ -153,26 +163,25 @@ impl Lane {
     /// Group `g` of the row.
     pub(super) fn group(&self, g: usize, bytes: &[u8]) -> Option<Group> {
         let first = self.first + g * self.group;
-        let mut codes = [0; GROUP];
-        let kind = self.format.coding();
-        let nibble = |b: u8| match kind {
-            Some(Coding::E2m1) => E2M1[usize::from(b & 15)],
-            _ => (b & 15).cast_signed() - 8,
-        };
-        if kind == Some(Coding::Bytes) {
-            for (i, quad) in codes.chunks_exact_mut(QUAD).enumerate() {
-                let stored: &[u8; QUAD] = bytes.get(first + i * self.step..)?.first_chunk()?;
-                quad.copy_from_slice(&stored.map(u8::cast_signed));
-            }
-        } else {
-            let (low, high) = codes.split_at_mut(GROUP / 2);
-            let quads = low.chunks_exact_mut(QUAD).zip(high.chunks_exact_mut(QUAD));
-            for (i, (low, high)) in quads.enumerate() {
-                let stored: &[u8; QUAD] = bytes.get(first + i * self.step..)?.first_chunk()?;
-                low.copy_from_slice(&stored.map(nibble));
-                high.copy_from_slice(&stored.map(|b| nibble(b >> 4)));
+        let spec = self.format.spec();
+        let known = spec.codes?;
+        let mut stored = [0_u8; GROUP];
+        for plane in Codes::planes(spec.bits) {
+            for (quad, to) in stored.chunks_exact_mut(QUAD).enumerate() {
+                let (word, bit_offset) = plane.of_quad(quad);
+                let from: &[u8; QUAD] = bytes.get(first + word * self.step..)?.first_chunk()?;
+                for (to, from) in to.iter_mut().zip(from) {
+                    let bits = u32::from(*from) >> bit_offset & ((1 << plane.width) - 1);
+                    *to |= (bits << plane.shift) as u8;
+                }
             }
         }
+        let codes = stored.map(|code| match known.coding {
+            Coding::Bytes => code.cast_signed(),
+            Coding::Nibbles => code.cast_signed() - 8,
+            Coding::E2m1 => E2M1[usize::from(code)],
+            Coding::Planes => known.lowest + (code * known.step).cast_signed(),
+        });
         let stored = bytes.get(self.scale + g * self.scale_step..)?.first_chunk()?;
         Some(Group { scale: scale::of_bits(self.format, u16::from_le_bytes(*stored)), codes })
     }
@@ -180,7 +189,7 @@ impl Lane {
 
 /// Groups of rows of `cols` numbers of a grouped format as a checkpoint has them, [`Format::stored_bytes`]
 /// each: scale and codes as they are. `None` where numbers that share a scale here do not there.
-pub(super) fn taken(format: Format, cols: usize, stored: &[u8]) -> Option<Vec<Group>> {
+pub(super) fn stored_groups(format: Format, cols: usize, stored: &[u8]) -> Option<Vec<Group>> {
     let numbers = stored.as_chunks::<3>().0;
     let group = |numbers: &[[u8; 3]]| {
         let &[[_, low, high], ..] = numbers else { return Some(Group::ZERO) };
@@ -198,15 +207,16 @@ pub(super) fn taken(format: Format, cols: usize, stored: &[u8]) -> Option<Vec<Gr
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
 pub(super) fn quantised(format: Format, g: usize, x: &[f32], weights: Option<&[f32]>) -> Group {
-    let weights =
-        weights.and_then(|w| w.get(g * GROUP..)).map_or([1.0; GROUP], |w| filled(&w[..w.len().min(x.len())]));
-    Group::nearest(format, &filled(x), &weights)
+    let weights = weights
+        .and_then(|w| w.get(g * GROUP..))
+        .map_or([1.0; GROUP], |w| zero_padded(&w[..w.len().min(x.len())]));
+    Group::nearest(format, &zero_padded(x), &weights)
 }
 
 /// The first numbers of a group, then zeros.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
-pub(super) fn filled(x: &[f32]) -> [f32; GROUP] {
+pub(super) fn zero_padded(x: &[f32]) -> [f32; GROUP] {
     let mut all = [0.0; GROUP];
     for (to, &x) in all.iter_mut().zip(x) {
         *to = x;

@@ -59,8 +59,10 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
     for (range, columns) in ranges {
         let (mine, rest) = rows.split_at_checked(range.len() * row_bytes).unwrap_or((rows, &[]));
         match g.format {
-            Format::F16 => widest(Turn::<2> { rows: mine, row_bytes, nr, first, panel: &mut *panel }),
-            _ => widest(Turn::<4> { rows: mine, row_bytes, nr, first, panel: &mut *panel }),
+            Format::F16 => {
+                widest(Transposition::<2> { rows: mine, row_bytes, nr, first, panel: &mut *panel });
+            }
+            _ => widest(Transposition::<4> { rows: mine, row_bytes, nr, first, panel: &mut *panel }),
         }
         rows = rest;
         first += columns;
@@ -71,11 +73,11 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
 fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
     let bytes = g.format.row_bytes(g.part_cols()).max(1);
     let parts = g.parts().max(1);
-    let there = rows.len() / (parts * bytes);
+    let available = rows.len() / (parts * bytes);
     for (i, part) in rows.chunks_exact(bytes).enumerate() {
         let (row, part_of) = (i / parts, i % parts);
         let at = match g.layout {
-            Layout::Neurons { .. } => bundle.at(Part::OF_ROW[part_of], row, there),
+            Layout::Neurons { .. } => bundle.at(Part::OF_ROW[part_of], row, available),
             // Formats without groups have no scales.
             _ => row * g.row_bytes() + part_of * bundle.up_down_part_bytes(),
         };
@@ -87,7 +89,7 @@ fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
 
 /// Rows become columns of a panel of `nr`, from column `first` on, in cells of `N` bytes: a number, or a pair
 /// of bf16.
-struct Turn<'a, const N: usize> {
+struct Transposition<'a, const N: usize> {
     rows: &'a [u8],
     row_bytes: usize,
     nr: usize,
@@ -95,7 +97,7 @@ struct Turn<'a, const N: usize> {
     panel: &'a mut [u8],
 }
 
-impl<const N: usize> Work for Turn<'_, N> {
+impl<const N: usize> Work for Transposition<'_, N> {
     type Output = ();
 
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]

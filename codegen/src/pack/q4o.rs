@@ -96,7 +96,7 @@ fn runs(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(AT_ONCE).map(move |r| r..(r + AT_ONCE).min(rows))
 }
 
-/// The rows of a matrix that lose most in INT4, in ascending order: as many as wanted, of equal ones the
+/// The rows of a matrix that lose most in INT4, in ascending order: as many as requested, of equal ones the
 /// first. Of numbers that were read back from INT4 and INT8 these are the rows that INT4 does not hold.
 ///
 /// # Errors
@@ -110,22 +110,22 @@ pub(super) fn choose<E>(
     if outliers == 0 || outliers >= rows {
         return Ok((0..rows.min(outliers) as u32).collect());
     }
-    let (mut numbers, mut lost) = (Vec::new(), Vec::with_capacity(rows));
+    let (mut numbers, mut errors) = (Vec::new(), Vec::with_capacity(rows));
     for range in runs(rows) {
         numbers.resize(range.len() * cols, 0.0);
         read(range.clone(), &mut numbers)?;
         for (row, x) in range.zip(numbers.chunks(cols.max(1))) {
-            let error = if weighting.stored && Channel::again(Width::Int4, x).is_some() {
+            let error = if weighting.stored && Channel::recover(Width::Int4, x).is_some() {
                 0.0
             } else {
                 Channel::nearest(Width::Int4, x, weighting.importance).error(x, weighting.importance)
             };
-            lost.push((error, row as u32));
+            errors.push((error, row as u32));
         }
     }
-    lost.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1)));
-    lost.truncate(outliers);
-    let mut found: Vec<u32> = lost.into_iter().map(|(_, row)| row).collect();
+    errors.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1)));
+    errors.truncate(outliers);
+    let mut found: Vec<u32> = errors.into_iter().map(|(_, row)| row).collect();
     found.sort_unstable();
     Ok(found)
 }
@@ -149,7 +149,7 @@ pub(super) fn round(
     });
     let mut done = scales.into_iter().zip(codes.chunks(cols.max(1)));
     let one = |(i, x): (usize, &[f32])| {
-        let again = stored.then(|| Channel::again(width(i), x)).flatten();
+        let again = stored.then(|| Channel::recover(width(i), x)).flatten();
         let mut by_feedback = || done.next().map(|(scale, codes)| Channel { scale, codes: codes.to_vec() });
         let ready = if fed(i) { by_feedback() } else { again };
         ready.unwrap_or_else(|| Channel::nearest(width(i), x, importance))

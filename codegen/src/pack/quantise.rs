@@ -32,26 +32,31 @@ const FEW_BITS: usize = 4;
 pub(super) struct Codes {
     lowest: f32,
     highest: f32,
+    /// Whether they are odd.
+    odd: bool,
 }
 
 impl Codes {
     pub(super) const Q4: Self = Self::of(Format::Q4);
 
-    const fn of(format: Format) -> Self {
+    pub(super) const fn of(format: Format) -> Self {
         match &format.spec().codes {
-            Some(codes) => Self { lowest: codes.lowest as f32, highest: codes.highest as f32 },
-            None => Self { lowest: 0.0, highest: 0.0 },
+            Some(codes) => {
+                let odd = matches!(codes.coding, Coding::Planes) && codes.step == 2;
+                Self { lowest: codes.lowest as f32, highest: codes.highest as f32, odd }
+            }
+            None => Self { lowest: 0.0, highest: 0.0, odd: false },
         }
     }
 
-    /// The nearest code, ties to even.
+    /// The nearest code; ties to even, or between odd codes to the lower one of every second pair.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     pub(super) fn nearest(self, x: f32) -> f32 {
         // Comparisons written out: `clamp` minds NaN, which costs instructions.
         let x = if x < self.lowest { self.lowest } else { x };
         let x = if x > self.highest { self.highest } else { x };
-        (x + WHOLE) - WHOLE
+        if self.odd { (((x - 1.0) * 0.5 + WHOLE) - WHOLE) * 2.0 + 1.0 } else { (x + WHOLE) - WHOLE }
     }
 }
 
@@ -83,7 +88,8 @@ impl Group {
         }
         let fit = Fit::new(near, w, format);
         let extreme = extreme * down;
-        let (short, codes) = if format.spec().bits > FEW_BITS { fit.q8(extreme) } else { fit.q4(extreme) };
+        let (short, codes) =
+            if format.spec().bits > FEW_BITS { fit.q8(extreme) } else { fit.few_bits(extreme) };
         let mut whole = [0; GROUP];
         for i in 0..GROUP {
             whole[i] = (codes[i] + WHOLE).to_bits() as i8;
@@ -111,7 +117,7 @@ impl Group {
 
     /// The group that numbers were read back from: a scale and codes that give them exactly. If there is no
     /// such group, the result of [`Group::nearest`] with equal weights.
-    pub fn again(format: Format, x: &[f32; GROUP]) -> Self {
+    pub fn recover(format: Format, x: &[f32; GROUP]) -> Self {
         let largest = extreme(x);
         if largest.is_finite() && largest != 0.0 {
             let codes = Codes::of(format);
@@ -212,7 +218,7 @@ impl Fit {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn at(&self, scale: f32) -> Trial {
-        let scale = scale::short(self.format, scale);
+        let scale = scale::round_scale(self.format, scale);
         let by = 1.0 / scale;
         let mut codes = [0.0; GROUP];
         let mut error = [0.0_f32; LANES];
@@ -274,10 +280,10 @@ impl Fit {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn q8(&self, extreme: f32) -> (f32, [f32; GROUP]) {
-        let plain = scale::short(self.format, extreme.abs() / self.range.highest);
+        let plain = scale::round_scale(self.format, extreme.abs() / self.range.highest);
         let mut best = self.at(plain);
         for step in [-2, -1, 1, 2] {
-            let near = plain.to_bits().wrapping_add_signed(step << scale::cut(self.format));
+            let near = plain.to_bits().wrapping_add_signed(step << scale::dropped_bits(self.format));
             let trial = self.at(f32::from_bits(near));
             if trial.error < best.error {
                 best = trial;
@@ -287,15 +293,20 @@ impl Fit {
         (best.scale, best.codes)
     }
 
-    /// Scales that put the largest magnitude near −8, and some that put it near 7; the best one is refined.
+    /// Scales that put the largest magnitude near the lowest code or beyond, or near the highest; the best one is
+    /// refined.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
-    fn q4(&self, extreme: f32) -> (f32, [f32; GROUP]) {
+    fn few_bits(&self, extreme: f32) -> (f32, [f32; GROUP]) {
         let plain = self.at(extreme / self.range.lowest);
         let by = 1.0 / extreme;
-        let mut best = self.best_of(&TOPS, by, (0.0, plain.scale));
+        let [tops, more] = match self.format.spec().bits {
+            4 => [&TOPS[..], &MORE_TOPS[..]],
+            bits => [odd_tops(bits), &[]],
+        };
+        let mut best = self.best_of(tops, by, (0.0, plain.scale));
         if self.uneven {
-            best = self.best_of(&MORE_TOPS, by, best);
+            best = self.best_of(more, by, best);
         }
         let trial = if best.1.is_normal() { self.refined(self.at(best.1)) } else { plain };
         let best = if trial.error < plain.error { trial } else { self.refined(plain) };
@@ -307,6 +318,17 @@ impl Fit {
 /// is cut off, for the good of the others.
 const TOPS: [f32; 9] = [-7.0, -7.5, -8.0, -8.5, -9.0, -13.0, 6.7, 7.2, 7.8];
 
-/// More of them, for numbers that do not all matter the same: what to cut off is then worth more thought.
+/// Codes that the tried scales give the largest magnitude, for odd codes of 2 or 3 bits. The fewer codes
+/// there are, the more of the largest numbers is cut off: of normal numbers the best two-bit scale gives the
+/// largest of a group 1.5 times the highest code.
+pub(super) const fn odd_tops(bits: usize) -> &'static [f32] {
+    match bits {
+        2 => &[-3.0, -3.4, -3.8, -4.2, -4.6, -5.0, -5.6, -6.4, -8.0],
+        _ => &[-7.0, -6.6, -7.4, -7.8, -8.2, -8.8, -9.6, -11.0, -13.0],
+    }
+}
+
+/// More codes than [`TOPS`], for numbers whose errors have different weights: then cutting off is worth more
+/// trials.
 const MORE_TOPS: [f32; 16] =
     [-6.6, -6.8, -7.2, -7.7, -8.2, -8.7, -9.3, -9.7, -10.4, -11.5, -16.0, -20.0, 6.4, 7.0, 7.5, 8.5];

@@ -36,16 +36,16 @@ pub(super) fn of_bits(format: Format, bits: u16) -> f32 {
 /// Bits of f32 that a scale does without.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
-pub(super) const fn cut(format: Format) -> u32 {
+pub(super) const fn dropped_bits(format: Format) -> u32 {
     if matches!(format.scales(), Format::F16) { 13 } else { 16 }
 }
 
 /// A number with as many digits as a format's scales, in a range of exponents that they all have.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
-pub(super) fn short(format: Format, scale: f32) -> f32 {
+pub(super) fn round_scale(format: Format, scale: f32) -> f32 {
     // To the nearest, ties to even.
-    let (bits, cut) = (scale.to_bits(), cut(format));
+    let (bits, cut) = (scale.to_bits(), dropped_bits(format));
     let half = (1 << (cut - 1)) - 1 + (bits >> cut & 1);
     f32::from_bits(bits.wrapping_add(half) >> cut << cut)
 }
@@ -70,11 +70,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_is_what_is_stored() {
+    fn short_scale_equals_the_stored_scale() {
         for x in (0..100_000_u32).map(|i| f32::from_bits(0x3f00_0000 + i * 613)) {
             for format in [Format::Q8, Format::Q4, Format::Q8h, Format::Q4h] {
-                assert_eq!(short(format, x), nearest(format, x), "{format} {x}");
-                assert_eq!(short(format, -x), nearest(format, -x), "{format} {x}");
+                assert_eq!(round_scale(format, x), nearest(format, x), "{format} {x}");
+                assert_eq!(round_scale(format, -x), nearest(format, -x), "{format} {x}");
             }
         }
     }
@@ -86,7 +86,7 @@ mod tests {
             for near in [0.76, 1.0, 1.49] {
                 assert_eq!(nearest(Format::Mxfp4, x * near), x, "{e} {near}");
             }
-            // bf16 holds it.
+            // bf16 represents it exactly.
             assert_eq!(of_bits(Format::Mxfp4, bits(Format::Mxfp4, x)), x);
         }
         assert_eq!(nearest(Format::Mxfp4, 0.0), 0.0);

@@ -11,7 +11,7 @@ pub struct Weighting<'a> {
     /// the same.
     pub importance: Option<&'a [f32]>,
     /// Feedback from one column's errors to others, where it is known; it has as many columns. Then
-    /// formats that [`feedback::gains`] names are rounded by it alone.
+    /// formats for which [`feedback::uses_feedback`] is true are rounded only by it.
     pub feedback: Option<&'a Feedback>,
     /// The numbers were read back from codes and scales, and become these again.
     pub stored: bool,
@@ -31,15 +31,16 @@ impl<'a> Weighting<'a> {
         if self.stored && format.is_grouped() {
             let rows = rows.chunks(cols.max(1));
             return Some(
-                rows.flat_map(|r| r.chunks(GROUP).map(|x| Group::again(format, &order::filled(x)))).collect(),
+                rows.flat_map(|r| r.chunks(GROUP).map(|x| Group::recover(format, &order::zero_padded(x))))
+                    .collect(),
             );
         }
-        self.feedback(format, cols).map(|f| f.round(rows))
+        self.feedback(format, cols).map(|f| f.round(format, rows))
     }
 
     /// Feedback for rows of `cols` numbers of a format, if there is any.
     fn feedback(self, format: Format, cols: usize) -> Option<&'a Feedback> {
-        self.feedback.filter(|f| feedback::gains(format) && f.cols() == cols)
+        self.feedback.filter(|f| feedback::uses_feedback(format) && f.cols() == cols)
     }
 }
 

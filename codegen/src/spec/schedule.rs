@@ -81,7 +81,7 @@ impl Knob {
     }
 
     /// Whether the kernel of a specification looks at it.
-    pub fn turns(self, spec: &KernelSpec, isa: &Isa) -> bool {
+    pub fn applies_to(self, spec: &KernelSpec, isa: &Isa) -> bool {
         let Some(Product { compute, format, experts, .. }) = spec.product() else { return false };
         let tiles = isa.tiles && compute == ComputeType::Bf16;
         match self {
@@ -145,8 +145,8 @@ impl Schedule {
 
     /// For readers: the fields that a kernel looks at.
     pub fn describe(&self, spec: &KernelSpec, isa: &Isa) -> String {
-        let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec, isa));
-        turned.map(|k| format!("{k} {}", self.get(k))).collect::<Vec<_>>().join(", ")
+        let read = Knob::ALL.into_iter().filter(|k| k.applies_to(spec, isa));
+        read.map(|k| format!("{k} {}", self.get(k))).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
     use crate::machine::Machine;
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_schedules_are_rejected() {
         let (wide, narrow) = (Machine::x86_64_level(4).isa(), Machine::x86_64_level(3).isa());
         let usual = Schedule::default();
         assert!(usual.fits(&wide) && usual.fits(&narrow));
@@ -177,12 +177,12 @@ mod tests {
         ] {
             assert!(!wrong.fits(&wide), "{wrong:?}");
         }
-        // Fewer rows in registers make even groups of fewer rows.
+        // With fewer rows in registers, groups have equally many rows, but fewer.
         assert!(Schedule { rows: 16, ..usual }.fits(&narrow));
     }
 
     #[test]
-    fn groups_are_even_from_some_number_of_rows_on() {
+    fn row_groups_are_even_above_a_number_of_rows() {
         for mr in [4, 6, 8, 12] {
             let from = evenly_from(mr);
             let smallest = |rows: usize| rows / rows.div_ceil(mr);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_says_what_is_unusual() {
+    fn name_lists_only_knobs_that_differ_from_the_default() {
         let s = Schedule::default().with(Knob::Rows, 192);
         assert_eq!(s.unusual().collect::<Vec<_>>(), [(Knob::Rows, 192)]);
         assert_eq!(Schedule::default().unusual().count(), 0);

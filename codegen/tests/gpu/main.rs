@@ -1,4 +1,4 @@
-//! GPU kernels: their PTX, and the result of NVIDIA's assembler where it is installed.
+//! GPU kernels: their PTX, and the output of NVIDIA's assembler where it is installed.
 #![allow(clippy::panic, reason = "this is a test, though not all of it a test function")]
 
 #[path = "../../examples/ptx_report/catalogue.rs"]
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 /// PTX by generation and kernel.
-type Made = BTreeMap<(&'static str, String), Arc<str>>;
+type PtxCache = BTreeMap<(&'static str, String), Arc<str>>;
 
 fn compiled(sm: Sm, kernel: &Kernel) -> String {
     compile(sm, std::slice::from_ref(kernel)).unwrap_or_else(|e| panic!("{kernel:?}: {e}"))
@@ -22,7 +22,7 @@ fn compiled(sm: Sm, kernel: &Kernel) -> String {
 
 /// The PTX of a kernel, compiled once for all tests.
 fn ptx(sm: Sm, kernel: &Kernel) -> Arc<str> {
-    static MADE: Mutex<Made> = Mutex::new(BTreeMap::new());
+    static MADE: Mutex<PtxCache> = Mutex::new(BTreeMap::new());
     let key = (sm.name(), format!("{kernel:?}"));
     let made = MADE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(&key).cloned();
     made.unwrap_or_else(|| {
@@ -33,7 +33,7 @@ fn ptx(sm: Sm, kernel: &Kernel) -> Arc<str> {
 }
 
 #[test]
-fn a_small_kernel_reads_like_its_mathematics() {
+fn ptx_of_a_small_kernel_is_readable() {
     let op = MapOp::Add { b_ld: 12, broadcast_b: false };
     let kernel = Kernel::from(KernelSpec::Map(Map { op, cols: 10, a_ld: 10, out_ld: 16 }));
     let text = ptx(Sm::Sm80, &kernel);
@@ -43,7 +43,7 @@ fn a_small_kernel_reads_like_its_mathematics() {
 }
 
 #[test]
-fn every_kernel_is_written_for_every_generation() {
+fn every_kernel_compiles_for_every_gpu_generation() {
     for (i, (name, kernel)) in catalogue::kernels().into_iter().enumerate() {
         let launch = kernel.launch().unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(launch.shared <= 48 << 10, "{name} takes {launch:?}");
@@ -82,22 +82,22 @@ fn many_rows_of_bf16_run_on_tensor_cores() {
     assert!(!with("mma.sync").is_empty() && !with("dp4a.").is_empty());
 }
 
-/// The assembler accepts everything, and registers suffice.
+/// The assembler accepts every kernel, and the GPU has enough registers.
 #[test]
-fn the_assembler_takes_every_kernel() {
-    if !PTXAS.here() {
+fn ptxas_assembles_every_kernel() {
+    if !PTXAS.met_or_skip() {
         return;
     }
     let found = moec_testing::ptxas().expect("it is here");
     for (i, (name, kernel)) in catalogue::kernels().into_iter().enumerate() {
         let launch = kernel.launch().unwrap_or_else(|e| panic!("{name}: {e}"));
-        // A plain run takes one generation for each kernel, in turn.
-        let wanted = |(turn, _): &(usize, Sm)| moec_testing::all() || i % Sm::ALL.len() == *turn;
-        for (_, sm) in Sm::ALL.into_iter().enumerate().filter(wanted) {
+        // A plain run assembles each kernel for one generation; the generations alternate.
+        let selected = |(turn, _): &(usize, Sm)| moec_testing::all() || i % Sm::ALL.len() == *turn;
+        for (_, sm) in Sm::ALL.into_iter().enumerate().filter(selected) {
             let resources = ptxas::assemble(&found, sm, &ptx(sm, &kernel));
             let r = resources.unwrap_or_else(|e| panic!("{name} for {}: {e}", sm.name()));
             assert!(r.registers > 0 && r.registers * launch.block <= 65_536, "{name}: {r:?}");
-            // A word or two, where the assembler would rather have another block on a multiprocessor.
+            // The assembler may spill a word or two, to fit another block on a multiprocessor.
             assert!(r.spilled <= 8, "{name} for {}: {r:?}", sm.name());
             assert!(r.shared <= launch.shared.max(1), "{name}: {r:?} {launch:?}");
         }

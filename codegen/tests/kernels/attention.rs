@@ -1,7 +1,9 @@
-//! Attention: grouped heads, windows, sinks, latent values, padding rows, formats of the cache, parts.
+//! Attention: grouped heads, windows, sinks, latent values, padding rows, cache formats, splits.
 
 use crate::cache::{Cache, FORMATS};
-use crate::harness::{Case, Expect, Operand, Rng, able, check, check_on, is_dealt, random, run, strided};
+use crate::harness::{
+    Case, Expect, Operand, Rng, can_multiply, check, check_on, is_assigned, random, run, strided,
+};
 use crate::machines::machines;
 use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{Attention, AttentionMerge, CacheWrite};
@@ -9,7 +11,7 @@ use moec_codegen::{ComputeType, KernelSpec, compile};
 use moec_ir::op::AttentionDesc;
 use moec_ir::types::Format;
 
-/// A kernel whose operand `from` is operand `to` of another one.
+/// Two kernels: operand `from` of the first is operand `to` of the second.
 #[derive(Clone, Debug)]
 struct Chain {
     first: Case,
@@ -24,13 +26,13 @@ struct Setting {
     ctx: usize,
     cache: Format,
     compute: ComputeType,
-    /// Rows of a work item.
+    /// Rows per work item.
     tile: usize,
     /// (position, slot) of each row.
     rows: Vec<(i32, i32)>,
 }
 
-/// Everything but the parts of the cache.
+/// Inputs of attention, whichever way the cache is split.
 struct Problem {
     s: Setting,
     q: Vec<f32>,
@@ -43,12 +45,12 @@ impl Problem {
     fn new(rng: &mut Rng, s: Setting) -> Self {
         let (d, ctx, slots) = (&s.desc, s.ctx, 3);
         let q = random(rng, s.rows.len(), d.heads * d.qk_dim, d.heads * d.qk_dim + 2);
-        // Values that no row attends to must not matter, NaN included.
+        // Values that no row attends to must not affect the result, even if they are NaN.
         let mut state = |values: bool, dim: usize| {
             let mut numbers = rng.floats(slots * d.kv_heads * ctx * dim);
             for (i, x) in numbers.iter_mut().enumerate() {
                 let (key, slot) = (i / dim % ctx, (i / dim / ctx / d.kv_heads) as i32);
-                // The last positions up to one that a row has, as many as the cache has rows.
+                // The last positions up to the row's own, as many as the cache has rows.
                 let held = |pos: i32| (0..=pos).rev().take(ctx).any(|p| p as usize % ctx == key);
                 if !s.rows.iter().any(|&(pos, s)| s == slot && held(pos)) {
                     *x = 1e30;
@@ -66,8 +68,8 @@ impl Problem {
         self.s.desc.heads * self.s.desc.qk_dim + 2
     }
 
-    /// The formula, in f64, on the cache as it is stored: heads apart, tokens `[from, to)` of what a row
-    /// sees.
+    /// Attention by its formula in f64 over the cache as stored, head by head; a row sees the tokens `[from,
+    /// to)`.
     fn expected(&self) -> Vec<f32> {
         let (d, ctx) = (&self.s.desc, self.s.ctx);
         let keys = self.keys.rounded();
@@ -131,12 +133,12 @@ impl Problem {
     fn tolerance(&self) -> f32 {
         match self.s.compute {
             ComputeType::F32 => 1e-5,
-            // Queries and weights have 8 bits; the sums of products of theirs err less.
+            // Queries and weights have 8 bits; sums of their products have a smaller relative error.
             _ => 1.5e-2,
         }
     }
 
-    /// The whole cache at once.
+    /// A kernel over the whole cache.
     fn case(&self) -> Case {
         let d = &self.s.desc;
         let (n, out_ld) = (self.s.rows.len(), d.heads * d.v_dim + 1);
@@ -147,7 +149,7 @@ impl Problem {
         Case { spec: self.spec(1, out_ld), n, operands, expect }
     }
 
-    /// The cache in parts; then those joined.
+    /// A kernel over parts of the cache, and the kernel that joins the parts.
     fn parts(&self, splits: usize) -> Chain {
         let d = &self.s.desc;
         let (n, out_ld) = (self.s.rows.len(), d.heads * d.v_dim + 1);
@@ -185,19 +187,21 @@ fn prefill(start: i32, len: i32) -> Vec<(i32, i32)> {
     (start..start + len).map(|p| (p, 1)).collect()
 }
 
-/// Formats of the cache with what they are multiplied in.
+/// Cache formats with their compute types.
 fn arithmetics() -> Vec<(Format, ComputeType)> {
     let exact = FORMATS.map(|f| (f, ComputeType::F32));
     exact.into_iter().chain([(Format::Bf16, ComputeType::Bf16), (Format::Q8, ComputeType::Bf16)]).collect()
 }
 
-/// As [`check`], for pairs of kernels.
+/// Like [`check`], for pairs of kernels.
 fn check_chains(chains: &[Chain]) {
     let machines = machines();
     for machine in &machines {
         let isa = machine.isa();
         let mut then = Vec::new();
-        let chains = (0..).zip(chains).filter(|(i, c)| is_dealt(&c.first.spec, *i, machine, &machines, able));
+        let chains = (0..)
+            .zip(chains)
+            .filter(|(i, c)| is_assigned(&c.first.spec, *i, machine, &machines, can_multiply));
         for (_, chain) in chains {
             let case = &chain.first;
             let object =
@@ -215,8 +219,8 @@ fn check_chains(chains: &[Chain]) {
     }
 }
 
-/// Tokens of random numbers, at (position, slot) each, written to a cache of others; only tokens inside of
-/// the context change it. In a ring that is any, and they go round.
+/// Writes random tokens at (position, slot) to a cache of other numbers. Positions outside of the context
+/// change nothing; in a ring, positions wrap around.
 fn written(
     rng: &mut Rng,
     ring: bool,
@@ -270,7 +274,7 @@ fn rows_outside_of_the_context_are_skipped() {
 }
 
 #[test]
-fn tokens_that_follow_each_other_are_stored_as_others_are() {
+fn consecutive_tokens_are_stored_like_single_ones() {
     let mut rng = Rng::new(18);
     let mut cases = Vec::new();
     for (i, dim) in [1, 2, 7, 15, 32, 33, 63, 80, 131].into_iter().enumerate() {
@@ -280,10 +284,10 @@ fn tokens_that_follow_each_other_are_stored_as_others_are() {
             let last = ctx as i32;
             let rows: [Vec<(i32, i32)>; 5] = [
                 run(0, 48, 1).collect(),
-                // In the middle of a vector, and up to the end of the context and beyond.
+                // From the middle of a vector; then up to the end of the context and past it.
                 run(5, 37, 0).collect(),
                 run((last - 24) / 16 * 16, 40, 2).collect(),
-                // Broken by another slot, by a gap, by padding.
+                // Runs that are interrupted by another slot, by a gap, and by padding.
                 run(16, 9, 1).chain(run(25, 7, 0)).chain(run(32, 16, 1)).chain(run(56, 16, 1)).collect(),
                 run(32, 20, 1).chain([(-1, 0); 12]).collect(),
             ];
@@ -296,12 +300,13 @@ fn tokens_that_follow_each_other_are_stored_as_others_are() {
 }
 
 #[test]
-fn tokens_go_round_in_a_ring() {
+fn tokens_wrap_around_in_a_ring() {
     let mut rng = Rng::new(19);
     let mut cases = Vec::new();
     for dim in [1, 7, 32, 80] {
         for (cache, values) in FORMATS.into_iter().flat_map(|f| [(f, false), (f, true)]) {
-            // Across the end, in the middle of a vector and at its start; single tokens; padding.
+            // Past the end of the ring, from the middle and from the start of a vector; single tokens;
+            // padding.
             let runs = (1000..1060).map(|p| (p, 1)).chain((5 * 256 - 16..5 * 256 + 32).map(|p| (p, 2)));
             let rows: Vec<_> = runs.chain([(700, 0), (-1, 0), (256, 0), (3, 0)]).collect();
             cases.push(written(&mut rng, true, [2, dim, 256, 3], (cache, values), &rows));
@@ -356,7 +361,7 @@ fn windows_and_sinks() {
 }
 
 #[test]
-fn windows_go_round_in_a_ring() {
+fn windows_wrap_around_in_a_ring() {
     let mut rng = Rng::new(45);
     let (mut cases, mut chains) = (Vec::new(), Vec::new());
     let windows = [(1, false), (7, true), (150, true), (196, false), (129, true)];
@@ -364,7 +369,7 @@ fn windows_go_round_in_a_ring() {
         let few = vec![(699, 0), (-3, 0), (2, 1), (511, 2)];
         let desc =
             AttentionDesc { window: Some(window), chunked: window % 3 == 0, sinks, ..desc(8, 2, 32, 24) };
-        // As many rows as window and chunk need, and no more: 196 + 60 is 256.
+        // Exactly as many cache rows as window and chunk need: 196 + 60 is 256.
         for (rows, tile) in
             [(prefill(500, 60), 24), (prefill(230, 60), 5), (prefill(0, 60), 24), (few.clone(), 1)]
         {
@@ -393,7 +398,7 @@ fn latent_values_are_part_of_the_keys() {
 }
 
 #[test]
-fn parts_of_the_cache_join_to_the_whole() {
+fn attention_over_splits_of_the_cache_equals_the_whole() {
     let mut rng = Rng::new(43);
     let mut chains = Vec::new();
     let heads = [(4, 4, None, false, false), (8, 2, Some(200), true, false), (4, 1, None, true, true)];

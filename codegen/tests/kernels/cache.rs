@@ -1,11 +1,11 @@
-//! KV-cache tensors as kernels read and write them.
+//! KV-cache tensors in the layouts that kernels read and write.
 
 use half::bf16;
 use moec_codegen::{Isa, key_order, value_order};
 use moec_ir::state::{CacheHead, CacheOrder};
 use moec_ir::types::{Format, GROUP};
 
-/// A tensor `[slots · heads, ctx, dim]`.
+/// Tensor `[slots · heads, ctx, dim]`.
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
     pub(crate) format: Format,
@@ -15,7 +15,7 @@ pub(crate) struct Cache {
     pub(crate) numbers: Vec<f32>,
 }
 
-/// Codes and scale of a group, as the kernels round.
+/// Codes and scale of a group, rounded as in the kernels.
 fn group(x: &[f32]) -> (Vec<i8>, f32) {
     let top = x.iter().fold(0.0_f32, |top, x| top.max(x.abs()));
     let scale = bf16::from_f32(top * (1.0 / 127.0)).to_f32();
@@ -24,7 +24,7 @@ fn group(x: &[f32]) -> (Vec<i8>, f32) {
 }
 
 impl Cache {
-    /// The numbers as they are stored.
+    /// The numbers after rounding to the cache format.
     pub(crate) fn rounded(&self) -> Vec<f32> {
         match self.format {
             Format::F32 => self.numbers.clone(),
@@ -41,12 +41,12 @@ impl Cache {
         }
     }
 
-    /// Its memory.
+    /// Bytes of the tensor in the layout of a machine.
     pub(crate) fn pack(&self, isa: &Isa) -> Vec<u8> {
         self.pack_in(if self.values { value_order(isa) } else { key_order(isa) })
     }
 
-    /// As [`Self::pack`], in that order.
+    /// Like [`Self::pack`], in a given order.
     pub(crate) fn pack_in(&self, order: CacheOrder) -> Vec<u8> {
         let head = CacheHead { format: self.format, order, ctx: self.ctx, dim: self.dim };
         let size = head.bytes().expect("a format of caches");
@@ -55,7 +55,7 @@ impl Cache {
             let mut bytes = vec![0; size];
             for (t, row) in numbers.chunks(self.dim).enumerate() {
                 for (c, x) in row.iter().enumerate() {
-                    let place = head.place(t, c);
+                    let place = head.offsets(t, c);
                     match self.format {
                         Format::F32 => bytes[place.at..][..4].copy_from_slice(&x.to_le_bytes()),
                         Format::Q8 => {
@@ -77,5 +77,5 @@ impl Cache {
     }
 }
 
-/// Formats of a cache.
+/// Cache formats.
 pub(crate) const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::Q8];

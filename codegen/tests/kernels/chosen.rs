@@ -1,6 +1,8 @@
-//! Neurons that are left out, beyond those whose gate is 0: by a predictor, or by a threshold.
+//! Neurons that are skipped although their gates are not 0: by a predictor, or by a threshold.
 
-use crate::harness::{Case, Expect, Operand, Rng, able, check, random, rows_as, run, stored, strided};
+use crate::harness::{
+    Case, Expect, Operand, Rng, can_multiply, check, random, rows_as, run, stored, strided,
+};
 use crate::machines::machines;
 use crate::neurons::{BLOCK, KINDS, LAYOUTS, Network, dot, is_active, up_cases};
 use crate::simple::glu;
@@ -10,9 +12,9 @@ use moec_codegen::{ComputeType, KernelSpec, compile};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 
-/// Prediction for the neurons of slots, as the evaluator would give it: `right` where there is one, rows of
-/// `cols`.
-fn said(
+/// Predictions for the neurons of slots by the evaluator's formula. `right` is used if there is one; the rows
+/// have `cols` numbers.
+fn predictions(
     net: &Network,
     x: &[f32],
     [right, left]: [&[f32]; 2],
@@ -35,7 +37,7 @@ fn said(
 }
 
 #[test]
-fn predictors_say_what_their_matrices_say() {
+fn neuron_predictors_equal_their_matrices() {
     let rng = &mut Rng::new(44);
     let mut cases = Vec::new();
     for layout in LAYOUTS {
@@ -53,9 +55,10 @@ fn predictors_say_what_their_matrices_say() {
             let right = rng.floats(experts * rank.unwrap_or(0) * hidden);
             let (left, margins) = (rng.floats(experts * inter * cols), rng.floats(experts * inter));
             let x = random(rng, net.n, hidden, hidden + 3);
-            let held = |rows: usize, cols, w: &[f32]| stored(format, ComputeType::F32, [rows, cols], w);
-            let (r, l) = (rank.map_or_else(Vec::new, |n| held(n, hidden, &right)), held(inter, cols, &left));
-            let expected = said(&net, &x, [&r, &l], &margins, rank);
+            let rounded = |rows: usize, cols, w: &[f32]| stored(format, ComputeType::F32, [rows, cols], w);
+            let (r, l) =
+                (rank.map_or_else(Vec::new, |n| rounded(n, hidden, &right)), rounded(inter, cols, &left));
+            let expected = predictions(&net, &x, [&r, &l], &margins, rank);
             let expected = expected
                 .iter()
                 .enumerate()
@@ -77,13 +80,13 @@ fn predictors_say_what_their_matrices_say() {
     check(&cases);
 }
 
-/// Neurons that are taken to be inactive cost nothing and give 0; of the others the bits are those of a
-/// kernel that applies every gate.
+/// Neurons that are predicted inactive are not computed and give 0. Results of the others are bit-identical
+/// to those of a kernel that evaluates every gate.
 #[test]
 fn gates_are_evaluated_of_neurons_predicted_active() {
     let mut cases = up_cases(&mut Rng::new(45));
     let rng = &mut Rng::new(46);
-    // The presence of gate bounds makes no difference.
+    // Gate bounds change no result, so one of the two variants is enough.
     cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp(NeuronUp { compute: ComputeType::F32, .. })));
     for machine in machines() {
         let isa = machine.isa();
@@ -112,7 +115,7 @@ fn gates_are_evaluated_of_neurons_predicted_active() {
                 let active = list / inter.div_ceil(BLOCK);
                 let slots =
                     table[layout.start() + active] as usize..table[layout.start() + active + 1] as usize;
-                // A neuron is listed if a row that it is taken to be active for activates it.
+                // A neuron is listed if one of the rows for which it is predicted active activates it.
                 for &i in &all[list] {
                     let at = |slot: usize| slot * inter + i as usize;
                     let wakes =
@@ -137,8 +140,8 @@ fn gates_are_evaluated_of_neurons_predicted_active() {
     }
 }
 
-/// Lists in which every neuron of every active expert is active.
-fn everybody(table: &[i32], inter: usize, words: usize) -> Vec<u32> {
+/// Lists of active neurons that contain every neuron of every active expert.
+fn all_active(table: &[i32], inter: usize, words: usize) -> Vec<u32> {
     let mut lists = vec![0; words];
     let blocks = inter.div_ceil(BLOCK);
     for (at, list) in lists.chunks_mut(BLOCK + 1).take(table[0] as usize * blocks).enumerate() {
@@ -150,9 +153,9 @@ fn everybody(table: &[i32], inter: usize, words: usize) -> Vec<u32> {
     lists
 }
 
-/// A neuron skipped below a threshold of SiLU gives the bits of one that is computed and then set to 0.
+/// Skipping a neuron below a SiLU threshold is bit-identical to computing it and setting it to 0.
 #[test]
-fn a_threshold_skips_what_it_makes_0() {
+fn threshold_skips_the_neurons_that_it_sets_to_zero() {
     let rng = &mut Rng::new(44);
     let least = 0.3_f32;
     for machine in machines() {
@@ -189,7 +192,7 @@ fn a_threshold_skips_what_it_makes_0() {
                 expect: Vec::new(),
             };
             let (all, some) = (up(0.0), up(least));
-            if !able(&isa, &all.spec) {
+            if !can_multiply(&isa, &all.spec) {
                 continue;
             }
             let down =
@@ -201,7 +204,7 @@ fn a_threshold_skips_what_it_makes_0() {
                 let words = go(c);
                 (is_active(c, &words[4]), words[3].clone(), words[4].clone())
             });
-            // A magnitude is below 0 nowhere, so that all neurons are active.
+            // No magnitude is below a threshold of 0, so all neurons are active.
             let mut cut = full.1.clone();
             let (mut slept, mut woke) = (0, 0);
             for active in 0..net.table[0] as usize {
@@ -233,7 +236,7 @@ fn a_threshold_skips_what_it_makes_0() {
                     vec![bits(h), table.clone(), weights.clone(), bits(lists), zeros(net.slots() * hidden)];
                 go(&Case { spec: down.clone(), n, operands, expect: Vec::new() })[4].clone()
             };
-            let whole = sum(&cut, &everybody(&net.table, inter, net.words()));
+            let whole = sum(&cut, &all_active(&net.table, inter, net.words()));
             assert_eq!(sum(&thin.1, &thin.2), whole, "{:?}", some.spec);
         }
     }

@@ -1,6 +1,6 @@
 //! AArch64 kernels, linked with a small driver and run by an emulator.
 
-use crate::harness::{Case, able, active, bytes, check_case, is_dealt, items, matrices};
+use crate::harness::{Case, active, bytes, can_multiply, check_case, is_assigned, items, matrices};
 use moec_codegen::{ByteDot, ComputeType, Isa, KernelSpec, Machine, compile};
 use moec_testing::AARCH64;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64";
 const DRIVER: &str = include_str!("driver.c");
 
-/// A machine with every instruction that kernels know, one with none but the architecture's own, and one that
+/// A machine with all instructions that kernels use, one with the base architecture only, and one that
 /// multiplies bytes a row at a time.
 fn machines() -> [Machine; 3] {
     let machine = |cpu: &str, features: &[&str]| Machine {
@@ -28,19 +28,21 @@ fn machines() -> [Machine; 3] {
     ]
 }
 
-/// Checks the cases on every machine, as far as they can multiply so.
+/// Checks the cases on every machine that has the instructions for them.
 pub(crate) fn check(cases: &[Case]) {
-    if !AARCH64.here() {
+    if !AARCH64.met_or_skip() {
         return;
     }
     let machines = machines();
-    // Of the machine that multiplies bytes a row at a time, the rest is the same as of the others.
+    // The machine that multiplies bytes a row at a time differs from the others in byte products only.
     let multiplies = |isa: &Isa, spec: &KernelSpec| {
-        able(isa, spec) && (isa.bytes != ByteDot::Sdot || multiplies_bytes(spec))
+        can_multiply(isa, spec) && (isa.bytes != ByteDot::Sdot || multiplies_bytes(spec))
     };
     for machine in &machines {
-        let dealt =
-            cases.iter().enumerate().filter(|(i, c)| is_dealt(&c.spec, *i, machine, &machines, multiplies));
+        let dealt = cases
+            .iter()
+            .enumerate()
+            .filter(|(i, c)| is_assigned(&c.spec, *i, machine, &machines, multiplies));
         let cases: Vec<&Case> = dealt.map(|(_, case)| case).collect();
         if !cases.is_empty() {
             check_on(machine, &cases);
@@ -118,7 +120,7 @@ fn check_on(machine: &Machine, cases: &[&Case]) {
     }
 }
 
-/// Links kernels and driver, and gives what they write.
+/// Links kernels and the driver, runs the program, and returns its output.
 fn emulate(object: &[u8], numbers: &BTreeMap<String, usize>, jobs: &[u8]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     let write = |name: &str, bytes: &[u8]| {
@@ -151,7 +153,7 @@ fn run(program: &Path, jobs: &[u8]) -> Vec<u8> {
     command.args(["-cpu", "max"]).arg(program).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|e| panic!("{e}"));
     let mut stdin = child.stdin.take().expect("piped");
-    // The driver writes while it reads.
+    // The driver writes output before it has read all input, so both pipes are served at once.
     let output = std::thread::scope(|scope| {
         scope.spawn(move || stdin.write_all(jobs));
         child.wait_with_output()

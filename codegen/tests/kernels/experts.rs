@@ -8,14 +8,14 @@ use moec_codegen::{ComputeType, RowFormat, Schedule, WeightOrder};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
 
-/// A dispatch table of random choices, as the runtime's builtin writes it.
+/// A random dispatch table in the format of the runtime's builtin.
 pub(crate) fn dispatch(rng: &mut Rng, layout: DispatchLayout, n: usize) -> Vec<i32> {
     let DispatchLayout { k, experts, .. } = layout;
     let mut chosen = vec![Vec::new(); experts];
     for t in 0..n {
         let mut free: Vec<usize> = (0..experts).collect();
         for j in 0..k {
-            // Low experts are chosen more often.
+            // Experts with low indices are chosen more often.
             let at = rng.below(free.len()).min(rng.below(free.len()));
             chosen[free.remove(at)].push((t, j));
         }
@@ -39,7 +39,7 @@ pub(crate) fn dispatch(rng: &mut Rng, layout: DispatchLayout, n: usize) -> Vec<i
     words
 }
 
-/// Expert of each slot.
+/// Expert of each slot of the table.
 pub(crate) fn experts_of_slots(layout: DispatchLayout, table: &[i32]) -> Vec<usize> {
     (0..table[0] as usize)
         .flat_map(|a| {
@@ -66,7 +66,7 @@ pub(crate) fn gate_up_cases(rng: &mut Rng) -> Vec<Case> {
     cases
 }
 
-/// Of so many rows, in that product, with so many channels and neurons.
+/// A case with `n` rows, these formats, and `hidden` and `inter` channels.
 pub(crate) fn gate_up_case(
     rng: &mut Rng,
     (layout, n): (DispatchLayout, usize),
@@ -82,18 +82,18 @@ pub(crate) fn gate_up_case(
     let x = random(rng, n, hidden, x_ld);
     let both = g.projections() * inter;
     let w = rng.floats(experts * both * hidden);
-    let held = stored(format, compute, [both, hidden], &w);
+    let rounded = stored(format, compute, [both, hidden], &w);
     let (rows_operand, row_words, x) = rows_as(compute, &x, [1, hidden, x_ld]);
     let bias = biased.then(|| rng.floats(experts * both));
     let expected = strided(rows * k, inter, inter, |slot, c| {
         let Some(&e) = of_slot.get(slot) else { return 0.0 };
         let row = &x[table[layout.token() + slot] as usize * x_ld..][..hidden];
         let dot = |j: usize| {
-            let w = &held[(e * both + j) * hidden..][..hidden];
+            let w = &rounded[(e * both + j) * hidden..][..hidden];
             let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
             sum + bias.as_ref().map_or(0.0, |b| b[e * both + j])
         };
-        // Without a gate the rows of up are the first.
+        // Without a gate, the rows of up come first.
         glu(g, dot(c), dot(both - inter + c))
     });
     let mut operands =
@@ -140,7 +140,7 @@ pub(crate) fn down_cases(rng: &mut Rng) -> Vec<Case> {
     cases
 }
 
-/// As [`gate_up_case`].
+/// Like [`gate_up_case`], for down.
 pub(crate) fn down_case(
     rng: &mut Rng,
     (layout, n): (DispatchLayout, usize),
@@ -153,12 +153,12 @@ pub(crate) fn down_case(
     let of_slot = experts_of_slots(layout, &table);
     let h = rng.floats(rows * k * inter);
     let w = rng.floats(experts * hidden * inter);
-    let held = stored(format, compute, [hidden, inter], &w);
+    let rounded = stored(format, compute, [hidden, inter], &w);
     let (rows_operand, h_ld, h) = rows_as(compute, &h, [1, inter, inter]);
     let bias = biased.then(|| rng.floats(experts * hidden));
     let expected = strided(rows * k, hidden, hidden, |slot, c| {
         let Some(&e) = of_slot.get(slot) else { return 0.0 };
-        let w = &held[(e * hidden + c) * inter..][..inter];
+        let w = &rounded[(e * hidden + c) * inter..][..inter];
         let row = &h[slot * inter..][..inter];
         let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
         sum + bias.as_ref().map_or(0.0, |b| b[e * hidden + c])
@@ -202,11 +202,11 @@ fn combination_of_slots() {
         let layout = DispatchLayout { rows, k, experts };
         let hidden = rng.pick(&[80, 56, 24, 17]);
         let mut table = dispatch(&mut rng, layout, n);
-        // Products of such numbers are exact, fused or not: the order of the sum alone decides its bits.
+        // Products of these numbers are exact, fused or not: only the order of the sum affects the bits.
         let short = |x: Vec<f32>| x.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect::<Vec<_>>();
         let mut y = short(rng.floats(rows * k * hidden));
         if partial {
-            // The first slot belongs to no row, and holds what an unwritten buffer may hold.
+            // The first slot has no row; it holds NaN, as an unwritten buffer may.
             for slot in &mut table[layout.slot()..] {
                 *slot = if *slot == 0 || *slot % 3 == 1 { -1 } else { *slot };
             }

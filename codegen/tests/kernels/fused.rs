@@ -1,8 +1,8 @@
-//! A kernel for several steps gives the bits of those steps.
+//! A fused kernel gives bit-identical results to the steps that it replaces.
 
 use crate::cache::{Cache, FORMATS};
 use crate::experts::gate_up_cases;
-use crate::harness::{Case, Operand, Rng, able, random, run, strided};
+use crate::harness::{Case, Operand, Rng, can_multiply, random, run, strided};
 use crate::machines::machines;
 use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{CacheWrite, ExpertGateUp, Norm, Quantise, Rope};
@@ -11,10 +11,10 @@ use moec_codegen::{
 };
 use moec_ir::op::RopeStyle;
 
-/// A kernel and its arguments, by their numbers among shared operands.
+/// A kernel, and for each argument the index of a shared operand.
 type Step = (KernelSpec, Vec<usize>);
 
-/// Two ways to compute the same, and the operands that must then be equal.
+/// Steps, the fused kernel that replaces them, and the operands that must be equal after both.
 struct Pair {
     operands: Vec<Operand>,
     n: usize,
@@ -23,7 +23,7 @@ struct Pair {
     same: Vec<usize>,
 }
 
-/// The words of the operands after steps, of those that they may have changed.
+/// Contents of the operands after the steps.
 fn after(loaded: &Loaded, isa: &Isa, pair: &Pair, steps: &[Step], chunk: usize) -> Vec<Operand> {
     let mut operands = pair.operands.clone();
     for (spec, args) in steps {
@@ -39,7 +39,7 @@ fn after(loaded: &Loaded, isa: &Isa, pair: &Pair, steps: &[Step], chunk: usize) 
     operands
 }
 
-/// Checks pairs on every machine that this host runs, as far as it can multiply in their forms.
+/// Checks the pairs on every machine that this host runs and that has their compute types.
 fn check_pairs(pairs: &[Pair]) {
     for machine in machines() {
         let isa = machine.isa();
@@ -51,9 +51,9 @@ fn check_pairs(pairs: &[Pair]) {
         let fits = |pair: &&Pair| match &pair.fused.0 {
             KernelSpec::Norm(Norm { outs, .. }) => outs.iter().all(|out| packs(out.compute)),
             spec @ KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) => {
-                packs(out.compute) && able(&isa, spec)
+                packs(out.compute) && can_multiply(&isa, spec)
             }
-            spec => able(&isa, spec),
+            spec => can_multiply(&isa, spec),
         };
         let pairs: Vec<&Pair> = pairs.iter().filter(fits).collect();
         let specs: Vec<KernelSpec> =
@@ -78,13 +78,13 @@ fn check_pairs(pairs: &[Pair]) {
     }
 }
 
-/// Room for rows of a format, marked.
-fn room(rows: usize, out: RowFormat, words: usize) -> Operand {
+/// A buffer for rows of a format, filled with a marker.
+fn empty_rows(rows: usize, out: RowFormat, words: usize) -> Operand {
     Operand::Floats(strided(rows, words, out.ld, |_, _| 3.0))
 }
 
 #[test]
-fn norms_write_what_matrices_multiply() {
+fn norms_write_the_compute_type_of_the_next_matrix() {
     let mut rng = Rng::new(60);
     let mut pairs = Vec::new();
     for (i, width) in [1, 5, 16, 31, 32, 80, 129, 200].into_iter().enumerate() {
@@ -99,7 +99,7 @@ fn norms_write_what_matrices_multiply() {
                 operands.extend((kind == NormKind::Layer).then(|| Operand::Floats(rng.floats(width))));
                 let given: Vec<usize> = (0..operands.len()).collect();
                 let (a, b) = (operands.len(), operands.len() + 1);
-                operands.extend([room(n, plain, width * groups), room(n, packed, words)]);
+                operands.extend([empty_rows(n, plain, width * groups), empty_rows(n, packed, words)]);
                 let norm = |outs| KernelSpec::Norm(Norm { kind, width, groups, x_ld, outs, eps, weight });
                 let quantise = KernelSpec::Quantise(Quantise {
                     cols: width,
@@ -124,7 +124,7 @@ fn norms_write_what_matrices_multiply() {
 }
 
 #[test]
-fn gate_and_up_write_what_down_multiplies() {
+fn gate_and_up_write_the_compute_type_of_down() {
     let mut rng = Rng::new(61);
     let mut pairs = Vec::new();
     for case in gate_up_cases(&mut rng) {
@@ -137,7 +137,7 @@ fn gate_and_up_write_what_down_multiplies() {
         }
         let mut operands = case.operands.clone();
         let (at, hidden) = (operands.len(), operands.len() - 1);
-        // Rows without a token hold what was there.
+        // Rows without a token keep the buffer's earlier contents.
         operands.push(Operand::Floats(vec![0.0; layout.rows * layout.k * packed.ld]));
         let quantise = KernelSpec::Quantise(Quantise {
             cols: inter,
@@ -156,8 +156,8 @@ fn gate_and_up_write_what_down_multiplies() {
     check_pairs(&pairs);
 }
 
-/// Norms of whole rows, of heads, and none, with rotations of all and of some channels, and none.
-fn ways(heads: usize, dim: usize, angles_ld: usize) -> Vec<(Option<RowNorm>, Option<Rotation>)> {
+/// Norms (of rows, of heads, none) combined with rotations (of all channels, of some, none).
+fn norm_rotations(heads: usize, dim: usize, angles_ld: usize) -> Vec<(Option<RowNorm>, Option<Rotation>)> {
     let norm = |width, weight| Some(RowNorm { width, eps: 1e-5, weight });
     let norms = [None, norm(dim, true), norm(heads * dim, true), norm(dim, false)];
     let rotation = |rotary, offset, style| Some(Rotation { rotary, offset, style, angles_ld });
@@ -171,8 +171,8 @@ fn ways(heads: usize, dim: usize, angles_ld: usize) -> Vec<(Option<RowNorm>, Opt
     norms.into_iter().flat_map(|n| rotations.map(|r| (n, r))).filter(|w| *w != (None, None)).collect()
 }
 
-/// The steps that a variant replaces, over operands `[x, weight, angles, normed, rotated]`, and the place of
-/// the resulting heads.
+/// The steps that a fused kernel replaces, over the operands `[x, weight, angles, normed, rotated]`; and the
+/// index of the operand with the result.
 fn steps_of(
     heads: usize,
     dim: usize,
@@ -195,14 +195,14 @@ fn steps_of(
 }
 
 #[test]
-fn heads_are_normalised_where_they_are_rotated() {
+fn norm_and_rotation_of_heads_fuse_exactly() {
     let mut rng = Rng::new(62);
     let mut pairs = Vec::new();
     for (heads, dim) in [(1, 8), (3, 24), (2, 34), (2, 128), (5, 80)] {
         let (n, ld, angles_ld) = (1 + rng.below(9), heads * dim + 2, dim + 1);
-        for way in ways(heads, dim, angles_ld) {
+        for way in norm_rotations(heads, dim, angles_ld) {
             let (Some(norm), Some(rotation)) = way else { continue };
-            let rows = || room(n, RowFormat::f32(ld), heads * dim);
+            let rows = || empty_rows(n, RowFormat::f32(ld), heads * dim);
             let operands = vec![
                 Operand::Floats(random(&mut rng, n, heads * dim, ld)),
                 Operand::Floats(rng.floats(norm.width)),
@@ -221,15 +221,15 @@ fn heads_are_normalised_where_they_are_rotated() {
 }
 
 #[test]
-fn heads_are_normalised_and_rotated_where_they_are_stored() {
+fn norm_rotation_and_cache_write_fuse_exactly() {
     let mut rng = Rng::new(63);
     let mut pairs = Vec::new();
     for (i, (heads, dim)) in [(1, 8), (3, 24), (2, 34), (2, 128)].into_iter().enumerate() {
         let (ld, angles_ld, ctx, slots) = (heads * dim + 2, dim + 1, 72, 3);
-        for (j, way) in ways(heads, dim, angles_ld).into_iter().enumerate() {
+        for (j, way) in norm_rotations(heads, dim, angles_ld).into_iter().enumerate() {
             let (norm, rotation) = way;
             let (cache, values, each) = (FORMATS[(i + j) % 3], j % 5 == 0, [1, heads][j % 2]);
-            // A run of whole vectors, one that is broken, single tokens, padding.
+            // A run of whole vectors, an interrupted run, single tokens, padding.
             let run = |first: i32, n: i32, slot| (first..first + n).map(move |p| (p, slot));
             let rows: Vec<(i32, i32)> = run(0, 32, 1)
                 .chain(run(37, 9, 0))
@@ -239,7 +239,7 @@ fn heads_are_normalised_and_rotated_where_they_are_stored() {
             let n = rows.len();
             let (pos, slot) = rows.into_iter().unzip();
             let numbers = rng.floats(slots * heads * ctx * dim);
-            let plain = || room(n, RowFormat::f32(ld), heads * dim);
+            let plain = || empty_rows(n, RowFormat::f32(ld), heads * dim);
             let operands = vec![
                 Operand::Floats(random(&mut rng, n, heads * dim, ld)),
                 Operand::Floats(rng.floats(norm.map_or(1, |n| n.width))),

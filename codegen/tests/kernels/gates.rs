@@ -1,4 +1,4 @@
-//! Activations and how gate and up join, in plain arithmetic.
+//! Activations, and the combinations of gate and up, in plain arithmetic.
 
 use moec_ir::op::{Activation, Glu};
 

@@ -1,4 +1,4 @@
-//! Kernels on a GPU of this machine, over the memory of the interpreter: it is copied there and back.
+//! Runs kernels on this machine's GPU; the interpreter's memory is copied there and back.
 
 use moec_codegen::gpu::Sm;
 use moec_cuda_unit::device::{GpuDevice, Image};
@@ -7,10 +7,10 @@ use std::ffi::CString;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// The longest that a kernel may take.
+/// Time limit for a kernel.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// A kernel, and how it is launched.
+/// A kernel and its launch.
 pub(crate) struct Run<'a> {
     pub(crate) text: &'a str,
     pub(crate) symbol: &'a str,
@@ -31,7 +31,7 @@ fn device() -> Option<&'static Mutex<GpuDevice>> {
     DEVICE.get_or_init(open).as_ref()
 }
 
-/// The newest generation that is written for and that the GPU runs; `None`: kernels are executed on the host.
+/// The newest supported generation that the GPU runs; `None` if kernels are interpreted on the host.
 pub(crate) fn generation() -> Option<Sm> {
     let device = device()?.lock().unwrap_or_else(PoisonError::into_inner);
     let here = device.generation().unwrap_or_else(|e| panic!("{e}"));
@@ -41,8 +41,8 @@ pub(crate) fn generation() -> Option<Sm> {
 }
 
 impl Run<'_> {
-    /// Runs it on these operands. Of the buffers `tables` hold addresses of `matrices`; all others are
-    /// brought back.
+    /// Runs the kernel on these operands. Each of the `tables` contains addresses of `matrices`; all other
+    /// buffers are copied back.
     pub(crate) fn on_gpu(&self, memory: &Memory, buffers: &[Buffer], tables: &[Buffer], matrices: &[Buffer]) {
         let mut device = device().expect("it was requested").lock().unwrap_or_else(PoisonError::into_inner);
         let all = || buffers.iter().chain(matrices).copied();

@@ -1,6 +1,5 @@
-//! GPU kernels, run by an interpreter of PTX, which watches bounds and races; in pairs of kernels, and reads
-//! of unwritten memory. Where `MOEC_CUDA=gpu` requests it (`cargo xtask gpu-check`), a GPU of this machine
-//! runs them in its place.
+//! GPU kernels, run by an interpreter of PTX that reports accesses out of bounds, races and reads of
+//! unwritten memory. With `MOEC_CUDA=gpu` (`cargo xtask gpu-check`), they run on this machine's GPU instead.
 
 #[path = "gpu.rs"]
 mod gpu;
@@ -16,17 +15,16 @@ use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
 use moec_ptx::{Argument, Buffer, Launch, Memory, Program};
 
-/// Rows in the schedules of matrix kernels, in turn: one, some, tiles.
+/// Rows in the schedules of matrix kernels, in turn: one, several, tiles.
 const ROWS: [usize; 4] = [1, 96, 3, 64];
 
-/// Whether the tests use a GPU of this machine: the CPU's kernels are not checked then, since its time is
-/// scarce.
+/// Whether the tests use this machine's GPU. Then CPU kernels are not checked, to save CPU time.
 pub(crate) fn on_gpu() -> bool {
     gpu::generation().is_some()
 }
 
-/// Checks the cases that there are GPU kernels for. A matrix kernel is checked in one of its ways, the next
-/// case's in the next.
+/// Checks the cases for which there are GPU kernels. Each matrix kernel is checked with one schedule; the
+/// schedules alternate.
 pub(crate) fn check(cases: &[Case]) {
     for (i, case) in cases.iter().enumerate().filter(|(_, case)| case.n > 0) {
         let mut case = case.clone();
@@ -37,14 +35,14 @@ pub(crate) fn check(cases: &[Case]) {
         let kernel = Kernel::from(case.spec.clone());
         match kernel.launch() {
             Ok(launch) => check_case(&case, &kernel, launch, Sm::ALL[i % Sm::ALL.len()]),
-            // Another compute type, which is left to the CPU.
+            // The compute type has no GPU kernel; the CPU executes it.
             Err(Error::Target { .. }) => {}
             Err(e) => panic!("{e}"),
         }
     }
 }
 
-/// A case with its rows of bf16 aligned for copies of 16 bytes.
+/// A case whose bf16 rows are aligned for copies of 16 bytes.
 fn aligned(case: &Case) -> Case {
     let mut case = case.clone();
     let (KernelSpec::Linear(Linear { x_ld: ld, .. })
@@ -64,7 +62,7 @@ fn aligned(case: &Case) -> Case {
 }
 
 #[test]
-fn tensor_cores_multiply_what_plain_loops_do() {
+fn tensor_cores_match_plain_loops() {
     let mut rng = Rng::new(71);
     let mut cases = Vec::new();
     for format in [Format::Bf16, Format::F16, Format::Q8, Format::Q4, Format::Q8h, Format::Q4h, Format::Mxfp4]
@@ -109,7 +107,7 @@ fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::gpu::Launch, s
     assert_eq!(program.local_bytes(), 0, "{}", what());
     assert!(program.shared_bytes() <= launch.shared.max(1), "{}", what());
     let mut memory = Memory::new(&module).unwrap_or_else(|e| panic!("{e}: {}", what()));
-    let Held { buffers, tables, matrices } = operands(case, kernel, &mut memory);
+    let OperandMemory { buffers, tables, matrices } = operands(case, kernel, &mut memory);
     let mut arguments: Vec<Argument> = buffers.iter().map(|&b| Argument::Buffer(b)).collect();
     assert_eq!(arguments.len(), kernel.operands(), "{}", what());
     arguments.push(Argument::U32(case.n as u32));
@@ -141,20 +139,20 @@ fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::gpu::Launch, s
     }
 }
 
-/// Memory of the operands.
+/// Buffers of the operands.
 #[derive(Default)]
-struct Held {
-    /// By operand.
+struct OperandMemory {
+    /// One buffer for each operand.
     buffers: Vec<Buffer>,
-    /// The operands that are tables of addresses.
+    /// Buffers that hold tables of addresses.
     tables: Vec<Buffer>,
-    /// Matrices that these point to.
+    /// Matrices at these addresses.
     matrices: Vec<Buffer>,
 }
 
-/// The operands in memory, each in a buffer of its own.
-fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> Held {
-    let mut held = Held::default();
+/// Puts each operand into a buffer of its own.
+fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> OperandMemory {
+    let mut held = OperandMemory::default();
     for (i, operand) in case.operands.iter().enumerate() {
         let name = format!("operand {i}");
         let buffer = match operand {
@@ -177,14 +175,14 @@ fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> Held {
     held
 }
 
-/// A weight, or the table of the addresses of its matrices.
+/// A buffer with the weight, or with the table of the addresses of its matrices.
 fn weights(
     spec: &KernelSpec,
     operand: &Operand,
     packed: &[u8],
     memory: &mut Memory,
     name: &str,
-    held: &mut Held,
+    held: &mut OperandMemory,
 ) -> Buffer {
     let Some(count) = matrices(operand, spec) else { return memory.add_read_only(name, packed) };
     let parts = packed.chunks_exact(packed.len() / count).enumerate();
@@ -204,7 +202,7 @@ fn bytes(words: impl Iterator<Item = u32>) -> Vec<u8> {
     words.flat_map(u32::to_le_bytes).collect()
 }
 
-/// Runs a kernel whose last operand, of `words` words, it writes.
+/// Runs a kernel, and returns its last operand, which has `words` words.
 fn run(kernel: &Kernel, n: usize, inputs: &[&[u8]], words: usize) -> Vec<i32> {
     let sm = gpu::generation().unwrap_or(Sm::Sm80);
     let text = compile(sm, std::slice::from_ref(kernel)).unwrap_or_else(|e| panic!("{e}"));
@@ -237,7 +235,7 @@ fn tokens_are_grouped_by_expert() {
         [(1, 1, 1, 1), (4, 3, 2, 5), (40, 40, 4, 16), (9, 7, 3, 300), (3, 3, 2, 2000)]
     {
         let layout = DispatchLayout { rows, k, experts };
-        // Some choices are served elsewhere.
+        // Some choices have no expert here (−1).
         let mut id = || if rng.below(7) == 0 { -1 } else { rng.below(experts) as i32 };
         let ids: Vec<i32> = (0..rows * k).map(|_| id()).collect();
         let input = bytes(ids.iter().map(|v| v.cast_unsigned()));
@@ -246,7 +244,7 @@ fn tokens_are_grouped_by_expert() {
     }
 }
 
-/// The dispatch table, by plain loops.
+/// Reference dispatch table, by plain loops.
 fn table(layout: DispatchLayout, ids: &[i32]) -> Vec<i32> {
     let mut table = vec![-1; layout.words()];
     table[..layout.expert()].fill(0);
@@ -269,13 +267,13 @@ fn table(layout: DispatchLayout, ids: &[i32]) -> Vec<i32> {
 }
 
 #[test]
-fn the_lowest_of_the_largest_is_found() {
+fn argmax_returns_the_lowest_index_of_a_tie() {
     let (cols, x_ld) = (1500, 1501);
     let mut x = vec![f32::NAN; 4 * x_ld];
     for (row, numbers) in x.chunks_mut(x_ld).enumerate() {
         numbers.iter_mut().enumerate().for_each(|(c, v)| *v = (c * 7 % 1000) as f32 - 990.0 * row as f32);
     }
-    // Elements past the columns do not count, nor does NaN.
+    // Elements past the columns and NaN are ignored.
     (x[cols], x[3], x[x_ld + 1]) = (1e9, f32::NAN, 2000.0);
     x[2 * x_ld..3 * x_ld].fill(f32::NAN);
     x[3 * x_ld + 9] = f32::INFINITY;
@@ -284,9 +282,9 @@ fn the_lowest_of_the_largest_is_found() {
     assert_eq!(found, [857, 1, -1, -1]);
 }
 
-/// Within the precision of f32 for the angle, up to the longest context that a model may have.
+/// Angles are accurate to f32's precision, up to the longest context that a model may have.
 #[test]
-fn positions_become_cosines_and_sines() {
+fn gpu_rotation_angles_are_cosines_and_sines() {
     let (half, scale) = (33, 1.5_f32);
     let pos = [0, 1, 2, 77, 4095, 131_071, (1 << 20) - 1];
     let freqs: Vec<f32> = (0..half).map(|i| 10_000_f32.powf(-(i as f32) / half as f32)).collect();

@@ -1,7 +1,7 @@
-//! Runs kernels on guarded memory, for several machines, with work split in several ways.
+//! Runs kernels on guarded memory for several machines, with the work items split in several ways.
 
 use crate::cache::Cache;
-use crate::machines::{machines, wanted};
+use crate::machines::{is_selected, machines};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, Weighting, pack, pack_slice, round_rows, unpack_rows};
@@ -19,38 +19,38 @@ use moec_ir::types::{Format, GROUP};
 use std::ops::Range;
 use std::ptr;
 
-/// An operand.
+/// Operand of a kernel.
 #[derive(Clone, Debug)]
 pub(crate) enum Operand {
     Floats(Vec<f32>),
     Ints(Vec<i32>),
     /// `[matrices, rows, cols]`, packed for the kernel.
     Weight(Format, [usize; 3], Vec<f32>),
-    /// Up and down of neurons, `[matrices, rows, 2 · cols]`, each anywhere.
+    /// Up and down of neurons, `[matrices, rows, 2 · cols]`, each at an address of its own.
     UpDown(Format, [usize; 3], Vec<f32>),
     /// A KV-cache tensor.
     Cache(Cache),
-    /// States `[key, value]` of the delta rule, one after the other.
+    /// States `[key, value]` of the delta rule, one after another.
     States([usize; 2], Vec<f32>),
-    /// The operand of that number again.
+    /// The same buffer as the operand with that index.
     Same(usize),
 }
 
-/// Expected contents of an operand.
+/// Expected contents of an operand after a run.
 #[derive(Clone, Debug)]
 pub(crate) enum Expect {
-    /// Numbers within `tolerance · (1 + |expected|)`. NaN: anything.
+    /// Numbers within `tolerance · (1 + |expected|)`; where NaN is expected, any number passes.
     Floats(Vec<f32>, f32),
     /// Numbers within `tolerance · |expected|`.
     Relative(Vec<f32>, f32),
     Ints(Vec<i32>),
-    /// A KV-cache tensor with these numbers, to the bit.
+    /// A KV-cache tensor that is bit-identical.
     Cache(Cache),
-    /// States `[key, value]` with these numbers, as [`Self::Floats`].
+    /// States `[key, value]`, compared like [`Self::Floats`].
     States([usize; 2], Vec<f32>, f32),
 }
 
-/// A kernel with its operands and what must come out.
+/// A kernel with its operands and the expected results.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) spec: KernelSpec,
@@ -59,7 +59,7 @@ pub(crate) struct Case {
     pub(crate) expect: Vec<(usize, Expect)>,
 }
 
-/// A small deterministic generator.
+/// Small deterministic random generator.
 pub(crate) struct Rng(u64);
 
 impl Rng {
@@ -75,7 +75,7 @@ impl Rng {
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() >> 16) as usize % n
     }
-    /// In −1 .. 1.
+    /// Uniform in −1 .. 1.
     pub(crate) fn float(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -87,7 +87,7 @@ impl Rng {
     }
 }
 
-/// Memory that ends where an unreadable page begins.
+/// Memory that ends at an unreadable page.
 struct Guarded {
     base: *mut libc::c_void,
     mapped: usize,
@@ -128,8 +128,8 @@ impl Drop for Guarded {
     }
 }
 
-/// Whether a machine multiplies in that compute type.
-pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
+/// Whether a machine has the kernel's compute type.
+pub(crate) fn can_multiply(isa: &Isa, spec: &KernelSpec) -> bool {
     match spec {
         KernelSpec::Linear(Linear { compute, .. })
         | KernelSpec::Attention(Attention { compute, .. })
@@ -149,8 +149,9 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
     }
 }
 
-/// Whether a case of that number is checked on one of some machines, which can multiply so by `able`.
-pub(crate) fn is_dealt(
+/// Whether the case with this number is checked on this machine. Cases alternate between the machines for
+/// which `able` is true.
+pub(crate) fn is_assigned(
     spec: &KernelSpec,
     case: usize,
     machine: &Machine,
@@ -159,11 +160,11 @@ pub(crate) fn is_dealt(
 ) -> bool {
     let able: Vec<&Machine> = machines.iter().filter(|m| able(&m.isa(), spec)).collect();
     let place = able.iter().position(|m| ptr::eq(*m, machine));
-    place.is_some_and(|place| wanted(spec, case, (place, able.len())))
+    place.is_some_and(|place| is_selected(spec, case, (place, able.len())))
 }
 
-/// Checks the cases on every machine that this host runs, as far as they can multiply so; on a GPU alone
-/// where the tests use one.
+/// Checks the cases on every machine that this host runs and that has their compute types. If the tests use a
+/// GPU, only it is checked.
 pub(crate) fn check(cases: &[Case]) {
     crate::gpu_kernels::check(cases);
     if crate::gpu_kernels::on_gpu() {
@@ -171,7 +172,10 @@ pub(crate) fn check(cases: &[Case]) {
     }
     let machines = machines();
     for machine in &machines {
-        let dealt = cases.iter().enumerate().filter(|(i, c)| is_dealt(&c.spec, *i, machine, &machines, able));
+        let dealt = cases
+            .iter()
+            .enumerate()
+            .filter(|(i, c)| is_assigned(&c.spec, *i, machine, &machines, can_multiply));
         let cases: Vec<Case> = dealt.map(|(_, case)| case.clone()).collect();
         check_on(machine, &cases);
     }
@@ -179,8 +183,8 @@ pub(crate) fn check(cases: &[Case]) {
     crate::emulated::check(cases);
 }
 
-/// Checks that every schedule gives the bits of the usual one, on every machine that this host runs. A
-/// schedule that a machine has no kernels of is passed over, but some must be left.
+/// Checks that every schedule gives bit-identical results to the default one, on every machine that this host
+/// runs. Schedules that a machine has no kernels for are skipped, but not all of them may be.
 pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
     if crate::gpu_kernels::on_gpu() {
         return;
@@ -190,7 +194,8 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
         let isa = machine.isa();
         let mut specs = Vec::new();
         let mut pairs = Vec::new();
-        let dealt = (0..).zip(cases).filter(|(i, (c, _))| is_dealt(&c.spec, *i, machine, &machines, able));
+        let dealt =
+            (0..).zip(cases).filter(|(i, (c, _))| is_assigned(&c.spec, *i, machine, &machines, can_multiply));
         let cases: Vec<_> = dealt.map(|(_, case)| case).collect();
         for (case, schedules) in &cases {
             specs.push(case.spec.clone());
@@ -212,8 +217,8 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
     }
 }
 
-/// Formats and the forms that they are multiplied in.
-pub(crate) const PRODUCTS: [(Format, ComputeType); 20] = [
+/// Formats with their compute types.
+pub(crate) const PRODUCTS: [(Format, ComputeType); 25] = [
     (Format::F32, ComputeType::F32),
     (Format::Bf16, ComputeType::F32),
     (Format::F16, ComputeType::F32),
@@ -234,20 +239,25 @@ pub(crate) const PRODUCTS: [(Format, ComputeType); 20] = [
     (Format::Mxfp4, ComputeType::F32),
     (Format::Mxfp4, ComputeType::Bf16),
     (Format::Mxfp4, ComputeType::I8),
+    (Format::Q6, ComputeType::I8),
+    (Format::Q5, ComputeType::F32),
+    (Format::Q3, ComputeType::Bf16),
+    (Format::Q3, ComputeType::I8),
+    (Format::Q2, ComputeType::I8),
 ];
 
-/// Every second case of those that run every product in turn, in a checkerboard: each shape has half of the
-/// products, and each product half of the shapes.
+/// Every second case of a list that runs through all products for each shape, as on a checkerboard: each
+/// shape has half of the products, and each product half of the shapes.
 pub(crate) fn every_second(cases: Vec<Case>) -> Vec<Case> {
     let is_of_colour = |i: usize| (i / PRODUCTS.len() + i % PRODUCTS.len()).is_multiple_of(2);
     cases.into_iter().enumerate().filter(|(i, _)| is_of_colour(*i)).map(|(_, case)| case).collect()
 }
 
-/// The numbers that packed matrices of `rows` × `cols` hold, with what unpacking to `compute` rounds.
+/// The numbers that packed matrices of `rows` × `cols` represent, rounded as unpacking to `compute` rounds.
 pub(crate) fn stored(format: Format, compute: ComputeType, [rows, cols]: [usize; 2], w: &[f32]) -> Vec<f32> {
     let mut w = w.to_vec();
     w.chunks_mut(rows * cols).for_each(|matrix| round_rows(format, cols, matrix));
-    // Threads multiply f16 as it is, by two numbers of bf16.
+    // The GPU multiplies f16 unrounded, as a sum of two bf16 numbers.
     if compute == ComputeType::Bf16 && format != Format::F16 {
         for x in &mut w {
             *x = bf16::from_f32(*x).to_f32();
@@ -256,8 +266,8 @@ pub(crate) fn stored(format: Format, compute: ComputeType, [rows, cols]: [usize;
     w
 }
 
-/// Rows of `groups · cols` numbers, `ld` apart, as a matrix kernel takes them, their distance, and the
-/// numbers that they then stand for (in the places of `x`).
+/// Rows of `groups · cols` numbers with a row stride of `ld`, in the format that a matrix kernel reads. Also
+/// returns the stride of that format, and the numbers after rounding, at the positions of `x`.
 pub(crate) fn rows_as(
     compute: ComputeType,
     x: &[f32],
@@ -266,7 +276,7 @@ pub(crate) fn rows_as(
     if compute == ComputeType::F32 {
         return (Operand::Floats(x.to_vec()), ld, x.to_vec());
     }
-    // A word between rows belongs to no row.
+    // The rows have a gap of one word between them.
     let packed_ld = groups * packed_words(cols, compute) + 1;
     let (mut words, mut rounded) = (Vec::new(), x.to_vec());
     for row in rounded.chunks_mut(ld) {
@@ -320,7 +330,7 @@ pub(crate) fn check_on(machine: &Machine, cases: &[Case]) {
     }
 }
 
-/// Checks the operands' words after runs with the work as a whole and split.
+/// Checks the results, and that they do not depend on how the work is split.
 pub(crate) fn check_case(case: &Case, isa: &Isa, results: &[Vec<Vec<u32>>]) {
     let whole = &results[0];
     for split in &results[1..] {
@@ -343,7 +353,7 @@ fn compare(isa: &Isa, got: &[u32], expect: &Expect, what: impl Fn() -> String) {
             let bytes: Vec<u8> = got.iter().flat_map(|w| w.to_le_bytes()).collect();
             let head = state(*shape, isa);
             let read = |memory: &[u8]| -> Vec<u32> {
-                let places = (0..shape[0] * shape[1]).map(|i| head.place(i / shape[1], i % shape[1]));
+                let places = (0..shape[0] * shape[1]).map(|i| head.offsets(i / shape[1], i % shape[1]));
                 places.map(|place| head.read(memory, place).expect("inside").to_bits()).collect()
             };
             let got: Vec<u32> = bytes.chunks(head.bytes().expect("f32")).flat_map(read).collect();
@@ -353,7 +363,7 @@ fn compare(isa: &Isa, got: &[u32], expect: &Expect, what: impl Fn() -> String) {
     }
 }
 
-/// As [`check_case`], of numbers.
+/// Like [`check_case`], for an operand of numbers.
 pub(crate) fn compare_numbers(got: &[u32], expect: &Expect, what: impl Fn() -> String) {
     match expect {
         Expect::Cache(_) | Expect::States(..) => panic!("no numbers: {}", what()),
@@ -373,12 +383,12 @@ pub(crate) fn compare_numbers(got: &[u32], expect: &Expect, what: impl Fn() -> S
     }
 }
 
-/// Places of the numbers of a state `[key, value]` of the delta rule.
+/// Layout of a state `[key, value]` of the delta rule.
 fn state([key, value]: [usize; 2], isa: &Isa) -> CacheHead {
     CacheHead { format: Format::F32, order: delta_order(isa, key), ctx: key, dim: value }
 }
 
-/// A packed weight. Numbers that were read back from codes and scales become these again; others are rounded.
+/// Packs a weight. Numbers that were read from codes and scales are packed unchanged; others are rounded.
 pub(crate) fn packed(geometry: &Geometry, values: &[f32]) -> Vec<u8> {
     let stored = Weighting { stored: geometry.format.is_published(), ..Weighting::default() };
     let mut bytes = Vec::new();
@@ -400,7 +410,7 @@ pub(crate) fn packed(geometry: &Geometry, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Bytes of an operand, or the number of the one that it is again.
+/// Bytes of an operand; the index of the other operand if both are the same buffer.
 pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>, usize> {
     match operand {
         Operand::Floats(x) => Ok(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
@@ -418,7 +428,7 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
             let pack = |of: &[f32]| {
                 let mut memory = vec![0; head.bytes().expect("f32")];
                 for (i, x) in of.iter().enumerate() {
-                    memory[head.place(i / value, i % value).at..][..4].copy_from_slice(&x.to_le_bytes());
+                    memory[head.offsets(i / value, i % value).at..][..4].copy_from_slice(&x.to_le_bytes());
                 }
                 memory
             };
@@ -428,8 +438,8 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
     }
 }
 
-/// Pieces that addresses of up and down of neurons point to, one after the other, filled up with ones to
-/// equal sizes.
+/// Up and down parts of neurons, one after another, padded with ones to equal sizes. Each part gets an
+/// address of its own.
 fn pieces(format: Format, [matrices, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
     let geometry = Geometry { layout: Layout::UpDown, format, matrices, rows, cols };
     let packed = pack_slice(&geometry, values).expect("packs");
@@ -451,7 +461,7 @@ fn pieces(format: Format, [matrices, rows, cols]: [usize; 3], values: &[f32]) ->
         .collect()
 }
 
-/// Matrices of an operand that a kernel finds by a table of their addresses.
+/// Number of an operand's matrices, if the kernel finds them by a table of addresses.
 pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
     match (operand, spec) {
         (Operand::UpDown(format, [matrices, rows, cols], _), _) => {
@@ -471,7 +481,7 @@ pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
     }
 }
 
-/// Active experts: what the last table of integers begins with.
+/// Number of active experts: the first entry of the last integer operand.
 pub(crate) fn active(case: &Case) -> usize {
     let ints = case.operands.iter().rev().find_map(|o| match o {
         Operand::Ints(x) => x.first().copied(),
@@ -480,7 +490,7 @@ pub(crate) fn active(case: &Case) -> usize {
     ints.map_or(0, |a| a.max(0) as usize)
 }
 
-/// Work items of a case.
+/// Number of work items of a case.
 pub(crate) fn items(isa: &Isa, case: &Case, active: usize) -> usize {
     match case.spec.grid(isa) {
         Grid::One => 1,
@@ -489,7 +499,7 @@ pub(crate) fn items(isa: &Isa, case: &Case, active: usize) -> usize {
     }
 }
 
-/// Runs a kernel with work items in chunks, the last chunk first; the operands' words afterwards.
+/// Runs a kernel with work items in chunks, the last chunk first; returns the operands' contents.
 pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> {
     let mut memory: Vec<Option<Guarded>> = Vec::new();
     let mut args: Vec<*mut u8> = Vec::new();
@@ -504,7 +514,7 @@ pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec
             }
         };
         if let Some(n) = matrices(operand, &case.spec) {
-            // Each where it happens to lie, with a guard page of its own.
+            // Each part has a guard page of its own.
             let parts: Vec<_> = bytes.chunks_exact(bytes.len() / n).map(Guarded::new).collect();
             let addresses: Vec<u8> =
                 parts.iter().flat_map(|p| (p.start as usize as u64).to_le_bytes()).collect();
@@ -520,7 +530,7 @@ pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec
     }
     assert_eq!(args.len(), case.spec.args(), "{:?}", case.spec);
     let items = items(isa, case, active(case));
-    // Scratch is 64-byte aligned by contract.
+    // The contract requires scratch to be 64-byte aligned.
     let scratch = Guarded::new(&vec![0xff; case.spec.scratch_bytes(isa).next_multiple_of(64)]);
     let mut end = items;
     while end > 0 {
@@ -532,10 +542,10 @@ pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec
     memory.iter().map(|m| m.as_ref().map(Guarded::words).unwrap_or_default()).collect()
 }
 
-/// A row-strided matrix whose gaps hold a marker.
+/// Marker in the gaps between the rows of a matrix.
 pub(crate) const GAP: f32 = 777.0;
 
-/// `rows × cols` numbers with rows `ld` apart, gaps marked. The last row has no gap.
+/// `rows × cols` numbers with row stride `ld` and [`GAP`] in the gaps. The last row has no gap.
 pub(crate) fn strided(
     rows: usize,
     cols: usize,
@@ -546,7 +556,7 @@ pub(crate) fn strided(
     (0..len).map(|i| if i % ld < cols { f(i / ld, i % ld) } else { GAP }).collect()
 }
 
-/// As [`strided`], random.
+/// Like [`strided`], with random numbers.
 pub(crate) fn random(rng: &mut Rng, rows: usize, cols: usize, ld: usize) -> Vec<f32> {
     strided(rows, cols, ld, |_, _| rng.float())
 }

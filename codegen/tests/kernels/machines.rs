@@ -1,4 +1,4 @@
-//! Target machines of the kernels here.
+//! Machines that these tests compile kernels for.
 
 use crate::harness::PRODUCTS;
 use moec_codegen::{KernelSpec, Machine};
@@ -12,8 +12,12 @@ pub(crate) fn machines() -> Vec<Machine> {
     let levels: [u8; 0] = [];
     #[cfg(target_arch = "x86_64")]
     let levels = [
-        (4, AVX512.by(is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq"))),
-        (3, AVX2.by(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"))),
+        (
+            4,
+            AVX512
+                .holds_or_skip(is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq")),
+        ),
+        (3, AVX2.holds_or_skip(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"))),
         (1, true),
     ]
     .into_iter()
@@ -21,10 +25,10 @@ pub(crate) fn machines() -> Vec<Machine> {
     levels.into_iter().map(Machine::x86_64_level).chain([host()]).collect()
 }
 
-/// This host. A system that does not let this process use tile registers takes their features away.
+/// This host's CPU, without tile registers if the operating system denies them to this process.
 fn host() -> Machine {
     let mut host = Machine::host().unwrap_or_else(|e| panic!("{e}"));
-    if host.isa().tiles && !AMX.by(tiles_permitted()) {
+    if host.isa().tiles && !AMX.holds_or_skip(tiles_permitted()) {
         host.features.retain(|f| !f.starts_with("amx-"));
     }
     host
@@ -44,10 +48,9 @@ fn tiles_permitted() -> bool {
     false
 }
 
-/// Whether a case of that number is checked on the machine of that place among so many that can multiply so.
-/// A plain run deals the cases out: every second case is checked, on one of several machines. So the machines
-/// meet the products of every shape in turn, and neighbours what the other leaves. `cargo xtask test --all`
-/// checks every case on every machine.
-pub(crate) fn wanted(_: &KernelSpec, case: usize, (place, of): (usize, usize)) -> bool {
+/// Whether a case is checked on the machine at `place`, of `of` machines that have its instructions. A plain
+/// run checks every second case, on one of the machines. The machines alternate over shapes and products, so
+/// that each gets every product in turn. `cargo xtask test --all` checks every case on every machine.
+pub(crate) fn is_selected(_: &KernelSpec, case: usize, (place, of): (usize, usize)) -> bool {
     moec_testing::all() || (case / PRODUCTS.len() + case % PRODUCTS.len() + place).is_multiple_of(2 * of)
 }

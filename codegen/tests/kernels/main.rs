@@ -1,5 +1,5 @@
-//! Every kernel, run in this process, for AArch64 in an emulator and for GPUs in an interpreter, against
-//! plain loops.
+//! Every kernel, compared with plain loops: in this process, for AArch64 in an emulator, and for GPUs in an
+//! interpreter.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 

@@ -26,15 +26,15 @@ pub(crate) fn case(rng: &mut Rng, s: &Shape) -> Case {
     spaced(rng, s, None)
 }
 
-/// As [`case`], with this many numbers between two rows of results.
+/// Like [`case`], with this gap between two rows of the result.
 fn spaced(rng: &mut Rng, s: &Shape, space: Option<usize>) -> Case {
     let w = rng.floats(s.groups * s.n * s.k);
-    let held = stored(s.format, s.compute, [s.n, s.k], &w);
-    of_weights(rng, s, space, w, &held)
+    let rounded = stored(s.format, s.compute, [s.n, s.k], &w);
+    of_weights(rng, s, space, w, &rounded)
 }
 
-/// As [`spaced`], of weights and the numbers that are held of them.
-fn of_weights(rng: &mut Rng, s: &Shape, space: Option<usize>, w: Vec<f32>, held: &[f32]) -> Case {
+/// Like [`spaced`], for given weights and their rounded values.
+fn of_weights(rng: &mut Rng, s: &Shape, space: Option<usize>, w: Vec<f32>, rounded: &[f32]) -> Case {
     let columns = if s.glu.is_some() { s.n / 2 } else { s.n };
     let (x_ld, space) = (s.k * s.groups + rng.below(3), space.unwrap_or_else(|| rng.below(5)));
     let out_ld = columns * s.groups + space;
@@ -45,7 +45,7 @@ fn of_weights(rng: &mut Rng, s: &Shape, space: Option<usize>, w: Vec<f32>, held:
     let dot = |row: usize, group: usize, j: usize| -> f32 {
         let sum: f64 = (0..s.k)
             .map(|i| {
-                let w = held[(group * s.n + j) * s.k + i];
+                let w = rounded[(group * s.n + j) * s.k + i];
                 f64::from(x[row * x_ld + group * s.k + i]) * f64::from(w)
             })
             .sum();
@@ -63,7 +63,7 @@ fn of_weights(rng: &mut Rng, s: &Shape, space: Option<usize>, w: Vec<f32>, held:
     operands.extend(bias.map(Operand::Floats));
     let out = operands.len() + usize::from(s.residual);
     let residual_at = operands.len();
-    // The output is the residual's buffer.
+    // The residual is updated in place.
     let at = if let Some(r) = residual {
         operands.extend([Operand::Floats(r), Operand::Same(residual_at)]);
         residual_at
@@ -115,8 +115,8 @@ fn linear_equals_plain_loops() {
     check(&every_second(cases));
 }
 
-/// Codes that a checkpoint may have, and no rounding gives: −128 has no opposite in a byte, and two of its
-/// products with ±127 are the most that 16 bits must hold.
+/// All codes that a checkpoint may contain, even if rounding never gives them. −128 has no negative in a
+/// byte, and two products of it with ±127 need the full range of 16 bits.
 #[test]
 fn every_code_of_a_checkpoint_is_multiplied() {
     let mut rng = Rng::new(6);
@@ -126,7 +126,7 @@ fn every_code_of_a_checkpoint_is_multiplied() {
         for compute in [ComputeType::F32, ComputeType::Bf16, ComputeType::I8] {
             for n_rows in [1, 2, 4, 7, 33] {
                 let (k, n) = (96, rng.pick(&[33, 64]));
-                // Rows of every code, of the lowest alone, and of both ends in turn.
+                // Rows with every code, rows with only the lowest, and rows in which both ends alternate.
                 let code = |row: usize, c: usize| match row % 3 {
                     0 => lowest + (row + c * 5) as i32 % (highest - lowest + 1),
                     1 => lowest,
@@ -141,12 +141,12 @@ fn every_code_of_a_checkpoint_is_multiplied() {
                 let w: Vec<f32> = (0..n * k).map(|i| number(i / k, i % k)).collect();
                 let round =
                     |x: &f32| if compute == ComputeType::Bf16 { bf16::from_f32(*x).to_f32() } else { *x };
-                let held: Vec<f32> = w.iter().map(round).collect();
+                let rounded: Vec<f32> = w.iter().map(round).collect();
                 let (bias, residual, glu, groups) = (false, false, None, 1);
                 let shape = Shape { n_rows, k, n, groups, format, compute, bias, residual, glu };
-                let mut case = of_weights(&mut rng, &shape, None, w, &held);
+                let mut case = of_weights(&mut rng, &shape, None, w, &rounded);
                 if compute == ComputeType::I8 && n_rows % 2 == 1 {
-                    case = with_ends(case, &held, &shape);
+                    case = with_ends(case, &rounded, &shape);
                 }
                 cases.push(case);
             }
@@ -155,8 +155,8 @@ fn every_code_of_a_checkpoint_is_multiplied() {
     check(&cases);
 }
 
-/// The same with rows of bytes that are all 127, or in turn −127.
-fn with_ends(mut case: Case, held: &[f32], s: &Shape) -> Case {
+/// The same case with rows of bytes that are all 127, or in which 127 and −127 alternate.
+fn with_ends(mut case: Case, rounded: &[f32], s: &Shape) -> Case {
     let value = |row: usize, c: usize| if row % 2 == 1 && c % 4 < 2 { -1.0 } else { 1.0 };
     let x = strided(s.n_rows, s.k, s.k, value);
     let (rows, x_ld, x) = rows_as(s.compute, &x, [1, s.k, s.k]);
@@ -165,7 +165,7 @@ fn with_ends(mut case: Case, held: &[f32], s: &Shape) -> Case {
     };
     *ld = x_ld;
     let dot = |row: usize, j: usize| -> f32 {
-        let terms = x[row * s.k..].iter().zip(&held[j * s.k..][..s.k]);
+        let terms = x[row * s.k..].iter().zip(&rounded[j * s.k..][..s.k]);
         terms.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>() as f32
     };
     let expected = strided(s.n_rows, s.n, *out_ld, dot);
@@ -174,9 +174,9 @@ fn with_ends(mut case: Case, held: &[f32], s: &Shape) -> Case {
     case
 }
 
-/// On tiles such results go past the caches.
+/// Kernels with tiles store such results past the caches.
 #[test]
-fn results_are_whole_lines() {
+fn results_that_fill_whole_cache_lines() {
     let mut rng = Rng::new(5);
     let mut cases = Vec::new();
     for (n_rows, k, n, space) in
@@ -195,7 +195,7 @@ fn results_are_whole_lines() {
 }
 
 #[test]
-fn rows_and_channels_that_fill_no_block() {
+fn rows_and_channels_that_are_not_whole_blocks() {
     let mut rng = Rng::new(4);
     let mut cases = Vec::new();
     for (i, n_rows) in [1, 15, 16, 17, 33].into_iter().enumerate() {
@@ -222,7 +222,7 @@ fn linear_joins_gate_and_up() {
         Glu::DRelu,
         Glu::FatRelu { threshold: 0.3 },
         Glu::Clamped { alpha: 1.702, limit: 0.7 },
-        // Nothing is below: as SiLU.
+        // No magnitude is below 0, so this equals SiLU.
         Glu::Cats { threshold: 0.0 },
     ];
     let mut cases = Vec::new();
@@ -247,7 +247,7 @@ fn linear_joins_gate_and_up() {
 }
 
 #[test]
-fn each_head_has_its_matrix() {
+fn grouped_linear_uses_one_matrix_per_head() {
     let mut rng = Rng::new(3);
     let mut cases = Vec::new();
     for (groups, k, n) in [(2, 24, 33), (4, 17, 16), (3, 8, 64)] {
@@ -262,7 +262,7 @@ fn each_head_has_its_matrix() {
 }
 
 #[test]
-fn rows_are_brought_into_every_form() {
+fn rows_are_converted_to_every_compute_type() {
     let mut rng = Rng::new(4);
     let mut cases = Vec::new();
     for (n, per_row, groups, cols) in

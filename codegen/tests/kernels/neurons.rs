@@ -1,4 +1,4 @@
-//! Experts by neurons: inactive neurons are not read, and gate bounds change no bit.
+//! Experts by neurons: inactive neurons are not read, and gate bounds do not change any bit.
 
 use crate::experts::{dispatch, experts_of_slots};
 use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, run, stored, strided};
@@ -12,7 +12,7 @@ use moec_ir::types::Format;
 
 /// Rows, experts per token, experts, valid rows.
 pub(crate) const LAYOUTS: [(usize, usize, usize, usize); 3] = [(4, 2, 16, 1), (4, 2, 3, 4), (8, 3, 4, 5)];
-/// Neurons of a block.
+/// Neurons per block.
 pub(crate) const BLOCK: usize = 32;
 pub(crate) const KINDS: [(Format, bool, ComputeType); 10] = [
     (Format::F32, false, ComputeType::F32),
@@ -26,11 +26,11 @@ pub(crate) const KINDS: [(Format, bool, ComputeType); 10] = [
     (Format::Q8, false, ComputeType::I8),
     (Format::Q4, false, ComputeType::I8),
 ];
-/// Rows of which some are whole numbers of steps on every machine, with a rest after a vector of scales and
-/// without.
+/// Row widths. Some are whole multiples of every machine's step; some leave a remainder after a vector of
+/// scales, some do not.
 const WIDTHS: [usize; 9] = [17, 64, 80, 128, 288, 333, 500, 640, 1200];
 
-/// Experts, their neurons and what they hold.
+/// Experts with their dispatch table, inputs and weights.
 pub(crate) struct Network {
     pub(crate) layout: DispatchLayout,
     pub(crate) n: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Network {
     pub(crate) hidden: usize,
     pub(crate) inter: usize,
     pub(crate) weights: Vec<f32>,
-    /// As the format holds them.
+    /// The weights after rounding to the format.
     pub(crate) held: Vec<f32>,
 }
 
@@ -58,7 +58,7 @@ impl Network {
         Self { layout, n, table, of_slot, hidden, inter, weights, held }
     }
 
-    /// Part `part` of a neuron of the expert that a slot has; `None` for an empty slot.
+    /// Part `part` of a neuron of a slot's expert; `None` for an empty slot.
     pub(crate) fn part(&self, slot: usize, neuron: usize, part: usize) -> Option<&[f32]> {
         let e = *self.of_slot.get(slot)?;
         Some(&self.held[((e * self.inter + neuron) * 3 + part) * self.hidden..][..self.hidden])
@@ -96,7 +96,7 @@ pub(crate) fn up_cases(rng: &mut Rng) -> Vec<Case> {
                 };
                 let row = &x[net.table[net.layout.token() + slot] as usize * ld..][..hidden];
                 let gate = dot(row, gate);
-                // Inactive neurons are not compared; whether a number so small is one differs by rounding.
+                // Not compared, since rounding decides whether a neuron with so small a gate is active.
                 let least = if let Glu::FatRelu { threshold } = g { threshold } else { 0.0 };
                 if gate < least + 1e-4 { f32::NAN } else { glu(g, gate, dot(row, up)) }
             });
@@ -142,7 +142,7 @@ fn columns_of_active_neurons() {
         for (format, gate_bound, _) in KINDS {
             let net = Network::new(rng, layout, format);
             let (hidden, inter) = (net.hidden, net.inter);
-            // All, none, one in five.
+            // All neurons active, none, or one in five.
             let share = rng.pick(&[1, 0, 5]);
             let is_active: Vec<bool> =
                 (0..net.layout.experts * inter).map(|_| share > 0 && rng.below(share.max(1)) == 0).collect();
@@ -152,14 +152,14 @@ fn columns_of_active_neurons() {
                 let e = net.table[net.layout.expert() + a] as usize;
                 for b in 0..blocks {
                     let list = &mut lists[(a * blocks + b) * (BLOCK + 1)..];
-                    let who: Vec<_> = (b * BLOCK..inter.min((b + 1) * BLOCK))
+                    let listed: Vec<_> = (b * BLOCK..inter.min((b + 1) * BLOCK))
                         .filter(|i| is_active[e * inter + i])
                         .collect();
-                    list[0] = who.len() as i32;
-                    list[1..].iter_mut().zip(who).for_each(|(to, i)| *to = i as i32);
+                    list[0] = listed.len() as i32;
+                    list[1..].iter_mut().zip(listed).for_each(|(to, i)| *to = i as i32);
                 }
             }
-            // An inactive neuron holds no number.
+            // The values of inactive neurons are NaN, since they must not be read.
             let h = strided(net.slots(), inter, inter, |slot, i| match net.of_slot.get(slot) {
                 Some(e) if is_active[e * inter + i] => rng.float(),
                 _ => f32::NAN,
@@ -188,7 +188,7 @@ fn columns_of_active_neurons() {
     check(&cases);
 }
 
-/// Active neurons of every active expert and block.
+/// Lists of the active neurons of every active expert and block.
 pub(crate) fn is_active(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
     let (Operand::Ints(table), KernelSpec::NeuronUp(NeuronUp { inter, .. })) =
         (&case.operands[1], &case.spec)
@@ -233,7 +233,7 @@ fn gate_bounds_change_no_bit() {
     }
 }
 
-/// Formats, and the forms that panels out of neurons have.
+/// Formats, and the compute types of panels made of neurons.
 const PANELS: [(Format, bool, ComputeType); 9] = [
     (Format::F32, false, ComputeType::F32),
     (Format::Bf16, true, ComputeType::F32),
@@ -247,7 +247,7 @@ const PANELS: [(Format, bool, ComputeType); 9] = [
 ];
 
 #[test]
-fn many_rows_meet_panels_out_of_neurons() {
+fn many_rows_are_multiplied_by_panels_of_neuron_bundles() {
     let rng = &mut Rng::new(43);
     let mut cases = Vec::new();
     for layout in [(40, 2, 3, 40), (33, 4, 8, 9)] {

@@ -1,4 +1,4 @@
-//! Kernels whose rows are in order: each changes the state that the next row of its sequence reads.
+//! Kernels that process rows in order: each row changes the state that the next row of its sequence reads.
 
 use crate::harness::{Case, Expect, Operand, Rng, check, random, run, strided};
 use crate::machines::machines;
@@ -8,14 +8,14 @@ use moec_codegen::spec::{CausalConv, DeltaRule, SelectiveScan};
 use moec_codegen::{Isa, KernelSpec, compile};
 use moec_ir::op::Activation;
 
-/// Sequences of the states.
+/// Number of states, one per sequence.
 const SLOTS: usize = 3;
-/// Rows of a call at most.
+/// Maximum number of rows of a call.
 const ROWS: usize = 56;
-/// Rows whose sequences take turns.
+/// Number of rows in which two sequences alternate.
 const IN_TURN: usize = 12;
-/// Rows of a call: of two sequences in turn, one after the other, and padding before, between and after them;
-/// then many of one and of the other.
+/// Positions of a call's rows. First two sequences alternate, with padding before, between and after them;
+/// then come many rows of one sequence, and many of the other.
 const POS: [i32; ROWS] = [
     -1, 4, 5, 0, 6, -1, -7, 1, 2, 7, 8, -1, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
     25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, -1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
@@ -25,16 +25,16 @@ const SLOT: [i32; ROWS] = [
     2, 2, 2, 2, 2, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
 
-/// The rows of `POS` with a position, and their sequences.
+/// Slots (sequences) of the rows of `POS`.
 fn rows(n: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..n).filter(|&r| POS[r] >= 0).map(|r| (r, SLOT[r] as usize))
 }
 
-fn places(n: usize) -> [Operand; 2] {
+fn positions(n: usize) -> [Operand; 2] {
     [POS, SLOT].map(|of| Operand::Ints(of[..n].to_vec()))
 }
 
-/// A result: the rows with a position hold `want`, the rest is anything.
+/// Expected result: `want` for rows with a position; other rows are not compared.
 fn expected(n: usize, cols: usize, ld: usize, want: &[f64]) -> Vec<f32> {
     strided(n, cols, ld, |r, c| if POS[r] < 0 { f32::NAN } else { want[r * cols + c] as f32 })
 }
@@ -71,13 +71,13 @@ fn conv_case(
     let out = Operand::Floats(strided(n, channels, out_ld, |_, _| 5.0));
     let with_bias = bias.then_some(Operand::Floats(b));
     let head = [Operand::Floats(state), Operand::Floats(x), Operand::Floats(w)];
-    let operands: Vec<_> = head.into_iter().chain(with_bias).chain(places(n)).chain([out]).collect();
+    let operands: Vec<_> = head.into_iter().chain(with_bias).chain(positions(n)).chain([out]).collect();
     let at = operands.len() - 1;
     Case {
         spec: CausalConv { rows: ROWS, channels, taps, act, bias, x_ld, out_ld }.into(),
         n,
         operands,
-        // Only the numbers of the rows are compared.
+        // Padding rows are not compared.
         expect: vec![
             (0, Expect::Floats(after, 0.0)),
             (at, Expect::Floats(expected(n, channels, out_ld, &want), 2e-6)),
@@ -104,19 +104,19 @@ fn convolutions() {
     check(&conv_cases());
 }
 
-/// Heads of keys and of values, channels of a key and of a value.
+/// Numbers of key and value heads, channels of a key and of a value.
 type Heads = [usize; 4];
 
-/// Kind of recurrence.
+/// Variant of the recurrence.
 #[derive(Clone, Copy, Debug)]
-struct Does {
+struct RecurrenceKind {
     by_channel: bool,
     corrects: bool,
     chunked: bool,
 }
 
-fn delta_case(rng: &mut Rng, n: usize, heads: Heads, does: Does) -> Case {
-    // Of a decay and of a beta, from a number in −1 .. 1.
+fn delta_case(rng: &mut Rng, n: usize, heads: Heads, does: RecurrenceKind) -> Case {
+    // Functions for decay and beta of a random number in −1 .. 1.
     delta_case_of(rng, n, heads, does, [&|x| -3.0 * x * x, &f32::abs])
 }
 
@@ -124,7 +124,7 @@ fn delta_case_of(
     rng: &mut Rng,
     n: usize,
     [key_heads, heads, key, value]: Heads,
-    Does { by_channel, corrects, chunked }: Does,
+    RecurrenceKind { by_channel, corrects, chunked }: RecurrenceKind,
     [decay, beta]: [&dyn Fn(f32) -> f32; 2],
 ) -> Case {
     let decays = if by_channel { key } else { 1 };
@@ -132,7 +132,7 @@ fn delta_case_of(
     let ld = widths.map(|width| width + rng.below(4));
     let out_ld = heads * value + rng.below(4);
     let state = rng.floats(SLOTS * heads * key * value);
-    // Keys and queries are about as long as 1, as those that are normalised.
+    // Keys and queries have a length of about 1, like normalised ones.
     let long = (3.0 / key as f32).sqrt();
     let mut operand =
         |at: usize, of: &dyn Fn(f32) -> f32| strided(n, widths[at], ld[at], |_, _| of(rng.float()));
@@ -149,12 +149,12 @@ fn delta_case_of(
                 *x *= at(&decay, 3, h * decays + i / value % decays).exp();
             }
             for j in 0..value {
-                let said: f64 = if corrects {
+                let retrieved: f64 = if corrects {
                     (0..key).map(|i| at(&k, 1, of_key + i) * s[i * value + j]).sum()
                 } else {
                     0.0
                 };
-                let change = at(&beta, 4, h) * (at(&v, 2, h * value + j) - said);
+                let change = at(&beta, 4, h) * (at(&v, 2, h * value + j) - retrieved);
                 for i in 0..key {
                     s[i * value + j] += at(&k, 1, of_key + i) * change;
                 }
@@ -171,7 +171,7 @@ fn delta_case_of(
     Case {
         spec: spec.into(),
         n,
-        operands: first.into_iter().chain(floats).chain(places(n)).chain([out]).collect(),
+        operands: first.into_iter().chain(floats).chain(positions(n)).chain([out]).collect(),
         expect: vec![
             (0, Expect::States([key, value], after.iter().map(|&x| x as f32).collect(), 1e-5)),
             (8, Expect::Floats(expected(n, heads * value, out_ld, &want), 1e-5)),
@@ -194,17 +194,17 @@ fn delta_cases() -> Vec<Case> {
     let mut rng = Rng::new(82);
     let mut cases = Vec::new();
     for (i, heads) in HEADS.into_iter().enumerate() {
-        // One decay for a head, one for each channel, and the plain sums of state spaces.
+        // One decay per head, one per channel, and the plain sums of state-space models.
         for (j, (by_channel, corrects)) in
             [(false, true), (true, true), (false, false)].into_iter().enumerate()
         {
-            let does = Does { by_channel, corrects, chunked: false };
+            let does = RecurrenceKind { by_channel, corrects, chunked: false };
             cases.push(delta_case(&mut rng, IN_TURN, heads, does));
             let n = if i % 3 == j { ROWS } else { [1, 13, 24, 25, 30, 36, 41, 55][(i + j) % 8] };
-            cases.push(delta_case(&mut rng, n, heads, Does { chunked: true, ..does }));
+            cases.push(delta_case(&mut rng, n, heads, RecurrenceKind { chunked: true, ..does }));
         }
         if i < 3 {
-            let does = Does { by_channel: i % 2 == 0, corrects: true, chunked: false };
+            let does = RecurrenceKind { by_channel: i % 2 == 0, corrects: true, chunked: false };
             cases.push(delta_case(&mut rng, [1, 5, 8][i], heads, does));
         }
     }
@@ -216,7 +216,7 @@ fn delta_rules() {
     check(&delta_cases());
 }
 
-/// Decays of which the state forgets everything, or nothing, and betas that replace everything, or nothing.
+/// Extreme values: decays that forget everything or nothing, betas that replace everything or nothing.
 #[test]
 fn delta_rules_at_their_limits() {
     let mut rng = Rng::new(84);
@@ -224,7 +224,7 @@ fn delta_rules_at_their_limits() {
         &|_| 0.0,
         &|_| f32::NEG_INFINITY,
         &|x| if x > 0.7 { f32::NEG_INFINITY } else { -0.1 * x * x },
-        // Its product over a chunk is far below the smallest f32.
+        // The product over a chunk is far below the smallest f32.
         &|x| -80.0 * x * x,
     ];
     let betas: [&dyn Fn(f32) -> f32; 3] = [&|_| 0.0, &|_| 1.0, &|x| if x > 0.0 { 1.0 } else { 0.0 }];
@@ -232,7 +232,7 @@ fn delta_rules_at_their_limits() {
     for decay in decays {
         for beta in betas {
             for by_channel in [false, true] {
-                let does = Does { by_channel, corrects: true, chunked: true };
+                let does = RecurrenceKind { by_channel, corrects: true, chunked: true };
                 cases.push(delta_case_of(&mut rng, ROWS, [1, 2, 22, 20], does, [decay, beta]));
             }
         }
@@ -240,7 +240,7 @@ fn delta_rules_at_their_limits() {
     check(&cases);
 }
 
-/// Numbers of an operand of floats.
+/// Numbers of a float operand.
 fn floats(operand: &mut Operand) -> &mut Vec<f32> {
     match operand {
         Operand::Floats(x) => x,
@@ -248,23 +248,23 @@ fn floats(operand: &mut Operand) -> &mut Vec<f32> {
     }
 }
 
-/// A NaN or an infinity in a row reaches the later rows of its sequence, as row by row. Earlier rows and
-/// other sequences are unaffected.
+/// A NaN or an infinity in a row affects the later rows of its sequence, as in row-by-row computation.
+/// Earlier rows and other sequences are unaffected.
 #[test]
-fn chunks_spread_nan_as_rows_do() {
+fn chunked_delta_rule_propagates_nan_like_rows() {
     const BAD: usize = 17;
     let mut rng = Rng::new(85);
     for machine in machines() {
         let isa = machine.isa();
         for by_channel in [false, true] {
-            let does = Does { by_channel, corrects: true, chunked: true };
+            let does = RecurrenceKind { by_channel, corrects: true, chunked: true };
             let case = delta_case(&mut rng, ROWS, [1, 1, 22, 20], does);
             let KernelSpec::DeltaRule(rule) = case.spec.clone() else { panic!("{:?}", case.spec) };
             let by_row: KernelSpec = DeltaRule { chunked: false, ..rule.clone() }.into();
             let specs = [case.spec.clone(), by_row.clone()];
             let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap_or_else(|e| panic!("{e}")));
             let loaded = loaded.unwrap_or_else(|e| panic!("{e}"));
-            // Of query, key, value, decay and beta.
+            // Arguments: query, key, value, decay and beta.
             for (arg, bad) in (1..6).flat_map(|arg| [f32::NAN, f32::INFINITY].map(|bad| (arg, bad))) {
                 let mut case = case.clone();
                 floats(&mut case.operands[arg])[BAD * rule.ld[arg - 1]] = bad;
@@ -326,7 +326,7 @@ fn scan_case(rng: &mut Rng, n: usize, channels: usize, kept: usize) -> Case {
     Case {
         spec: spec.into(),
         n,
-        operands: first.into_iter().chain(floats).chain(places(n)).chain([out]).collect(),
+        operands: first.into_iter().chain(floats).chain(positions(n)).chain([out]).collect(),
         expect: vec![
             (0, Expect::States([kept, channels], after.iter().map(|&x| x as f32).collect(), 1e-5)),
             (8, Expect::Floats(expected(n, channels, out_ld, &want), 1e-5)),
@@ -348,7 +348,8 @@ fn selective_scans() {
     check(&scan_cases());
 }
 
-/// Rows `at .. at + n` of an operand whose rows are the call's; weights and states are left as they are.
+/// Rows `at .. at + n` of an operand with one row for each row of the call; weights and states are not
+/// sliced.
 fn part(case: &Case, at: usize, n: usize) -> Case {
     let cut = |operand: &mut Operand, ld: usize| match operand {
         Operand::Floats(x) => *x = x[at * ld..x.len().min((at + n) * ld)].to_vec(),
@@ -369,7 +370,7 @@ fn part(case: &Case, at: usize, n: usize) -> Case {
     case
 }
 
-/// State and rows of a case in calls of `chunk` rows.
+/// Final state and result rows, if the case is computed in calls of `chunk` rows.
 fn in_calls(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> [Vec<u32>; 2] {
     let (mut state, mut out) = (None, Vec::new());
     for at in (0..case.n).step_by(chunk) {
@@ -384,10 +385,10 @@ fn in_calls(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> [Vec<u32>
     [state.unwrap_or_default().iter().map(|x| x.cast_unsigned()).collect(), out]
 }
 
-/// The result and the final state of a prompt do not depend on its split into calls: exactly so row by row,
-/// and up to the order of sums where rows are computed together.
+/// Splitting a prompt into calls changes neither the result nor the final state. Row by row they are
+/// bit-identical; where rows are computed together, the order of sums may differ.
 #[test]
-fn calls_give_the_same_numbers() {
+fn splitting_a_sequence_into_calls_changes_no_result() {
     let cases: Vec<Case> = conv_cases()
         .into_iter()
         .chain(delta_cases())

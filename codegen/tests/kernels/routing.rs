@@ -1,4 +1,4 @@
-//! Routers of every kind.
+//! Routers of all kinds.
 
 use crate::harness::{Case, Expect, Operand, Rng, check, strided};
 use moec_codegen::spec::Router;
@@ -20,7 +20,7 @@ fn base(experts: usize, k: usize) -> RouterDesc {
     }
 }
 
-/// Indices of the `n` largest, the lowest of equals first.
+/// Indices of the `n` largest numbers; of equal ones, the lowest index first.
 fn top(x: &[f64], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].total_cmp(&x[a]).then(a.cmp(&b)));
@@ -65,13 +65,13 @@ fn route(d: &RouterDesc, z: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f32>) {
         WeightFrom::SoftmaxTopk => softmax(&ids.iter().map(|&i| z[i]).collect::<Vec<_>>()),
         WeightFrom::SigmoidTopk => ids.iter().map(|&i| sigmoid(z[i])).collect(),
         WeightFrom::SparseMixer { eps } => {
-            let one = |max: f64, gone: Option<usize>| {
+            let one = |max: f64, removed: Option<usize>| {
                 let near = |v: f64| (max - v) / v.abs().max(max) <= 2.0 * f64::from(eps);
-                let kept = (0..d.experts).filter(|&j| Some(j) != gone && near(z[j]));
+                let kept = (0..d.experts).filter(|&j| Some(j) != removed && near(z[j]));
                 1.0 / kept.map(|j| (z[j] - max).exp()).sum::<f64>()
             };
-            let gone = std::iter::once(None).chain(ids.iter().map(|&i| Some(i)));
-            ids.iter().zip(gone).map(|(&i, gone)| one(z[i], gone)).collect()
+            let removed = std::iter::once(None).chain(ids.iter().map(|&i| Some(i)));
+            ids.iter().zip(removed).map(|(&i, removed)| one(z[i], removed)).collect()
         }
     };
     let sum: f64 = w.iter().sum();
@@ -180,7 +180,7 @@ fn the_lowest_index_wins_ties() {
     ]);
 }
 
-/// A router over one row, as the evaluator and the kernel see it.
+/// A router over one row: the evaluator's result, and the case for the kernel.
 fn one_row(desc: &RouterDesc, logits: &[f32]) -> (Result<Vec<i32>, String>, Case) {
     let (experts, k) = (desc.experts, desc.k);
     let tensor = |values: &[f32]| Tensor {
@@ -205,7 +205,7 @@ fn one_row(desc: &RouterDesc, logits: &[f32]) -> (Result<Vec<i32>, String>, Case
 }
 
 #[test]
-fn no_expert_is_chosen_where_all_scores_are_nan() {
+fn no_expert_is_chosen_if_all_scores_are_nan() {
     let group = |n, keep, score, mask_neg_inf| Some(Groups { n, keep, score, mask_neg_inf });
     let mut cases = Vec::new();
     for groups in [
@@ -226,7 +226,7 @@ fn no_expert_is_chosen_where_all_scores_are_nan() {
 }
 
 #[test]
-fn an_expert_whose_score_is_nan_is_never_chosen() {
+fn expert_with_a_nan_score_is_never_chosen() {
     let group = |n, keep, score, mask_neg_inf| Some(Groups { n, keep, score, mask_neg_inf });
     let mut logits: Vec<f32> = (0..24).map(|i| ((i * 7) % 24) as f32 / 8.0).collect();
     for i in [0, 5, 6, 7, 12, 13, 14, 15, 16, 17] {

@@ -1,4 +1,4 @@
-//! Schedules: however a matrix kernel cuts its work, every bit of its results stays.
+//! Schedules do not change any bit of a matrix kernel's results.
 
 use crate::experts::{down_cases, gate_up_cases};
 use crate::harness::{Case, PRODUCTS, Rng, every_second, same_bits};
@@ -6,7 +6,7 @@ use crate::matrix::{Shape, case};
 use moec_codegen::Schedule;
 use moec_ir::op::{Activation, Glu};
 
-/// A schedule in which every field may differ from the usual one; machines refuse some.
+/// A schedule with random fields; some machines have no kernels for it.
 fn random(rng: &mut Rng) -> Schedule {
     Schedule {
         rows: rng.pick(&[16, 32, 48, 96, 192, 384]),
@@ -16,7 +16,7 @@ fn random(rng: &mut Rng) -> Schedule {
     }
 }
 
-/// Two schedules for every second case.
+/// Every second case, each with two random schedules.
 fn with_schedules(rng: &mut Rng, cases: Vec<Case>) -> Vec<(Case, Vec<Schedule>)> {
     every_second(cases).into_iter().map(|c| (c, vec![random(rng), random(rng)])).collect()
 }
@@ -45,7 +45,7 @@ fn no_schedule_changes_a_linear_layer() {
     same_bits(&with_schedules(&mut rng, cases));
 }
 
-/// A block that begins at whole tiles may be left with no rows.
+/// Blocks begin at whole tiles, so the last one may be empty.
 #[test]
 fn blocks_of_few_rows_may_be_empty() {
     let mut rng = Rng::new(62);

@@ -1,4 +1,4 @@
-//! Kernels whose rows are independent.
+//! Kernels that process each row independently.
 
 pub(crate) use crate::gates::{activation, glu};
 
@@ -171,8 +171,8 @@ fn activations_over_the_whole_range() {
 }
 
 #[test]
-fn exponentials_are_accurate_to_the_last_places() {
-    // Far below zero the sigmoid is the exponential function.
+fn exponentials_are_accurate_to_three_epsilons() {
+    // Far below 0 the sigmoid equals the exponential function.
     let x: Vec<f32> = (0..3000).map(|i| -87.0 + 0.0237 * i as f32).collect();
     let n = x.len();
     let case = |op: MapOp, want: Vec<f32>| Case {
@@ -229,10 +229,10 @@ fn embedding_of_every_format() {
     let mut rng = Rng::new(14);
     let mut cases = Vec::new();
     for (i, hidden) in COLUMNS.into_iter().enumerate() {
-        let formats = Format::ALL.into_iter().filter(|f| !f.is_by_channel());
+        let formats = Format::ALL.into_iter().filter(|f| f.holds_rows());
         let orders = formats.flat_map(|f| [(f, false), (f, true)]);
         for (format, panels) in orders.filter(|(_, panels)| !panels || i % 2 == 0) {
-            // More rows than a panel of any machine has, and no multiple of them.
+            // More rows than a panel of any machine has, and not a multiple of a panel.
             let (vocab, n, out_ld) = (if panels { 75 } else { 7 }, 11, hidden + 3);
             let mut table = rng.floats(vocab * hidden);
             table[0] = 1e-6; // subnormal in f16
@@ -350,7 +350,7 @@ fn experts_that_compute_nothing() {
     let cases: Vec<Case> = [(8, 4, 3, 5), (1, 1, 1, 1), (512, 256, 12, 9)]
         .into_iter()
         .map(|(experts, zero, k, n)| {
-            // Entries stay if too few scores are numbers, and so does -1.
+            // Entries without an expert, and −1, are kept.
             let mut id = || [rng.below(experts + zero) as i32, -1, NO_EXPERT][[0, 0, 0, 1, 2][rng.below(5)]];
             let ids: Vec<i32> = (0..n * k).map(|_| id()).collect();
             let is_zero = |id: i32| id >= experts as i32 && id < (experts + zero) as i32;

@@ -1,5 +1,5 @@
-//! Neurons whose gates are stored separately, and whose up and down may be at any address. With split
-//! storage, scales have addresses of their own.
+//! Neurons with split storage: gates are stored together, and up and down of each neuron at any address.
+//! Scales have addresses of their own.
 
 use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, stored, strided};
 use crate::neurons::{BLOCK, LAYOUTS, Network, dot};
@@ -9,7 +9,7 @@ use moec_codegen::{ComputeType, RowFormat, Schedule, WeightOrder};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 
-/// Formats, and the formats of rows that are multiplied by gate and up.
+/// Formats with their compute types for gate and up.
 const KINDS: [(Format, ComputeType); 7] = [
     (Format::F32, ComputeType::F32),
     (Format::Bf16, ComputeType::F32),
@@ -21,7 +21,7 @@ const KINDS: [(Format, ComputeType); 7] = [
 ];
 const RELU: Glu = Glu::Gated(Activation::Relu);
 
-/// Gates, and up with down, of a network.
+/// Gates of a network, and its up and down weights.
 fn operands(net: &Network, format: Format) -> [Operand; 2] {
     let rows = net.weights.chunks_exact(3 * net.hidden);
     let gates = rows.clone().flat_map(|row| &row[..net.hidden]).copied().collect();
@@ -36,11 +36,11 @@ fn lists(net: &Network, is_active: impl Fn(usize, usize) -> bool) -> Operand {
     for active in 0..net.table[0] as usize {
         let e = net.table[net.layout.expert() + active] as usize;
         for block in 0..blocks {
-            let who = (block * BLOCK..net.inter.min((block + 1) * BLOCK)).filter(|&i| is_active(e, i));
-            let who: Vec<usize> = who.collect();
+            let listed = (block * BLOCK..net.inter.min((block + 1) * BLOCK)).filter(|&i| is_active(e, i));
+            let listed: Vec<usize> = listed.collect();
             let list = &mut words[(active * blocks + block) * (BLOCK + 1)..];
-            list[0] = who.len() as i32;
-            list[1..].iter_mut().zip(who).for_each(|(to, i)| *to = i as i32);
+            list[0] = listed.len() as i32;
+            list[1..].iter_mut().zip(listed).for_each(|(to, i)| *to = i as i32);
         }
     }
     Operand::Floats(words.iter().map(|w| f32::from_bits(w.cast_unsigned())).collect())
@@ -73,7 +73,7 @@ fn gates_by_themselves_then_up_of_active_neurons() {
                 ],
                 expect: vec![(3, Expect::Floats(found.clone(), 5e-5))],
             });
-            // Two of three are listed, some of them although their gates are not more than 0.
+            // Two of three neurons are listed, some of them with gates that are not positive.
             let listed = |e: usize, i: usize| !(e + i).is_multiple_of(3);
             let h = strided(net.slots(), inter, inter, |slot, i| match found[slot * inter + i] {
                 gate if gate.is_nan() => 0.0,
@@ -104,7 +104,7 @@ fn gates_by_themselves_then_up_of_active_neurons() {
 }
 
 #[test]
-fn columns_of_who_is_awake_wherever_they_lie() {
+fn columns_of_active_neurons_in_split_storage() {
     let rng = &mut Rng::new(51);
     let mut cases = Vec::new();
     for layout in LAYOUTS {
@@ -141,7 +141,7 @@ fn columns_of_who_is_awake_wherever_they_lie() {
     check(&cases);
 }
 
-/// Formats, and the forms that panels out of neurons have.
+/// Formats, and the compute types of panels made of neurons.
 const PANELS: [(Format, ComputeType); 6] = [
     (Format::Bf16, ComputeType::F32),
     (Format::Q8, ComputeType::F32),

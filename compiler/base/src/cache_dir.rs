@@ -13,7 +13,10 @@ pub fn path() -> Result<PathBuf> {
     from("MOEC_CACHE")
         .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
         .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
-        .ok_or_else(|| Error::environment("there is no cache folder").hint("set `MOEC_CACHE` to one"))
+        .ok_or_else(|| {
+            Error::environment("there is no cache folder")
+                .hint("set `MOEC_CACHE` to a folder that you can write")
+        })
 }
 
 /// The cache folder, after a test that it can be written: a file is created there and removed. The test runs
@@ -57,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_leaves_nothing_but_the_folder() {
+    fn cache_probe_leaves_an_empty_folder() {
         let above = tempfile::tempdir().unwrap();
         let folder = above.path().join("a/b");
         probe(&folder).unwrap();
@@ -65,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_folder_is_no_cache() {
+    fn cache_path_that_is_not_a_folder_is_an_error() {
         let above = tempfile::tempdir().unwrap();
         let file = above.path().join("file");
         fs::write(&file, "").unwrap();

@@ -23,23 +23,23 @@ static HOLDS: AtomicUsize = AtomicUsize::new(0);
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
 /// Error message of an interrupt.
-const SAID: &str = "error: interrupted\n";
+const MESSAGE: &str = "error: interrupted\n";
 
-/// Returns whether the user asked to stop. Long loops poll it.
+/// Whether the user has interrupted the program. Long loops poll it.
 pub fn requested() -> bool {
     SIGNAL.load(Ordering::Relaxed) != 0
 }
 
-/// Exit code of a process that the user asked to stop.
+/// Exit code of a process that the user has interrupted.
 pub fn exit_code() -> Option<u8> {
     let signal = SIGNAL.load(Ordering::Relaxed);
     if signal == 0 { None } else { u8::try_from(128 + signal).ok() }
 }
 
-/// Fails if the user asked to stop.
+/// Fails if the user has interrupted the program.
 ///
 /// # Errors
-/// The user asked to stop.
+/// The user has interrupted the program.
 pub fn check() -> Result<()> {
     if requested() { Err(Error::environment("interrupted")) } else { Ok(()) }
 }
@@ -74,18 +74,18 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
 
 /// Guard during which signals to this process are passed on to a child.
 #[derive(Debug)]
-pub struct Passing(());
+pub struct SignalForwarding(());
 
 /// Begins to pass signals on to a child.
-pub fn pass_to(child: &Child) -> Passing {
+pub fn pass_to(child: &Child) -> SignalForwarding {
     CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
     // A signal that came before this store was not passed on.
     #[cfg(unix)]
     pass_on(SIGNAL.load(Ordering::SeqCst));
-    Passing(())
+    SignalForwarding(())
 }
 
-impl Drop for Passing {
+impl Drop for SignalForwarding {
     fn drop(&mut self) {
         CHILD.store(0, Ordering::SeqCst);
     }
@@ -111,7 +111,7 @@ extern "C" fn on_signal(signal: libc::c_int) {
     if !first || HOLDS.load(Ordering::SeqCst) == 0 {
         // SAFETY: `write` and `_exit` may be called from a signal handler; the bytes are constant.
         unsafe {
-            libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len());
+            libc::write(libc::STDERR_FILENO, MESSAGE.as_ptr().cast(), MESSAGE.len());
             libc::_exit(128 + signal)
         }
     }

@@ -10,7 +10,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Name of the file that is locked while the process lives. It also marks the folder as one of moec's.
+/// Name of the file that is locked while the process runs. It also marks the folder as one of moec's.
 pub const LOCK: &str = "lock";
 /// Number of attempts at names and locks that other processes may take.
 pub const TRIES: usize = 100;
@@ -67,10 +67,10 @@ impl LockedFolder {
             .hint("remove the hidden folders there that other builds left"))
     }
 
-    /// Takes over a folder whose process has ended; `None` if that process lives or the folder has no lock.
+    /// Takes over a folder whose process has ended; `None` if that process runs or the folder has no lock.
     pub fn abandoned(path: PathBuf) -> Option<Self> {
         let file = path.join(LOCK);
-        // Opening a named pipe would block for ever.
+        // Opening a named pipe would block indefinitely.
         fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?;
         let lock = File::open(&file).ok()?;
         lock.try_lock().ok()?;

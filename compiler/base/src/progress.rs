@@ -33,10 +33,10 @@ impl Progress {
     /// Stage lines on stderr unless `quiet`, and progress bars where stderr is a terminal. `MOEC_NO_PROGRESS`
     /// turns off bars and the lines that replace them. With `verbose`, details have lines, too.
     pub fn new(quiet: bool, verbose: bool) -> Self {
-        let wanted = std::env::var_os("MOEC_NO_PROGRESS").is_none_or(|v| v.is_empty());
-        let draws = !quiet && wanted && std::io::stderr().is_terminal();
+        let enabled = std::env::var_os("MOEC_NO_PROGRESS").is_none_or(|v| v.is_empty());
+        let draws = !quiet && enabled && std::io::stderr().is_terminal();
         let target = if draws { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let reports = !quiet && wanted && !draws;
+        let reports = !quiet && enabled && !draws;
         Self {
             quiet,
             verbose: verbose && !quiet,
@@ -107,8 +107,8 @@ impl Progress {
     /// Begins a bar over counted things; `unit` is their name, in the plural.
     pub fn items(&self, verb: &str, total: u64, unit: &str) -> Bar {
         let figures = format!("[{{bar:24}}] {{pos}}/{{len}} {unit}  {{msg}}");
-        let said = || if total == 1 { singular(unit) } else { format!("{total} {unit}") };
-        self.bar(verb, Unit::Items(unit.to_owned()), Some(total), &figures, said)
+        let text = || if total == 1 { singular(unit) } else { format!("{total} {unit}") };
+        self.bar(verb, Unit::Items(unit.to_owned()), Some(total), &figures, text)
     }
 
     fn bar(
@@ -117,14 +117,14 @@ impl Progress {
         unit: Unit,
         total: Option<u64>,
         figures: &str,
-        said: impl Fn() -> String,
+        text: impl Fn() -> String,
     ) -> Bar {
         if !self.draws {
-            self.stage(verb, &said());
+            self.stage(verb, &text());
             let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
             let reports = self.reports.then(|| {
-                let (progress, verb, said) = (self.clone(), verb.to_owned(), said());
-                Reports::start(&bar, unit, said, INTERVAL, move |line| progress.stage(&verb, line))
+                let (progress, verb, text) = (self.clone(), verb.to_owned(), text());
+                Reports::start(&bar, unit, text, INTERVAL, move |line| progress.stage(&verb, line))
             });
             return Bar { bar, _reports: reports };
         }
@@ -204,7 +204,7 @@ impl Reports {
 #[derive(Debug)]
 pub struct Bar {
     bar: ProgressBar,
-    /// Lines that replace the bar where it is not drawn.
+    /// Lines of progress, where no bar is drawn.
     _reports: Option<Reports>,
 }
 
@@ -252,7 +252,7 @@ mod tests {
 
     /// A phase without a bar writes lines of progress as long as it lasts.
     #[test]
-    fn a_phase_without_a_bar_has_lines_at_intervals() {
+    fn phase_without_a_bar_reports_progress_lines() {
         let bar = ProgressBar::hidden();
         bar.set_length(8);
         bar.inc(3);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thing_is_no_plural() {
+    fn count_of_one_is_singular() {
         assert_eq!(["tokens", "windows of text"].map(singular), ["1 token", "1 window of text"]);
     }
 }

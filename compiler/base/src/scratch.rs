@@ -91,7 +91,7 @@ mod tests {
     use crate::locked_folder::LOCK;
     use std::fs::File;
 
-    /// A folder that a run on another host or in another container left; its process id means nothing here.
+    /// A folder left by a run on another host or in another container, where its process id has no meaning.
     fn of_another_host(cache: &Path, id: &str) -> File {
         let folder = cache.join(format!("{PREFIX}{id}"));
         fs::create_dir_all(folder.join("weights")).unwrap();

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Writes the artifacts of everything that lives on another unit below `root`.
+/// Writes the artifacts of everything that runs on another unit below `root`.
 ///
 /// # Errors
 /// The backend fails.
@@ -102,8 +102,8 @@ fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &m
                 emitted.assembler = Some(by);
             }
             None => emitted.notes.push(format!(
-                "`{artifact}` contains only PTX; the driver compiles it at every start: `{}` installs \
-                 what writes machine code beside it",
+                "`{artifact}` contains only PTX, which the driver compiles at every start; `{}` \
+                 installs the assembler that adds machine code",
                 backend.installs_assembler()
             )),
         }
@@ -111,7 +111,7 @@ fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &m
     Ok(())
 }
 
-/// The module of each expert of a set: where it starts if experts are scheduled, else one after the other.
+/// DIMM of each expert of a set: its initial one if experts are scheduled, otherwise in rotation.
 fn dimms_of_experts(c: &Compiled<'_>, set: &StreamSet) -> Vec<i32> {
     let of = c.assignment.experts.of_layer(Some(set.layer)).filter(|(_, l)| !l.dimms.is_empty());
     let count =
@@ -145,8 +145,8 @@ fn write_graphs(
         Ok(())
     };
     let cache = cache_dir::path()?;
-    let kept = c.samples.as_ref().map(|(profile, lowered)| (*profile, lowered));
-    let numbers = Checkpoint { source: c.checkpoint, importance, kept };
+    let samples = c.samples.as_ref().map(|(profile, lowered)| (*profile, lowered));
+    let numbers = Checkpoint { source: c.checkpoint, importance, samples };
     let written = units.graphs.emit(&Emit {
         module: &c.module,
         unit: units.npu,
@@ -169,7 +169,7 @@ struct Checkpoint<'a> {
     source: &'a dyn Source,
     importance: Option<&'a dyn WeightImportance>,
     /// The profile that rows are kept in, and the Graph whose weights it names.
-    kept: Option<(&'a Profile, &'a Module)>,
+    samples: Option<(&'a Profile, &'a Module)>,
 }
 
 impl Numbers for Checkpoint<'_> {
@@ -192,7 +192,7 @@ impl Numbers for Checkpoint<'_> {
     }
 
     fn rows(&self, weight: &Weight) -> Result<Option<Vec<f32>>> {
-        let Some((profile, lowered)) = &self.kept else { return Ok(None) };
+        let Some((profile, lowered)) = &self.samples else { return Ok(None) };
         samples::rows(profile, lowered, weight, self.source)
     }
 

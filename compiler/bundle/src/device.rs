@@ -1,5 +1,6 @@
-//! `device.toml` of a bundle: the device that it was built for, whole. A bundle is opened where the user's
-//! own device file has changed or is gone; the name alone would say nothing there.
+//! `device.toml` of a bundle: the complete description of the device that it was built for. A bundle can be
+//! opened if the user's device file has changed or is missing, for which the device's name would not be
+//! enough.
 
 use super::manifest::Manifest;
 use moec_base::error::{Error, Result};
@@ -29,7 +30,7 @@ pub fn text(target: &CpuTarget) -> Result<String> {
 /// Reads the description of a bundle's device.
 ///
 /// # Errors
-/// None in the bundle, one that is no description, or another than the plan was made for.
+/// Fails if the bundle has no description, if it is invalid, or if it is not that of the plan's device.
 pub fn read(folder: &Path, manifest: &Manifest, plan: &Plan) -> Result<Device> {
     let path = folder.join(DEVICE);
     let again = |e: Error| e.hint("build the bundle again");
@@ -40,7 +41,7 @@ pub fn read(folder: &Path, manifest: &Manifest, plan: &Plan) -> Result<Device> {
     let (placement, name) = (&plan.placement, &plan.target.name);
     let units: Vec<&str> = device.units.iter().map(|u| u.name.as_str()).collect();
     if device.name != *name || !placement.units.is_empty() && placement.units != units {
-        return Err(again(Error::input(format!("`{}` is not of the device `{name}`", path.display()))));
+        return Err(again(Error::input(format!("`{}` does not match the device `{name}`", path.display()))));
     }
     Ok(device)
 }

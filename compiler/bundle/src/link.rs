@@ -1,9 +1,9 @@
 //! `run` linked from the precompiled runtime, the bundle's kernels, and a table that names them.
 //!
 //! moec carries the runtime as one relocatable object, which `compiler/bundle/build.rs` compiles from
-//! `prebuilt/`. Linking takes the C compiler of the operating system, for the linker and the start of a C
-//! program, and neither rustc nor cargo, no cache, no network. What is linked depends on no folder: the same
-//! inputs give the same bytes.
+//! `prebuilt/`. Linking needs the operating system's C compiler, for its linker and start-up code. It needs
+//! neither rustc nor cargo, no cache and no network. The result does not depend on folders: the same inputs
+//! give the same bytes.
 
 use super::toolchain::Linker;
 use moec_base::error::{Error, Result, io_error};
@@ -43,9 +43,9 @@ pub const fn is_prebuilt() -> bool {
 /// Links `run` of the bundle in `root`, which has its kernels. `table` is the object that names them.
 ///
 /// # Errors
-/// A linker that fails, with what it said.
+/// A linker that fails, with its output.
 pub fn link(root: &Path, table: &[u8], Linker { cc, flag }: Linker) -> Result<()> {
-    let packed = RUNTIME.ok_or_else(|| Error::bug("this moec carries no runtime"))?;
+    let packed = RUNTIME.ok_or_else(|| Error::bug("this moec contains no runtime"))?;
     let runtime = miniz_oxide::inflate::decompress_to_vec(packed)
         .map_err(|e| Error::bug("the embedded runtime is damaged").because(e))?;
     // In the folder of the bundle, which goes away as a whole if anything fails.
@@ -58,10 +58,10 @@ pub fn link(root: &Path, table: &[u8], Linker { cc, flag }: Linker) -> Result<()
     let mut command = Command::new(cc);
     command.args([table_at?, root.join(KERNELS), runtime_at?]).args(FLAGS).args(LIBRARIES);
     command.args(flag).arg("-o").arg(root.join("run"));
-    let said = interrupt::output(&mut command)
+    let output = interrupt::output(&mut command)
         .map_err(|e| Error::environment(format!("cannot start `{cc}`")).because(e))?;
-    if !said.status.success() {
-        let why = String::from_utf8_lossy(&said.stderr).trim().to_owned();
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(Error::environment(format!("`{cc}` could not link `run`")).because(why).hint(
             "a linker and the C library's development files are needed (on Debian and Ubuntu `apt-get install gcc \
              libc6-dev`); or build with `--no-run` and use `moec run`",

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a bundle is made of.
+//! `manifest.json`: the files of a bundle, with versions, sizes and hashes.
 
 use moec_base::error::{Error, Result, io_error};
 use moec_base::hashing::{hex, sha256};
@@ -78,7 +78,7 @@ impl Manifest {
         Self::load(folder).map(|(manifest, _)| manifest)
     }
 
-    /// As [`Manifest::read`], with its bytes: the bytes that a signature covers, and whose hash is the
+    /// Like [`Manifest::read`], with its bytes: the bytes that a signature covers, and whose hash is the
     /// manifest's.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Manifest {
     pub fn load(folder: &Path) -> Result<(Self, Vec<u8>)> {
         let path = folder.join(MANIFEST);
         let bytes = regular::read_unlinked(&path, regular::MANIFEST).map_err(|e| {
-            io_error("read", &path, &e).hint("a bundle is the folder that `moec build` leaves behind")
+            io_error("read", &path, &e).hint("a bundle is the folder that `moec build` writes")
         })?;
         let malformed = |cause: String| {
             Error::input(format!("`{}` is not well-formed", path.display()))
@@ -120,8 +120,8 @@ impl Manifest {
         self.files.values().fold(0, |sum, f| sum.saturating_add(f.bytes))
     }
 
-    /// Reads a file of the bundle whole. What is given is what the manifest's SHA-256 is of, whatever
-    /// happened to the file since it was checked.
+    /// Reads a whole file of the bundle. The returned bytes have the manifest's SHA-256, even if the file has
+    /// changed since it was checked.
     ///
     /// # Errors
     /// A file that the manifest does not list, that cannot be read, or that was changed.
@@ -148,11 +148,11 @@ impl Manifest {
     /// # Errors
     /// The first file that differs, is not there, or is no regular file of the bundle.
     pub fn check(&self, folder: &Path, hash: bool) -> Result<()> {
-        let home = fs::canonicalize(folder).map_err(|e| io_error("find", folder, &e))?;
+        let root = fs::canonicalize(folder).map_err(|e| io_error("find", folder, &e))?;
         for (name, entry) in &self.files {
             let path = folder.join(name);
             let real = fs::canonicalize(&path).map_err(|e| io_error("read", &path, &e))?;
-            if !real.starts_with(&home) {
+            if !real.starts_with(&root) {
                 return Err(changed(&path, "a link leads out of the bundle"));
             }
             let mut file = regular::open(&real).map_err(|e| io_error("read", &path, &e))?;
@@ -171,7 +171,7 @@ impl Manifest {
     }
 }
 
-/// The error of a file that is not what the manifest says.
+/// Error for a file that differs from the manifest.
 fn changed(path: &Path, what: &str) -> Error {
     Error::input(format!("`{}` was changed after the build: {what}", path.display()))
         .hint("build the bundle again")
@@ -193,11 +193,11 @@ fn plain(path: &str) -> bool {
 pub fn listed(folder: &Path) -> Result<BTreeSet<String>, String> {
     let bytes = regular::read_unlinked(&folder.join(MANIFEST), regular::MANIFEST)
         .map_err(|e| format!("`{MANIFEST}`: {e}"))?;
-    let no = |e: serde_json::Error| format!("`{MANIFEST}` is not one of moec's: {e}");
+    let no = |e: serde_json::Error| format!("`{MANIFEST}` is not a manifest of moec: {e}");
     let any: AnyVersion = serde_json::from_slice(&bytes).map_err(no)?;
     if !(1..=BUNDLE_VERSION).contains(&any.bundle_version) {
         return Err(format!(
-            "`{MANIFEST}` is of version {}, which this moec does not know",
+            "`{MANIFEST}` is of version {}, which this moec does not support",
             any.bundle_version
         ));
     }
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_changes_after_it_was_checked_is_not_given_out() {
+    fn file_changed_after_its_check_is_not_returned() {
         const OBJECT: &str = "kernels.o";
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(OBJECT);

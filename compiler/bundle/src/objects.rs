@@ -1,8 +1,8 @@
 //! Object code of single kernels, kept in the cache by what it was compiled from.
 //!
 //! Most builds compile kernels that an earlier build has compiled: other weights, another profile, the same
-//! shapes. The key is a SHA-256 of everything that decides the object, the module's LLVM IR among it, so an
-//! object that is found is the one that LLVM would write. Nothing depends on it: an entry that is missing or
+//! shapes. The key is a SHA-256 of everything that decides the object, including the module's LLVM IR. So a
+//! cached object is the one that LLVM would write. Nothing depends on the cache: an entry that is missing or
 //! damaged is compiled again.
 
 use moec_base::hashing::{hex, sha256};
@@ -106,7 +106,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn objects_are_found_by_their_source_and_damaged_ones_are_not() {
+    fn objects_are_found_by_source_unless_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let cache = ObjectCache::at(Some(folder.path().join("objects")), MOST);
         assert_eq!(cache.get(b"source"), None);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_folder_nothing_is_kept() {
+    fn object_cache_without_a_folder_stores_nothing() {
         let cache = ObjectCache::at(None, MOST);
         cache.keep(b"source", b"object");
         assert_eq!(cache.get(b"source"), None);

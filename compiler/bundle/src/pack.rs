@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
-/// Bytes after which the operating system is asked to put them on the disk: later ones are packed meanwhile.
+/// Number of written bytes after which they are synced to the disk: later ones are packed meanwhile.
 const SYNCED: u64 = 64 << 20;
 
 /// Weights to pack.
@@ -64,7 +64,7 @@ pub struct PackResult {
 /// Weights that cannot be read or do not fit their format; a disk that is full; an interrupt.
 pub fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<PackResult> {
     let total = plan.segments.iter().map(|s| s.bytes).sum();
-    let mut done = PackResult { bytes: total, ..PackResult::default() };
+    let mut result = PackResult { bytes: total, ..PackResult::default() };
     let bar = progress.bytes("Packing", total);
     for (index, file) in plan.files.iter_mut().enumerate() {
         if ![DENSE, EXPERTS].contains(&file.path.as_str()) {
@@ -80,14 +80,14 @@ pub fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
             }
         }
         *file = FileRef { path: file.path.clone(), bytes: written.bytes, sha256: written.sha256 };
-        done.reused += written.reused;
+        result.reused += written.reused;
         if c.reuse.is_some() {
             let matrices = pieces.iter().flat_map(Piece::matrices).collect();
-            done.files.insert(file.path.clone(), Packed { sha256: hex(&written.sha256), matrices });
+            result.files.insert(file.path.clone(), Packed { sha256: hex(&written.sha256), matrices });
         }
     }
     bar.finish();
-    Ok(done)
+    Ok(result)
 }
 
 /// Matrices of a segment that are written one after the other.
@@ -178,10 +178,10 @@ fn parts(
     let neurons =
         |i: &usize| paging.filter(|p| p.by_neurons()).is_some_and(|p| p.segments().any(|s| s as usize == *i));
     // Their matrices may be apart from each other.
-    let apart = |(i, matrices, sum): (usize, Range<usize>, Option<usize>)| -> Vec<_> {
+    let by_matrix = |(i, matrices, sum): (usize, Range<usize>, Option<usize>)| -> Vec<_> {
         if neurons(&i) { matrices.map(|m| (i, m..m + 1, None)).collect() } else { vec![(i, matrices, sum)] }
     };
-    all = all.into_iter().flat_map(apart).collect();
+    all = all.into_iter().flat_map(by_matrix).collect();
     all.sort_by_key(|(i, matrices, _)| segments.get(*i).and_then(|s| matrix_offset(s, matrices.start)));
     let mut at = 0;
     for pair in &paged {
@@ -226,11 +226,11 @@ struct Job<'p, 'a> {
 }
 
 impl Job<'_, '_> {
-    /// Packs it after what `out` holds, or takes it from an earlier bundle, which is what this tells.
+    /// Appends the packed block to `out`, or copies it from an earlier bundle. Returns whether it was copied.
     fn pack(&self, reuse: Option<&Reuse>, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<bool> {
         let Self { piece, block, .. } = self;
         let start = out.len();
-        // Of its matrix, in the file as in any other.
+        // Offset in its own matrix, which does not depend on the file.
         let at = (self.offset + self.padding as u64 - piece.place.0) % piece.place.1.max(1);
         let matrix = || (piece.key.clone(), piece.first + block.matrix);
         let number = self.number % piece.blocks_of_one();
@@ -240,7 +240,7 @@ impl Job<'_, '_> {
         }
         let packed = out.get(start..).unwrap_or_default();
         if packed.len() != block.bytes {
-            return Err(Error::bug(format!("`{}` was packed to another size than planned", piece.name)));
+            return Err(Error::bug(format!("`{}` was packed with another size than planned", piece.name)));
         }
         if let Some(sum) = piece.sums.get(self.number).filter(|_| reuse.is_some()) {
             sum.store(checksum(packed), Ordering::Relaxed);
@@ -276,7 +276,7 @@ fn write(pieces: &[Piece<'_>], reuse: Option<&Reuse>, end: u64, path: &Path, bar
     let file = File::create_new(path).map_err(failed_io)?;
     let synced = file.try_clone().map_err(failed_io)?;
     let file = Mutex::new(file);
-    // By the thread that has just packed them: they are still in that core's cache.
+    // Called on the thread that has just packed the block, whose bytes are still in its core's cache.
     let put = |offset: u64, bytes: &[u8]| {
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(offset))?;
@@ -285,9 +285,9 @@ fn write(pieces: &[Piece<'_>], reuse: Option<&Reuse>, end: u64, path: &Path, bar
     let (mut sha, mut checksums, mut position) = (Sha256::new(), Vec::new(), 0);
     let reused = AtomicU64::new(0);
     thread::scope(|scope| {
-        // One that is busy is not reported again.
-        let (to_sync, wanted) = mpsc::sync_channel(1);
-        let syncing = scope.spawn(|| wanted.into_iter().try_for_each(|()| synced.sync_data()));
+        // A full channel means that a sync is pending already.
+        let (to_sync, sync_requests) = mpsc::sync_channel(1);
+        let syncing = scope.spawn(|| sync_requests.into_iter().try_for_each(|()| synced.sync_data()));
         let workers = thread::available_parallelism().map_or(1, usize::from);
         let jobs = Jobs::new(jobs(pieces), workers);
         jobs.run(

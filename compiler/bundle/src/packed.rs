@@ -58,7 +58,7 @@ impl Packed {
             .segment(&weight.name)
             .map(|(s, packed)| moec_cpu::round_as_packed(s, packed, self.fed, values));
         if !matches!(rounded, Some(Ok(()))) {
-            // There is no such weight in the bundle: nothing equals it.
+            // The bundle has no such weight; NaN equals nothing.
             values.fill(f32::NAN);
         }
     }
@@ -82,14 +82,14 @@ impl Source for Packed {
 
 /// A checkpoint, and a bundle for what its build computed beside that ([`moec_passes::trained`]).
 #[derive(Clone, Copy)]
-pub struct Beside<'a> {
+pub struct CheckpointWithBundle<'a> {
     /// The checkpoint.
     pub checkpoint: &'a Checkpoint,
     /// The weights of the bundle.
     pub packed: &'a Packed,
 }
 
-impl Source for Beside<'_> {
+impl Source for CheckpointWithBundle<'_> {
     fn read(
         &self,
         leaf: &Leaf,
@@ -108,7 +108,7 @@ impl Source for Beside<'_> {
     }
 }
 
-/// Segments by the name of their weight. Of a weight that is stored twice, the one in rows goes by another.
+/// Segments by the name of their weight. If a weight is stored twice, its segment of rows has another name.
 fn by_name(segments: &[Segment]) -> HashMap<String, Segment> {
     let mut found: HashMap<String, Segment> = HashMap::new();
     for segment in segments {
@@ -131,7 +131,7 @@ fn in_rows(weight: &str) -> String {
 }
 
 /// Checks that the bundle has every weight that the Graph reads, or the weights that it is made of. A weight
-/// that lives on another unit alone has no segment: its package holds codes, and these are what is verified.
+/// that is only on another unit has no segment: its package holds codes, and these are verified.
 ///
 /// # Errors
 /// It has not: the reference needs the checkpoint.
@@ -152,10 +152,8 @@ pub fn complete(module: &Module, packed: &Packed, bundle: &Path) -> Result<()> {
         1 => String::new(),
         n => format!(" and {} more", n - 1),
     };
-    Err(Error::input(format!("`{}` alone has not all that its reference multiplies", bundle.display()))
-        .because(format!(
-            "`{first}`{and} lives on another unit than the CPU, in the codes of a package alone"
-        ))
+    Err(Error::input(format!("`{}` does not contain all weights that the check requires", bundle.display()))
+        .because(format!("`{first}`{and} is stored only in a package of another unit, as its codes"))
         .hint("name the folder of the checkpoint that it was built from: `--source HF_DIR`"))
 }
 
@@ -197,11 +195,12 @@ fn leaf(w: &Weight) -> WeightExpr {
 
 /// Stored expressions, with their places.
 fn segments(module: &Module, packed: &Packed) -> Vec<(WeightExpr, WeightExpr)> {
-    let held = module.weights.iter().filter(|w| packed.holds(&w.name));
-    held.map(|w| (w.expr.clone(), leaf(w))).collect()
+    let packed_weights = module.weights.iter().filter(|w| packed.holds(&w.name));
+    packed_weights.map(|w| (w.expr.clone(), leaf(w))).collect()
 }
 
-/// An expression with what is stored in place of what it is read from; `None` where some of it is not stored.
+/// An expression with stored weights in place of the tensors that they are made of; `None` if some are not
+/// stored.
 fn through(expr: &WeightExpr, known: &[(WeightExpr, WeightExpr)]) -> Option<WeightExpr> {
     if let Some((_, stored)) = known.iter().find(|(whole, _)| whole == expr) {
         return Some(stored.clone());
@@ -233,7 +232,7 @@ mod tests {
     use moec_ir::Format;
 
     #[test]
-    fn of_two_segments_the_rows_have_a_name_of_their_own() {
+    fn rows_stored_in_two_segments_have_their_own_name() {
         let segment = |name: &str, offset, layout| Segment {
             name: name.into(),
             file: 0,

@@ -1,11 +1,11 @@
-//! A folder that appears whole or not at all.
+//! A folder that appears complete or not at all.
 //!
-//! Files are written to a hidden folder beside the destination, which changes places with an earlier bundle
-//! at the end and is removed when anything goes wrong before.
+//! Files are written to a hidden folder beside the destination. At the end it is exchanged with an earlier
+//! bundle; after any earlier failure it is removed.
 
-use super::destination::{self, Standing};
-use super::swap::{exchange, reached};
-use super::workspace::{self, Turn, Workspace, parent_of};
+use super::destination::{self, FolderState};
+use super::swap::{exchange, fail_point};
+use super::workspace::{self, RenameLock, Workspace, parent_of};
 use moec_base::disk::sync_folder;
 use moec_base::error::{Error, Result, io_error};
 use moec_base::interrupt::{self, Hold};
@@ -23,20 +23,20 @@ pub struct Partial {
     destination: PathBuf,
     notes: Vec<String>,
     done: bool,
-    /// Let go of when the folder is in place or gone.
+    /// Released when the folder is in place or removed.
     _hold: Hold,
 }
 
 impl Partial {
-    /// Opens a folder beside `destination`, which must be free, or an earlier bundle and nothing else, or
-    /// empty. What killed builds left there is put back or removed first.
+    /// Opens a folder beside `destination`, which must be free, an earlier bundle without other files, or
+    /// empty. Leftovers of killed builds are restored or removed first.
     ///
     /// # Errors
-    /// A destination that is something else, or a parent that cannot be written.
+    /// Fails if the destination is something else, or if its parent cannot be written.
     pub fn create(destination: &Path) -> Result<Self> {
         let destination = &destination::plain(destination);
         let mut notes: Vec<String> = workspace::recover(destination)?.into_iter().collect();
-        look_beside_others(destination)?;
+        look_concurrently(destination)?;
         let parent = parent_of(destination);
         fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
         notes.extend(workspace::clear(destination));
@@ -61,45 +61,48 @@ impl Partial {
     /// A destination that has become something else, or a name that cannot be changed; what was there is then
     /// still there.
     pub fn commit(mut self) -> Result<Vec<String>> {
-        reached("write");
+        fail_point("write");
         sync_all(&self.folder).map_err(|(path, e)| io_error("write", &path, &e))?;
-        reached("sync");
+        fail_point("sync");
         let destination = self.destination.clone();
         let parent = parent_of(&destination);
         {
-            let _turn = Turn::take(parent);
+            let _lock = RenameLock::take(parent);
             self.put_into_place()?;
         }
         self.done = true;
         sync_folder(parent).map_err(|e| io_error("write", parent, &e))?;
         let mut notes = std::mem::take(&mut self.notes);
         match self.workspace.remove() {
-            Ok(said) => notes.extend(said),
+            Ok(remaining) => notes.extend(remaining),
             Err(e) => {
-                notes.push(format!("of the earlier `{}` something stays: {e}", destination.display()));
+                notes.push(format!(
+                    "the earlier `{}` could not be removed completely: {e}",
+                    destination.display()
+                ));
             }
         }
         Ok(notes)
     }
 
-    /// Gives the destination's name to the folder. What had it until now is then in the workspace.
+    /// Renames the folder to the destination. What had that name is then in the workspace.
     fn put_into_place(&mut self) -> Result<()> {
         let (new, at) = (&self.folder, &self.destination);
         let failed = |e: &io::Error| io_error("replace", at, e);
         for _ in 0..TRIES {
-            if destination::look(at, at)? != Standing::Bundle {
+            if destination::look(at, at)? != FolderState::Bundle {
                 // A folder takes the place of none, or of an empty one, in one step.
                 match fs::rename(new, at) {
-                    Err(e) if SOMEBODY_WAS_FASTER.contains(&e.kind()) => continue,
+                    Err(e) if CONCURRENT_RENAME.contains(&e.kind()) => continue,
                     done => done.map_err(|e| io_error("put into place", at, &e))?,
                 }
-                reached("place");
+                fail_point("place");
                 return Ok(());
             }
             match exchange(new, at) {
                 Ok(true) => {
-                    reached("exchange");
-                    return self.if_only_a_bundle(new, || exchange(new, at).map(|_| ()));
+                    fail_point("exchange");
+                    return self.check_removable(new, || exchange(new, at).map(|_| ()));
                 }
                 Ok(false) => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -110,25 +113,25 @@ impl Partial {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 done => done.map_err(|e| failed(&e))?,
             }
-            reached("take");
+            fail_point("take");
             let back = || fs::rename(&old, at);
-            self.if_only_a_bundle(&old, back)?;
+            self.check_removable(&old, back)?;
             if let Err(e) = fs::rename(new, at) {
                 let error = io_error("put into place", at, &e);
                 // A file that cannot be put back now stays in the workspace, where the user finds it.
                 self.done = back().is_err();
                 return Err(error);
             }
-            reached("place");
+            fail_point("place");
             return Ok(());
         }
-        Err(Error::environment(format!("`{}` changes all the time", at.display()))
-            .hint("wait until other builds of it are over"))
+        Err(Error::environment(format!("`{}` is being changed by other processes", at.display()))
+            .hint("wait until other builds of it have ended"))
     }
 
-    /// Checks that what was taken away may be removed: something may have come since it was looked at. Then
-    /// all goes back.
-    fn if_only_a_bundle(&self, taken: &Path, back: impl FnOnce() -> io::Result<()>) -> Result<()> {
+    /// Checks again that the replaced folder may be removed, since files may have been added meanwhile.
+    /// Otherwise moves everything back.
+    fn check_removable(&self, taken: &Path, back: impl FnOnce() -> io::Result<()>) -> Result<()> {
         match destination::look(taken, &self.destination) {
             Ok(_) => Ok(()),
             Err(e) => {
@@ -139,17 +142,17 @@ impl Partial {
     }
 }
 
-/// [`destination::look`], where another build may give the name away between two steps of it. What it refuses
-/// is looked at once more, while no other build may.
-fn look_beside_others(at: &Path) -> Result<Standing> {
+/// Like [`destination::look`], while other builds may exchange the name between its steps. A refusal is
+/// checked again while no other build can do so.
+fn look_concurrently(at: &Path) -> Result<FolderState> {
     destination::look(at, at).or_else(|_| {
-        let _turn = Turn::take(parent_of(at));
+        let _lock = RenameLock::take(parent_of(at));
         destination::look(at, at)
     })
 }
 
 /// Errors of a rename onto a folder that is not empty any more, or has become something else.
-const SOMEBODY_WAS_FASTER: [io::ErrorKind; 3] =
+const CONCURRENT_RENAME: [io::ErrorKind; 3] =
     [io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::AlreadyExists, io::ErrorKind::NotADirectory];
 
 impl Drop for Partial {
@@ -201,11 +204,11 @@ mod tests {
     use moec_base::paths::MANIFEST;
     use std::collections::BTreeMap;
 
-    /// Between the look and the exchange there is no time to write in a test; so each is done by hand.
+    /// A test cannot write between the check and the exchange, so it executes both steps itself.
     #[test]
-    fn what_comes_in_between_goes_back_with_its_folder() {
-        let home = tempfile::tempdir().unwrap();
-        let at = home.path().join("b");
+    fn files_added_during_the_exchange_return_with_their_folder() {
+        let temp = tempfile::tempdir().unwrap();
+        let at = temp.path().join("b");
         let manifest = Manifest {
             bundle_version: BUNDLE_VERSION,
             moec_version: "0".into(),
@@ -220,14 +223,14 @@ mod tests {
         fs::create_dir(&at).unwrap();
         fs::write(at.join(MANIFEST), serde_json::to_string(&manifest).unwrap()).unwrap();
         let partial = Partial::create(&at).unwrap();
-        assert_eq!(destination::look(&at, &at).unwrap(), Standing::Bundle);
+        assert_eq!(destination::look(&at, &at).unwrap(), FolderState::Bundle);
         fs::write(at.join("thesis.txt"), "years of work").unwrap();
         let taken = partial.workspace.replaced();
         fs::rename(&at, &taken).unwrap();
-        let error = partial.if_only_a_bundle(&taken, || fs::rename(&taken, &at)).unwrap_err();
+        let error = partial.check_removable(&taken, || fs::rename(&taken, &at)).unwrap_err();
         assert!(error.to_string().contains("`thesis.txt`"), "{error}");
         assert_eq!(fs::read(at.join("thesis.txt")).unwrap(), b"years of work");
         drop(partial);
-        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
     }
 }

@@ -32,9 +32,9 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Opens a bundle: sizes of all files and hashes of the small ones (and of `run`) are checked, the plan
-    /// is verified. Where a build was killed between two renames, the bundle that it was replacing is put
-    /// back first.
+    /// Opens a bundle. Checks the sizes of all files and the hashes of the small ones (and of `run`), and
+    /// verifies the plan. If a build was killed between two renames, the bundle that it was replacing is
+    /// restored first.
     ///
     /// # Errors
     /// A file is missing, changed or malformed; the error names it.
@@ -66,8 +66,8 @@ impl Bundle {
     ///
     /// # Errors
     /// A folder that cannot be read.
-    pub fn strangers(&self) -> Result<Vec<String>> {
-        destination::strangers(&self.folder, &self.manifest.listed())
+    pub fn unlisted(&self) -> Result<Vec<String>> {
+        destination::unlisted_entries(&self.folder, &self.manifest.listed())
             .map_err(|e| io_error("read", &self.folder, &e))
     }
 
@@ -97,7 +97,7 @@ impl Bundle {
         let files = runtime_manifest::parse(&self.manifest_bytes, &self.folder)?;
         // The plan holds hashes of its own.
         if let Some(of) = self.plan.files.iter().find(|of| !files.contains(of)) {
-            let what = format!("the manifest and the plan say different things of `{}`", of.path);
+            let what = format!("the manifest and the plan contradict each other about `{}`", of.path);
             return Err(Error::input(what).hint("build the bundle again"));
         }
         Ok(BundleReader::of_manifest(&self.folder, &files, check))
@@ -131,7 +131,7 @@ impl Bundle {
                 .hint("build the bundle again")
         })?;
         if decisions.version != VERSION {
-            return Err(Error::limit(format!("`{}` is of another version of moec", path.display()))
+            return Err(Error::limit(format!("`{}` was written by another version of moec", path.display()))
                 .hint("build the bundle again"));
         }
         Ok(decisions)
@@ -142,13 +142,13 @@ impl Bundle {
         !cpu::is_of_this_machine(&self.plan.target.triple)
     }
 
-    /// Whether this machine executes it by its host build alone: compiled for this machine from its own graph
+    /// Whether this machine executes the bundle only by a host build, compiled from the bundle's own Graph
     /// and weights.
     pub fn needs_host_build(&self) -> bool {
         !self.plan.graphs.is_empty() || self.is_foreign()
     }
 
-    /// Note to users where the host build stands in for its object code.
+    /// Note to users if the host build replaces its object code.
     pub fn host_build_note(&self) -> String {
         let triple = &self.plan.target.triple;
         format!("its kernels are for {triple}: its graph and weights were compiled for this machine instead")
@@ -162,8 +162,7 @@ impl Bundle {
         self.load(HostUnit::load)
     }
 
-    /// As [`Bundle::unit`]; instructions that this CPU lacks are emulated where that is possible, which
-    /// is said.
+    /// Like [`Bundle::unit`]; instructions that this CPU lacks are emulated if possible, with a message.
     ///
     /// # Errors
     /// As [`Bundle::unit`].
@@ -183,9 +182,9 @@ impl Bundle {
         self.manifest.read_file(&self.folder, KERNELS, regular::OBJECT)
     }
 
-    fn load(&self, how: impl FnOnce(&[u8], &TargetInfo) -> Result<HostUnit, HostError>) -> Result<HostUnit> {
+    fn load(&self, load: impl FnOnce(&[u8], &TargetInfo) -> Result<HostUnit, HostError>) -> Result<HostUnit> {
         let object = self.object()?;
-        how(&object, &self.plan.target).map_err(|e| {
+        load(&object, &self.plan.target).map_err(|e| {
             let hint = e.hint();
             let error: Error = match e {
                 HostError::Machine(e) | HostError::Features(e) => self.elsewhere(e),

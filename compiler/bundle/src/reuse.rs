@@ -35,7 +35,7 @@ use std::time::SystemTime;
 /// Folder in the cache.
 const FOLDER: &str = "packed";
 /// Most notes that are kept of one checkpoint; the oldest go.
-const KEPT: usize = 16;
+const MOST_NOTES: usize = 16;
 /// Most bytes of a note that is read.
 const MOST: Limit = Limit { what: "a note of packed weights", bytes: 256 << 20 };
 
@@ -53,7 +53,7 @@ struct Note {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Packed {
-    /// SHA-256, as the manifest has it.
+    /// SHA-256 in the manifest's form.
     pub(crate) sha256: String,
     /// Its matrices.
     pub(crate) matrices: Vec<MatrixRecord>,
@@ -105,7 +105,7 @@ impl Reuse {
         let mut reuse =
             Self { folder, origin: format!("{moec}\n{stamp}"), stamp, rounding, known: HashMap::new() };
         for note in reuse.notes() {
-            reuse.learn(note);
+            reuse.add_note(note);
         }
         Some(reuse)
     }
@@ -121,7 +121,7 @@ impl Reuse {
         paths.sort();
         let mut notes = Vec::new();
         for (_, path) in paths.into_iter().rev() {
-            match Note::read(&path).filter(|_| notes.len() < KEPT) {
+            match Note::read(&path).filter(|_| notes.len() < MOST_NOTES) {
                 Some(note) => notes.push(note),
                 // The first to remove it has done so for all.
                 None => drop(fs::remove_file(&path)),
@@ -130,7 +130,7 @@ impl Reuse {
         notes
     }
 
-    fn learn(&mut self, note: Note) {
+    fn add_note(&mut self, note: Note) {
         for (path, packed) in note.files {
             let Ok(file) = regular::open(&note.bundle.join(path)) else { continue };
             let file = Arc::new(file);
@@ -151,8 +151,8 @@ impl Reuse {
         short(&text)
     }
 
-    /// Puts a block of a matrix after what `out` holds: number `block`, `at` bytes from the matrix's first,
-    /// of `bytes` bytes. `false`, and `out` as it was: no earlier bundle has it whole.
+    /// Appends block `block` of a matrix to `out`: `bytes` bytes, `at` bytes after the matrix's first.
+    /// Returns false and leaves `out` unchanged if no earlier bundle has it intact.
     pub(crate) fn copy(
         &self,
         matrix: (String, usize),
@@ -175,7 +175,7 @@ impl Reuse {
         whole
     }
 
-    /// Notes what a bundle holds that was put at `bundle`. Nothing is noted of a checkpoint that has changed
+    /// Records the weights of the bundle at `bundle`. Nothing is recorded if the checkpoint has changed
     /// meanwhile.
     pub(crate) fn note(&self, checkpoint: &Checkpoint, bundle: &Path, files: BTreeMap<String, Packed>) {
         let Ok(bundle) = fs::canonicalize(bundle) else { return };

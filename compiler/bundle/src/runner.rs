@@ -1,8 +1,8 @@
-//! The runner crate, whose sources travel inside of moec.
+//! The runner crate, whose sources are embedded in moec.
 //!
-//! `runner/` in a bundle is a workspace of its own: the generated crate, and under `vendor/`, where it is to
-//! be built from there, copies of `moec-runtime`, `moec-service`, `moec-ir` and what executes the bundle's
-//! static graphs. [`super::cargo`] builds it.
+//! `runner/` in a bundle is a workspace of its own with the generated crate. If the crate is to be built from
+//! the bundle, `vendor/` has copies of `moec-runtime`, `moec-service`, `moec-ir` and the executors of the
+//! bundle's static graphs. [`super::cargo`] builds it.
 
 use super::toolchain::{MAC_SCRIPT, deployment_target};
 use include_dir::{Dir, include_dir};
@@ -86,7 +86,7 @@ pub fn write_script(bundle: &Path, triple: &str, more: Option<&Runner>) -> Resul
     write(&bundle.join(MAC_SCRIPT), text.as_bytes())
 }
 
-/// Removes what another moec left in the cache folder: a module that lies elsewhere by now would be found
+/// Removes the files of another moec from the cache folder: a module that has moved since would be found
 /// twice.
 pub(super) fn remove_others(
     folder: &Path,
@@ -227,12 +227,12 @@ mod tests {
     use moec_targets::backends::BACKENDS;
     use std::process::Command;
 
-    /// Libraries of the runners besides the runtime.
+    /// All runners: that of the runtime alone (`None`), and one for each backend with its own crates.
     fn runners() -> impl Iterator<Item = Option<&'static Runner>> {
         [None].into_iter().chain(BACKENDS.iter().filter_map(|backend| backend.runner()).map(Some))
     }
 
-    /// Path of a runner's lock file: beside the crate that brings its units.
+    /// Path of a runner's lock file, in the crate of its units.
     fn lock_path(more: Option<&Runner>) -> String {
         let Some(last) = more.and_then(|more| more.crates.last()) else {
             return "compiler/bundle/runner/Cargo.lock".into();
@@ -242,7 +242,8 @@ mod tests {
         format!("{folder}/runner.lock")
     }
 
-    /// The embedded lock files must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews them.
+    /// The embedded lock files must be those that cargo derives from this workspace's lock file.
+    /// `MOEC_BLESS=1` updates them.
     #[test]
     fn the_embedded_lock_files_are_fresh() {
         runners().for_each(is_fresh);
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_version_left_goes() {
+    fn sources_of_another_version_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let generated = [SourceFile { path: "src/main.rs", text: "fn main() {}".into() }];
         write_sources(folder.path(), &generated, None, true).unwrap();
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mac_builds_the_unit_of_its_backend() {
+    fn mac_script_builds_the_backend_feature() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("runner")).unwrap();
         for more in runners() {
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_travels_is_whole_and_points_nowhere() {
+    fn embedded_sources_are_complete_and_name_no_checkout() {
         for more in runners() {
             let files = fixed_files(more).unwrap();
             let vendored: BTreeSet<&Path> =

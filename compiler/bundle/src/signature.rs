@@ -40,11 +40,12 @@ pub fn found(folder: &Path) -> Result<Option<Signed>> {
     }))
 }
 
-/// Checks the signature of a bundle against the public key in a file. The manifest's files are another matter
-/// ([`super::manifest::Manifest::check`]).
+/// Checks the signature of a bundle against the public key in a file. The manifest's files are checked
+/// separately ([`super::manifest::Manifest::check`]).
 ///
 /// # Errors
-/// No signature, one of another key, a manifest that is not what was signed, a file that is no key.
+/// Fails if there is no signature, if it is by another key or for another manifest, or if a file is not a
+/// key.
 pub fn check(bundle: &Bundle, key: &Path) -> Result<Signed> {
     let shown = bundle.folder.display();
     let text = text_of(key)?;
@@ -59,20 +60,20 @@ pub fn check(bundle: &Bundle, key: &Path) -> Result<Signed> {
     let Some((signature, key_id)) = read(&bundle.folder)? else {
         return Err(Error::input(format!("`{shown}` is not signed"))
             .because(format!("there is no `{SIGNATURE}` in it"))
-            .hint("get the signature from the source of the bundle; `moec sign` makes one"));
+            .hint("get the signature from the source of the bundle, or sign it with `moec sign`"));
     };
     match public.verify(&bundle.manifest_bytes, &signature, false) {
         Ok(()) => Ok(Signed { key_id, comment: signature.trusted_comment().to_owned(), checked: true }),
         Err(Fault::UnexpectedKeyId) => Err(Error::input(format!("`{shown}` was signed with another key"))
-            .because(format!("its signature is of key {key_id}, `{}` is key {own}", key.display()))
+            .because(format!("its signature is by key {key_id}, but `{}` is key {own}", key.display()))
             .hint("do not run it unless you trust that key, too")),
-        Err(e) => Err(Error::input(format!("`{shown}/{MANIFEST}` is not what was signed"))
+        Err(e) => Err(Error::input(format!("`{shown}/{MANIFEST}` was changed after it was signed"))
             .because(e)
-            .hint("do not run the bundle: get it again, or have it signed anew")),
+            .hint("do not run the bundle: get it again, or sign it again")),
     }
 }
 
-/// Signs a bundle, whose files must be as built, with the secret key in a file. `password` is asked where the
+/// Signs a bundle, whose files must be as built, with the secret key in a file. `password` is called if the
 /// key has one.
 ///
 /// # Errors
@@ -92,7 +93,7 @@ pub fn sign(bundle: &Bundle, key: &Path, password: &dyn Fn() -> Result<String>) 
     )
     .map_err(failed)?;
     let path = bundle.folder.join(SIGNATURE);
-    // Anew, so that a link in its place is not followed.
+    // The file is created again, so that a link in its place is not followed.
     match fs::remove_file(&path) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(io_error("replace", &path, &e)),
         _ => write_new(&path, &signature.into_string(), 0o644)?,
@@ -100,11 +101,11 @@ pub fn sign(bundle: &Bundle, key: &Path, password: &dyn Fn() -> Result<String>) 
     Ok(Signed { key_id: shown_id(secret.keynum()), comment, checked: true })
 }
 
-/// Makes a pair of keys: `path`, which no other user may read and which has no password, and `path.pub`.
-/// Gives the public key's path and the pair's id.
+/// Creates a pair of keys: `path`, which no other user may read and which has no password, and `path.pub`.
+/// Returns the public key's path and the pair's id.
 ///
 /// # Errors
-/// A file exists already, or cannot be written.
+/// Fails if a file exists already, or cannot be written.
 pub fn new_key(path: &Path) -> Result<(PathBuf, String)> {
     let mut public = path.as_os_str().to_owned();
     public.push(".pub");
@@ -122,10 +123,10 @@ pub fn new_key(path: &Path) -> Result<(PathBuf, String)> {
 }
 
 fn secret(key: &Path, password: &dyn Fn() -> Result<String>) -> Result<SecretKey> {
-    const HINT: &str = "`moec sign --new-key FILE` makes a pair of keys";
+    const HINT: &str = "`moec sign --new-key FILE` creates a key pair";
     let parsed = SecretKeyBox::from_string(&text_of(key).map_err(|e| e.hint(HINT))?);
     let no_key = |e: minisign::PError| {
-        Error::input(format!("`{}` is not a secret key, or its password is another", key.display()))
+        Error::input(format!("`{}` is not a secret key, or the password is wrong", key.display()))
             .because(e)
             .hint(HINT)
     };
@@ -137,13 +138,13 @@ fn secret(key: &Path, password: &dyn Fn() -> Result<String>) -> Result<SecretKey
     }
 }
 
-/// Whether a secret key is kept under a password: its bytes begin with `EdSc`, as the format's description
-/// has it.
+/// Whether a secret key is protected by a password: its bytes begin with `EdSc`, as the format's description
+/// specifies.
 fn has_password(key: &SecretKeyBox) -> bool {
     key.to_string().lines().nth(1).is_some_and(|line| line.starts_with("RWRTY"))
 }
 
-/// Signature and the id of its key; `None` where there is no signature.
+/// Signature and the id of its key; `None` if there is no signature.
 fn read(folder: &Path) -> Result<Option<(Signature, String)>> {
     let path = folder.join(SIGNATURE);
     if matches!(fs::symlink_metadata(&path), Err(e) if e.kind() == ErrorKind::NotFound) {

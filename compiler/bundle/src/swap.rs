@@ -1,7 +1,7 @@
-//! Two folders change places: in one step where the operating system has it.
+//! Exchanges two folders, in one step if the operating system supports it.
 //!
-//! The only `unsafe` of this file has the operating system exchange two names. Tests can end the process
-//! at every step of a replacement, and choose the way without that system call; what ships cannot.
+//! The only `unsafe` code of this file calls the operating system to exchange two names. Tests can end the
+//! process at every step of a replacement, and disable that call; release builds cannot.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub const STEPS: [&str; 11] =
 
 /// Ends the process here, without a word and without tidying up, if a test requests it.
 #[cfg(debug_assertions)]
-pub(super) fn reached(step: &str) {
+pub(super) fn fail_point(step: &str) {
     debug_assert!(STEPS.contains(&step), "`{step}` is not a step");
     if std::env::var_os("MOEC_DIE_AFTER").is_some_and(|s| s == step) {
         std::process::abort();
@@ -23,7 +23,7 @@ pub(super) fn reached(step: &str) {
 
 /// Does nothing: what ships dies of nothing but others.
 #[cfg(not(debug_assertions))]
-pub(super) fn reached(_step: &str) {}
+pub(super) fn fail_point(_step: &str) {}
 
 /// Whether a test has set that names are exchanged by two renames.
 fn by_renames() -> bool {
@@ -45,8 +45,8 @@ pub(super) fn exchange(a: &Path, b: &Path) -> io::Result<bool> {
     }
 }
 
-/// Errors of systems and file systems without the step; `EPERM` comes from filters of system calls that are
-/// older than it.
+/// Errors of systems and file systems without this operation. `EPERM` is returned by filters of system calls
+/// that are older than it.
 #[cfg(unix)]
 const ABSENT: [i32; 5] = [libc::EINVAL, libc::ENOSYS, libc::ENOTSUP, libc::EOPNOTSUPP, libc::EPERM];
 #[cfg(not(unix))]
@@ -58,7 +58,7 @@ fn system(a: &Path, b: &Path) -> io::Result<()> {
     use std::os::unix::ffi::OsStrExt as _;
     let [a, b] = [a, b].map(|p| CString::new(p.as_os_str().as_bytes()));
     let (a, b) = (a?, b?);
-    // By its number, since not every C library of Linux wraps it.
+    // Called by number, since not every C library of Linux wraps it.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     // SAFETY: both are C strings that live until the call is over, and the call takes nothing else of memory.
     let code = unsafe {
@@ -82,14 +82,14 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn folders_change_places() {
+    fn folders_are_exchanged() {
         let folder = tempfile::tempdir().unwrap();
         let [a, b, none] = ["a", "b", "none"].map(|n| folder.path().join(n));
         for path in [&a, &b] {
             fs::create_dir(path).unwrap();
             fs::write(path.join("was"), path.file_name().unwrap().to_str().unwrap()).unwrap();
         }
-        if !moec_testing::EXCHANGE.by(exchange(&a, &b).unwrap()) {
+        if !moec_testing::EXCHANGE.holds_or_skip(exchange(&a, &b).unwrap()) {
             return;
         }
         assert_eq!(fs::read(a.join("was")).unwrap(), b"b");

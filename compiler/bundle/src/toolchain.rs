@@ -1,8 +1,8 @@
-//! Linkers of `run`: this machine's own tools, or those that link for another one.
+//! Linkers of `run`: this machine's own tools, or cross toolchains.
 //!
-//! For this machine's own kind moec carries the runtime compiled, and a C compiler links it. Everything else
-//! is built by cargo, with a rustc that has the standard library of the target, and a linker; for machines of
-//! another kind [`CROSS`] has a row. [`Route`] is which of the two.
+//! For this kind of machine moec carries the compiled runtime, and a C compiler links it. Everything else is
+//! built by cargo, with a linker and a rustc that has the target's standard library. For other kinds of
+//! machines [`CROSS_TARGETS`] has a row. [`Route`] is the choice between the two.
 
 use super::link;
 use moec_base::cache_dir;
@@ -20,7 +20,7 @@ pub const RUST: (u32, u32) = (1, 95);
 
 /// Tools that link `run` for a system on a machine of another kind, and execute it there.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Cross {
+pub struct CrossTarget {
     /// Rust's name of the operating system, which is LLVM's, too.
     pub triple: &'static str,
     /// The linker: a C compiler for the operating system.
@@ -38,8 +38,8 @@ pub struct Cross {
 }
 
 /// Every system that can be linked for from elsewhere.
-pub const CROSS: &[Cross] = &[
-    Cross {
+pub const CROSS_TARGETS: &[CrossTarget] = &[
+    CrossTarget {
         triple: "aarch64-unknown-linux-gnu",
         linker: "aarch64-linux-gnu-gcc",
         flags: &["-Ctarget-feature=+crt-static"],
@@ -47,7 +47,7 @@ pub const CROSS: &[Cross] = &[
         packages: Some("gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"),
         debian: Some("arm64"),
     },
-    Cross {
+    CrossTarget {
         triple: "aarch64-linux-android",
         linker: "aarch64-linux-android30-clang",
         flags: &[],
@@ -55,7 +55,7 @@ pub const CROSS: &[Cross] = &[
         packages: None,
         debian: None,
     },
-    Cross {
+    CrossTarget {
         triple: "x86_64-unknown-linux-gnu",
         linker: "x86_64-linux-gnu-gcc",
         flags: &["-Ctarget-feature=+crt-static"],
@@ -65,7 +65,7 @@ pub const CROSS: &[Cross] = &[
     },
 ];
 
-impl Cross {
+impl CrossTarget {
     /// Source of linker and emulator: a command of Debian and Ubuntu in backticks, or where they are.
     pub fn install(&self) -> String {
         match self.packages {
@@ -76,7 +76,7 @@ impl Cross {
         }
     }
 
-    /// Commands that install the standard library: rustup's, and Debian's own where it has one.
+    /// Commands that install the standard library: rustup's, and Debian's own if it has one.
     pub fn install_std(&self) -> String {
         let by_rustup = format!("`rustup target add {}`", self.triple);
         let Some(debian) = self.debian else { return by_rustup };
@@ -88,7 +88,7 @@ impl Cross {
 
     /// Whether its emulator is installed.
     pub fn emulated(&self) -> bool {
-        self.emulator.first().is_some_and(|e| said(&(*e).into(), &["--version"]).is_some())
+        self.emulator.first().is_some_and(|e| output_of(&(*e).into(), &["--version"]).is_some())
     }
 }
 
@@ -110,13 +110,13 @@ pub struct Linker {
 impl Linker {
     /// The first installed C compiler, and LLVM's linker if it is installed.
     fn find() -> Option<Self> {
-        let there = |cc: &&str| said(&(*cc).into(), &["--version"]).is_some();
-        let cc = C_COMPILERS.into_iter().find(there)?;
-        Some(Self { cc, flag: said(&cc.into(), &[LLD, "-Wl,--version"]).map(|_| LLD) })
+        let exists = |cc: &&str| output_of(&(*cc).into(), &["--version"]).is_some();
+        let cc = C_COMPILERS.into_iter().find(exists)?;
+        Some(Self { cc, flag: output_of(&cc.into(), &[LLD, "-Wl,--version"]).map(|_| LLD) })
     }
 }
 
-/// Way in which `run` is made.
+/// Method of building `run`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// The precompiled runtime is linked.
@@ -137,10 +137,10 @@ impl Route {
         !Self::is_linked_here(triple, from_source) || deployment_target(triple).is_some()
     }
 
-    /// The way to `run` for programs of `triple`; `from_source`: by cargo in any case.
+    /// Chooses how to build `run` for programs of `triple`; `from_source`: by cargo in any case.
     ///
     /// # Errors
-    /// Something is missing.
+    /// Fails if something is missing.
     pub fn find(triple: &str, from_source: bool) -> Result<Self, Missing> {
         if !Self::is_linked_here(triple, from_source) {
             return Toolchain::find(triple).map(Self::Cargo);
@@ -157,41 +157,43 @@ pub struct Toolchain {
     /// Output of `-vV`.
     pub version: String,
     /// The row of the target, if it is another kind of machine.
-    pub cross: Option<&'static Cross>,
+    pub cross: Option<&'static CrossTarget>,
 }
 
 /// Reason that `run` cannot be linked for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// There is no C compiler.
+    /// No C compiler.
     C,
-    /// There is no cargo or no rustc.
+    /// No cargo or no rustc.
     Rust,
     /// Programs for Apple's systems are linked there: Apple's libraries are not elsewhere.
     Mac(String),
-    /// No row of [`CROSS`] links for the operating system.
+    /// No row of [`CROSS_TARGETS`] links for the operating system.
     System(String),
-    /// There is no linker for the operating system.
-    Linker(&'static Cross),
+    /// No linker for the operating system.
+    Linker(&'static CrossTarget),
     /// No rustc of this machine has the operating system's standard library.
-    Std(&'static Cross),
+    Std(&'static CrossTarget),
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::C => {
-                write!(f, "there is no C compiler here to link it (looked for {})", C_COMPILERS.join(", "))
+                write!(f, "no C compiler was found (looked for {})", C_COMPILERS.join(", "))
             }
-            Self::Rust => f.write_str("there is no cargo or no rustc here"),
+            Self::Rust => f.write_str("cargo or rustc was not found"),
             Self::Mac(triple) => write!(f, "programs for `{triple}` are linked on a Mac"),
-            Self::System(triple) => write!(f, "nothing here links for `{triple}`"),
-            Self::Linker(c) => write!(f, "it is for `{}`, and there is no `{}` here", c.triple, c.linker),
+            Self::System(triple) => write!(f, "moec cannot link for `{triple}` here"),
+            Self::Linker(c) => {
+                write!(f, "it is for `{}`, which needs the linker `{}`; it was not found", c.triple, c.linker)
+            }
             Self::Std(c) => {
                 let (major, minor) = RUST;
                 write!(
                     f,
-                    "no rustc here, {major}.{minor} or later, has the standard library of `{}`",
+                    "no rustc of version {major}.{minor} or later with the standard library of `{}` was found",
                     c.triple
                 )
             }
@@ -212,7 +214,7 @@ impl Missing {
                  (`xcode-select --install`) and Rust 1.95 or later (https://rustup.rs)"
             ),
             Self::System(_) => {
-                "copy the bundle to such a machine and build its folder `runner` with cargo there".into()
+                "copy the bundle to such a machine and build its folder `runner` there with cargo".into()
             }
             Self::Linker(c) => c.install(),
             Self::Std(c) => c.install_std(),
@@ -226,26 +228,28 @@ impl Toolchain {
     /// # Errors
     /// Something is missing.
     pub fn find(triple: &str) -> Result<Self, Missing> {
-        if said(&cargo(), &["--version"]).is_none() {
+        if output_of(&cargo(), &["--version"]).is_none() {
             return Err(Missing::Rust);
         }
         if is_host(triple) {
             let rustc = own_rustc();
-            let version = said(&rustc, &["-vV"]).ok_or(Missing::Rust)?;
+            let version = output_of(&rustc, &["-vV"]).ok_or(Missing::Rust)?;
             return Ok(Self { rustc, version, cross: None });
         }
         if deployment_target(triple).is_some() {
             return Err(Missing::Mac(triple.to_owned()));
         }
-        let cross =
-            CROSS.iter().find(|c| c.triple == triple).ok_or_else(|| Missing::System(triple.to_owned()))?;
-        if said(&cross.linker.into(), &["--version"]).is_none() {
+        let cross = CROSS_TARGETS
+            .iter()
+            .find(|c| c.triple == triple)
+            .ok_or_else(|| Missing::System(triple.to_owned()))?;
+        if output_of(&cross.linker.into(), &["--version"]).is_none() {
             return Err(Missing::Linker(cross));
         }
         rustcs(triple)
             .into_iter()
             .find_map(|rustc| {
-                let version = said(&rustc, &["-vV"])?;
+                let version = output_of(&rustc, &["-vV"])?;
                 (parsed(&version)? >= RUST && has_std(&rustc, triple)).then_some(())?;
                 Some(Self { rustc, version, cross: Some(cross) })
             })
@@ -282,7 +286,9 @@ fn rustcs(triple: &str) -> Vec<OsString> {
 
 /// Whether a compiler has the standard library of a system.
 pub fn has_std(rustc: &OsString, triple: &str) -> bool {
-    let Some(folder) = said(rustc, &["--print", "target-libdir", "--target", triple]) else { return false };
+    let Some(folder) = output_of(rustc, &["--print", "target-libdir", "--target", triple]) else {
+        return false;
+    };
     let Ok(entries) = PathBuf::from(folder.trim()).read_dir() else { return false };
     entries.flatten().any(|e| {
         let name = e.file_name();
@@ -292,7 +298,7 @@ pub fn has_std(rustc: &OsString, triple: &str) -> bool {
 }
 
 /// Standard output of a program, if it is there and succeeds.
-fn said(program: &OsString, args: &[&str]) -> Option<String> {
+fn output_of(program: &OsString, args: &[&str]) -> Option<String> {
     let out = Command::new(program).args(args).output().ok().filter(|o| o.status.success())?;
     Some(String::from_utf8_lossy(&out.stdout).into_owned())
 }
@@ -326,14 +332,14 @@ mod tests {
             assert!(
                 device.is_native()
                     || !device.triple.contains("linux")
-                    || CROSS.iter().any(|c| c.triple == device.triple),
+                    || CROSS_TARGETS.iter().any(|c| c.triple == device.triple),
                 "{name}"
             );
         }
     }
 
     #[test]
-    fn macos_is_told_by_its_version() {
+    fn macos_version_is_read_from_the_triple() {
         let of = |triple| deployment_target(triple);
         assert_eq!(of("arm64-apple-macosx15.0.0").as_deref(), Some("15.0"));
         assert_eq!(of("arm64-apple-macosx14.2").as_deref(), Some("14.2"));
@@ -350,11 +356,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_a_way_out() {
-        let said = Toolchain::find("riscv64gc-unknown-linux-gnu").map_err(|m| (m.to_string(), m.hint()));
-        let (what, hint) = said.expect_err("there is no row for it");
+    fn missing_toolchain_parts_are_named_with_a_hint() {
+        let error = Toolchain::find("riscv64gc-unknown-linux-gnu").map_err(|m| (m.to_string(), m.hint()));
+        let (what, hint) = error.expect_err("there is no row for it");
         assert!(what.contains("riscv64gc-unknown-linux-gnu") && hint.contains("runner"), "{what}; {hint}");
-        for c in CROSS {
+        for c in CROSS_TARGETS {
             assert!(Missing::Linker(c).to_string().contains(c.linker));
             let from = if c.packages.is_some() { "apt-get install" } else { "NDK" };
             assert!(Missing::Linker(c).hint().contains(from));

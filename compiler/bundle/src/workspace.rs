@@ -1,14 +1,14 @@
-//! The hidden folder beside a bundle in which it is written, and what killed builds leave of it.
+//! The hidden folder beside a bundle in which it is written, and what killed builds leave there.
 //!
-//! `.NAME.partial-ID` holds a file `lock`, which its build keeps locked for as long as it lives, the bundle
-//! that is being written (`bundle`), and for a moment the one that it replaces: under the same name once the
-//! two were exchanged, or as `replaced` where the operating system renames twice. A process that can take the
-//! lock knows that the build is dead, even if another has its process id by now. The next build of that name
-//! removes what is left; one that finds no bundle at all puts `replaced` back first.
+//! `.NAME.partial-ID` has a file `lock`, which its build keeps locked as long as it lives, and the bundle
+//! that is being written (`bundle`). For a moment it also has the bundle that is replaced: under the same
+//! name after an exchange, or as `replaced` if the operating system needs two renames. A process that can
+//! take the lock knows that the build is dead, even if its process id is in use again. The next build of that
+//! name removes the remains; if there is no bundle at all, it restores `replaced` first.
 
-use super::destination::{self, Standing, gone};
+use super::destination::{self, FolderState, ignore_missing};
 use super::manifest;
-use super::swap::reached;
+use super::swap::fail_point;
 use moec_base::disk::sync_folder;
 use moec_base::error::{Result, io_error};
 use moec_base::locked_folder::{LOCK, LockedFolder, TRIES};
@@ -46,11 +46,12 @@ impl Workspace {
     /// # Errors
     /// A parent that cannot be written.
     pub(super) fn create(destination: &Path) -> Result<Self> {
-        LockedFolder::create(parent_of(destination), |id| hidden(destination, PARTIAL, id), reached).map(Self)
+        LockedFolder::create(parent_of(destination), |id| hidden(destination, PARTIAL, id), fail_point)
+            .map(Self)
     }
 
     /// A folder of a dead build, locked; none if the build lives, or no build of this moec made the folder.
-    fn of_the_dead(path: PathBuf) -> Option<Self> {
+    fn abandoned(path: PathBuf) -> Option<Self> {
         LockedFolder::abandoned(path).map(Self)
     }
 
@@ -64,7 +65,7 @@ impl Workspace {
         self.0.path().join(REPLACED)
     }
 
-    /// Removes the folder and what a build wrote there. What is not a build's stays, and is said.
+    /// Removes the folder and the files of a build in it. Other files stay, and are reported.
     ///
     /// # Errors
     /// A file that cannot be removed.
@@ -76,7 +77,7 @@ impl Workspace {
             let found = discard(&path.join(name))?;
             left.extend(found.into_iter().map(|f| format!("{name}/{f}")));
         }
-        reached("remove");
+        fail_point("remove");
         for entry in fs::read_dir(path)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
             if ![BUNDLE, REPLACED, LOCK].contains(&&*name) {
@@ -84,19 +85,22 @@ impl Workspace {
             }
         }
         if left.is_empty() {
-            gone(fs::remove_file(path.join(LOCK)))?;
-            reached("unlock");
-            gone(fs::remove_dir(path))?;
-            reached("tidy");
+            ignore_missing(fs::remove_file(path.join(LOCK)))?;
+            fail_point("unlock");
+            ignore_missing(fs::remove_dir(path))?;
+            fail_point("tidy");
             return Ok(None);
         }
         left.sort();
-        Ok(Some(format!("`{}` stays: {} is not a build's", path.display(), destination::named(&left))))
+        Ok(Some(format!(
+            "`{}` was not removed: {} was not written by a build",
+            path.display(),
+            destination::named(&left)
+        )))
     }
 }
 
-/// Removes a bundle as its manifest lists it, or what a build has written before there was one. Gives what
-/// stays.
+/// Removes a bundle by its manifest, or the files of a build that has not written one. Returns what remains.
 fn discard(folder: &Path) -> io::Result<Vec<String>> {
     match fs::symlink_metadata(folder) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -105,17 +109,17 @@ fn discard(folder: &Path) -> io::Result<Vec<String>> {
         Ok(_) => {}
     }
     match manifest::listed(folder) {
-        Ok(listed) => destination::remove(folder, &listed, &mut || reached("file")),
+        Ok(listed) => destination::remove(folder, &listed, &mut || fail_point("file")),
         // The manifest is written last: without it all is that build's.
-        Err(_) => gone(fs::remove_dir_all(folder)).map(|()| Vec::new()),
+        Err(_) => ignore_missing(fs::remove_dir_all(folder)).map(|()| Vec::new()),
     }
 }
 
-/// Puts the bundle back that a build was replacing when it was killed, if there is none at `destination`.
+/// Restores the bundle that a build was replacing when it was killed, if there is none at `destination`.
 /// Reports it if there was one.
 ///
 /// # Errors
-/// A rename that the operating system refuses.
+/// Fails if the operating system refuses a rename.
 pub fn recover(destination: &Path) -> Result<Option<String>> {
     let destination = &destination::plain(destination);
     let absent =
@@ -124,17 +128,17 @@ pub fn recover(destination: &Path) -> Result<Option<String>> {
         return Ok(None);
     }
     let parent = parent_of(destination);
-    let Some(_turn) = Turn::take(parent) else { return Ok(None) };
+    let Some(_lock) = RenameLock::take(parent) else { return Ok(None) };
     // A living build may have been between its two renames.
     if !absent() {
         return Ok(None);
     }
-    let said = || {
+    let restored = || {
         let shown = destination.display();
-        Ok(Some(format!("`{shown}` is back: an earlier build was killed while it replaced it")))
+        Ok(Some(format!("`{shown}` is restored: an earlier build was killed while replacing it")))
     };
     let put_back = |from: &Path| -> Result<bool> {
-        if !matches!(destination::look(from, destination), Ok(Standing::Bundle)) {
+        if !matches!(destination::look(from, destination), Ok(FolderState::Bundle)) {
             return Ok(false);
         }
         fs::rename(from, destination).map_err(|e| io_error("put back", destination, &e))?;
@@ -142,39 +146,38 @@ pub fn recover(destination: &Path) -> Result<Option<String>> {
         Ok(true)
     };
     for path in beside(destination, PARTIAL) {
-        if let Some(dead) = Workspace::of_the_dead(path)
-            && put_back(&dead.replaced())?
+        if let Some(abandoned) = Workspace::abandoned(path)
+            && put_back(&abandoned.replaced())?
         {
-            return said();
+            return restored();
         }
     }
     for path in beside(destination, EARLIER_REPLACED) {
         if put_back(&path)? {
-            return said();
+            return restored();
         }
     }
     Ok(None)
 }
 
-/// Removes what killed builds of `destination` left. What cannot be removed stays. Gives what is to be said
-/// of it.
+/// Removes the files of killed builds of `destination`. Returns notes about those that cannot be removed.
 pub(super) fn clear(destination: &Path) -> Vec<String> {
     let mut notes = Vec::new();
-    let mut note = |path: &Path, done: io::Result<Option<String>>| match done {
-        Ok(said) => notes.extend(said),
-        Err(e) => notes.push(format!("`{}` of an earlier build stays: {e}", path.display())),
+    let mut note = |path: &Path, result: io::Result<Option<String>>| match result {
+        Ok(remaining) => notes.extend(remaining),
+        Err(e) => notes.push(format!("`{}` of an earlier build could not be removed: {e}", path.display())),
     };
     for path in beside(destination, PARTIAL) {
         if path.join(LOCK).symlink_metadata().is_ok() {
-            if let Some(mut dead) = Workspace::of_the_dead(path.clone()) {
-                note(&path, dead.remove());
+            if let Some(mut abandoned) = Workspace::abandoned(path.clone()) {
+                note(&path, abandoned.remove());
             }
         } else if fs::remove_dir(&path).is_err() && of_an_earlier_moec(&path) {
             note(&path, fs::remove_dir_all(&path).map(|()| None));
         }
     }
     for path in beside(destination, EARLIER_REPLACED) {
-        if !matches!(destination::look(&path, &path), Ok(Standing::Bundle)) {
+        if !matches!(destination::look(&path, &path), Ok(FolderState::Bundle)) {
             continue;
         }
         if let Ok(listed) = manifest::listed(&path) {
@@ -196,7 +199,7 @@ fn of_an_earlier_moec(path: &Path) -> bool {
 
 /// Suffix of hidden folders of builds: after the bundle's name, before the process that made them.
 const PARTIAL: &str = ".partial-";
-/// As [`PARTIAL`], of bundles that builds of an earlier moec were replacing.
+/// Like [`PARTIAL`], for bundles that builds of an earlier moec were replacing.
 const EARLIER_REPLACED: &str = ".replaced-";
 
 /// `.NAME.partial-ID`
@@ -224,13 +227,12 @@ fn beside(destination: &Path, kind: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The right to change names in a folder, which builds and readers take in turns where one change is two
-/// renames.
-pub(super) struct Turn {
+/// Lock for changing names in a folder. Builds and readers take it in turn if one change needs two renames.
+pub(super) struct RenameLock {
     _folder: Option<File>,
 }
 
-impl Turn {
+impl RenameLock {
     /// Waits for it, a second at most: a process that holds it longer is not a build, or is stopped. `None`
     /// if the folder is not there.
     pub(super) fn take(folder: &Path) -> Option<Self> {

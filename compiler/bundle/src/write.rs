@@ -37,7 +37,7 @@ pub struct Summary {
     pub notes: Vec<String>,
     /// Whether the bundle has `run`.
     pub run: bool,
-    /// Reason that `run` is missing, though it was wanted.
+    /// Reason that `run` is missing, though it was requested.
     pub missing: Option<Missing>,
     /// SHA-256 of the manifest, hexadecimal.
     pub manifest_sha256: String,
@@ -46,7 +46,7 @@ pub struct Summary {
 /// Optional parts of a bundle.
 #[derive(Clone, Debug, Default)]
 pub struct Options<'a> {
-    /// Way in which `run` is made, or what keeps it from that; `None` where it is not wanted.
+    /// Method that builds `run`, or the reason that there is none; `None` if `run` is not requested.
     pub route: Option<Result<Route, Missing>>,
     /// Whether weights may come from earlier bundles.
     pub reuse: bool,
@@ -58,10 +58,10 @@ pub struct Options<'a> {
     pub profile: Option<ProfileEntry>,
 }
 
-/// Writes the compiled model to `destination`. Gives its plan as it was written, with all files.
+/// Writes the compiled model to `destination`. Returns the plan as it was written, with all files.
 ///
 /// # Errors
-/// Whatever keeps a file from being written; nothing is left behind then.
+/// Fails if a file cannot be written; no files remain then.
 pub fn write(
     c: &Compiled<'_>,
     destination: &Path,
@@ -98,8 +98,9 @@ pub fn write(
 
     let emitted = artifacts::write(c, importance, root, progress)?;
     let mut plan = c.plan.clone();
-    let beside = emitted.code.iter().map(|path| FileRef { path: path.clone(), bytes: 0, sha256: [0; 32] });
-    plan.files.extend(beside);
+    let code_files =
+        emitted.code.iter().map(|path| FileRef { path: path.clone(), bytes: 0, sha256: [0; 32] });
+    plan.files.extend(code_files);
     let known = profile.as_ref().filter(|_| importance.is_some());
     let rounding = known.map(|profile| format!("{} {:?}", profile.sha256, c.decisions.rounding));
     let reuse = reuses.then(|| Reuse::of(checkpoint, rounding.as_deref())).flatten();
@@ -131,7 +132,7 @@ pub fn write(
 
     let more = backends::runner(&plan)?;
     let generated = moec_cpu::runner_source(&plan, more.map(|more| more.native))
-        .map_err(|e| Error::bug("the source of `run` is not written").because(e))?;
+        .map_err(|e| Error::bug("the source of `run` was not written").because(e))?;
     runner::write_sources(&root.join("runner"), &generated, more, sources)?;
     runner::write_script(root, c.target.triple(), more)?;
     let route = route.transpose();

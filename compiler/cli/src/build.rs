@@ -12,46 +12,47 @@ use std::time::{Duration, Instant};
 /// Compile a model into a bundle
 ///
 /// A bundle is a folder with packed weights, object code, a plan and a program that runs it. It is written
-/// whole or not at all, and replaces an earlier bundle of the same name. Building twice gives the same bytes.
+/// completely or not at all, and replaces an earlier bundle of the same name. Builds are reproducible.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Path of the model.toml
     #[arg(value_name = "MODEL.TOML")]
     pub config: PathBuf,
-    /// A name that `moec targets` lists, or a path of your own device file
+    /// Name of a target (`moec targets` lists them), or path of a device file
     #[arg(long, short, value_name = "TARGET", default_value = "native")]
     pub target: String,
     /// Folder to write [default: the checkpoint's name, the target and `.moec`]
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Hold this share of all experts in the GPU's memory, and bring others there while the model runs: `policy` and
-    /// `experts` under `[placement]`
+    /// Keep this share of all experts in the GPU's memory, and copy others there at run time; sets `policy`
+    /// and `experts` under `[placement]`
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub gpu_experts: Option<u8>,
-    /// Time kernels on this machine, and take the fastest; results are kept for later builds
+    /// Time kernels on this machine and use the fastest; results are cached for later builds
     #[arg(long)]
     pub tune: bool,
-    /// Seconds that `--tune` takes at most
+    /// Time limit of `--tune` in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub tune_time: u32,
-    /// Print the IR after this pass to stdout
+    /// Print the IR after this pass to stdout (`moec passes` lists the passes)
     #[arg(long, value_name = "PASS")]
     pub print_after: Option<String>,
     /// Stop after this pass, and write nothing
     #[arg(long, value_name = "PASS")]
     pub stop_after: Option<String>,
-    /// Write no `run` program (it needs a C compiler; for machines of another kind, cargo)
+    /// Do not build the `run` program, which requires a C compiler, or cargo for machines of another kind
     #[arg(long)]
     pub no_run: bool,
-    /// Write the runtime's sources into the bundle, below `runner/vendor`: then cargo builds `runner/`
+    /// Copy the runtime's sources into the bundle, to `runner/vendor`, so that cargo can build `runner/`
     ///
-    /// Bundles whose `run` cargo builds have them in any case: those for macOS, Android and other machines than this one.
+    /// Bundles for macOS, Android and machines of another kind always contain them, because cargo builds
+    /// their `run`.
     #[arg(long)]
     pub with_sources: bool,
-    /// Compile `run` with cargo from the runtime's sources, instead of linking the runtime that moec carries
+    /// Compile `run` with cargo from the runtime's sources instead of linking the precompiled runtime
     #[arg(long, conflicts_with = "no_run")]
     pub run_from_source: bool,
-    /// Pack every weight anew, though an earlier bundle of this checkpoint has it
+    /// Pack all weights again, even if an earlier bundle of this checkpoint contains them
     #[arg(long)]
     pub no_reuse: bool,
     /// Print one JSON object to stdout when done
@@ -65,10 +66,10 @@ fn share(text: &str) -> std::result::Result<u8, String> {
     percent.filter(|n| (1..=100).contains(n)).ok_or_else(|| "expected a share from 1% to 100%".to_owned())
 }
 
-/// Builds.
+/// Builds a bundle.
 ///
 /// # Errors
-/// Whatever keeps the bundle from being written.
+/// Fails if the bundle cannot be written.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let request = moec_driver::Request {
@@ -93,13 +94,13 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let Some(built) = built else { return Ok(()) };
     let folder = built.folder.display();
     if let Some(missing) = &built.summary.missing {
-        let way = match missing {
+        let hint = match missing {
             Missing::Mac(_) => missing.hint(),
-            _ => "`moec doctor` says what to install".to_owned(),
+            _ => "`moec doctor` shows what to install".to_owned(),
         };
         progress.warn(&format!(
-            "`{folder}` has no `run`: {missing} ({way}); `moec run {folder} …` needs none on a machine of the \
-             target's kind"
+            "`{folder}` has no `run` program: {missing} ({hint}); `moec run {folder} …` works without it on a \
+             machine of the target's kind"
         ));
     }
     built.summary.notes.iter().for_each(|note| progress.warn(note));

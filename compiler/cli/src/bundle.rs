@@ -8,7 +8,7 @@ use moec_bundle::manifest::ProfileEntry;
 use moec_bundle::read::Bundle;
 use moec_ir::Format;
 use moec_ir::plan::{Plan, Segment};
-use moec_passes::decisions::By;
+use moec_passes::decisions::ScheduleSource;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -79,9 +79,9 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
     rows.push(row("kernels", plan.kernels.len().to_string()));
     rows.extend(plan.paging.iter().flat_map(paging::rows));
     if let Ok(decisions) = bundle.decisions() {
-        let timed = decisions.kernels.iter().filter(|d| d.by == By::Clock).count();
-        let who = if timed > 0 { "measured" } else { "chosen by the cost model" };
-        rows.push(row("schedules", format!("{who}; `moec explain {}` says why", path.display())));
+        let timed = decisions.kernels.iter().filter(|d| d.by == ScheduleSource::Measured).count();
+        let method = if timed > 0 { "measured" } else { "chosen by the cost model" };
+        rows.push(row("schedules", format!("{method}; `moec explain {}` shows the reasons", path.display())));
     }
     if !plan.graphs.is_empty() {
         let of_packages = bundle.manifest.files.iter().filter(|(name, _)| is_inside(name));
@@ -102,7 +102,7 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
     if let Some(percent) = plan.model.thresholded {
         rows.push(row(
             "thresholds",
-            format!("{percent:.1} % of the neurons of experts count as 0: an approximation; `moec explain` says what it costs"),
+            format!("{percent:.1} % of the neurons of experts count as 0: an approximation; `moec explain` shows the loss"),
         ));
     }
     for e in &plan.entries {
@@ -134,7 +134,7 @@ fn bits(numbers: u64, bytes: u64) -> f64 {
     bytes as f64 * 8.0 / numbers.max(1) as f64
 }
 
-/// Room for snapshots of states that fold tokens, in words.
+/// Number and size of snapshots of recurrent states, for people.
 pub(super) fn snapshots(plan: &Plan) -> Option<String> {
     let (all, one) = plan.snapshot_bytes();
     let distance =
@@ -143,7 +143,7 @@ pub(super) fn snapshots(plan: &Plan) -> Option<String> {
     Some(format!("{count} of {} each, {} of the KV cache{distance}", human::bytes(one), human::bytes(all)))
 }
 
-/// Facts of a plan, in numbers.
+/// Facts of a plan, as JSON.
 pub(super) fn facts(plan: &Plan) -> Value {
     let weights: u64 = plan.segments.iter().map(|s| s.bytes).sum();
     let (cache, saved) = (plan.state_bytes(), plan.saved_by_rings());

@@ -1,5 +1,5 @@
-//! `moec inspect PROFILE --cache SIZES`: what every cache policy makes of the routing that a profile
-//! recorded.
+//! `moec inspect PROFILE --cache SIZES`: hit rates of every cache policy, replayed on the routing of a
+//! profile.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
@@ -21,7 +21,7 @@ impl FromStr for Share {
         let percent = text.trim().strip_suffix('%').and_then(|n| n.trim().parse::<f64>().ok());
         match percent.filter(|p| *p > 0.0 && *p <= 100.0) {
             Some(percent) => Ok(Self(percent)),
-            None => Err("a size is a percentage of all experts, such as `25%`".to_owned()),
+            None => Err("expected a percentage of all experts, such as `25%`".to_owned()),
         }
     }
 }
@@ -36,13 +36,13 @@ struct Sized {
 /// Replays the routing of a profile.
 ///
 /// # Errors
-/// It cannot be read, or did not record enough routing.
+/// Fails if the profile cannot be read or has too little routing.
 pub(super) fn inspect(path: &Path, shares: &[Share], as_json: bool) -> Result<()> {
     let profile = Profile::read(path)?;
     let context = |e: Error| e.context(format!("`{}` cannot be replayed", path.display()));
-    let again = "take it anew with `moec calibrate`, over a few hundred tokens or more";
+    let again = "record it again with `moec calibrate`, over a few hundred tokens or more";
     if profile.routes.is_empty() {
-        return Err(context(Error::input("it recorded no routing of single tokens").hint(again)));
+        return Err(context(Error::input("the profile has no routing of single tokens").hint(again)));
     }
     let trace = profile.routes.trace(&profile.layers);
     let trace = trace.map_err(|e| context(Error::bug("a profile that was checked").because(e)))?;
@@ -64,13 +64,13 @@ fn percent(counters: CacheCounters) -> String {
     format!("{:.1} %", 100.0 * counters.hit_rate())
 }
 
-/// Hit rates by policy and size, then what was chosen and why.
+/// Hit rates by policy and size, then the choices with their reasons.
 fn text(trace: &Trace, sized: &[Sized]) -> String {
     let (layers, tokens) = (trace.experts().layers().len(), trace.tokens());
     let (uses, experts) = (trace.accesses(), trace.experts().count());
     let mut out = format!(
-        "{tokens} tokens in {layers} layers use {uses} of {experts} experts; hit rates of a cache that all layers \
-         share, unless it says `per-layer`\n\n"
+        "{tokens} tokens in {layers} layers use {uses} of {experts} experts; hit rates of one cache for all \
+         layers, or of one cache per layer (`per-layer`)\n\n"
     );
     let row = |name: &str, cell: &dyn Fn(&Sized) -> String| {
         std::iter::once(name.to_owned()).chain(sized.iter().map(cell)).collect::<Vec<_>>()
@@ -89,7 +89,8 @@ fn text(trace: &Trace, sized: &[Sized]) -> String {
     rows.push(row("Belady (bound)", &|s| percent(s.choice.optimum)));
     out += &output::table(&rows);
     out.push('\n');
-    let mut rows = vec![["cache", "chosen", "held out", "LRU there", "why"].map(str::to_owned).to_vec()];
+    let mut rows =
+        vec![["cache", "chosen", "held out", "LRU, held out", "reason"].map(str::to_owned).to_vec()];
     for Sized { share, choice, .. } in sized {
         rows.push(vec![
             format!("{} %", share.0),
@@ -115,10 +116,10 @@ fn why(choice: &Choice) -> String {
     let margin = 100.0 * choice.margin();
     match choice.reason {
         _ if choice.chosen.pinned > 0 => {
-            format!("pins gain on {} there without", percent(choice.held_out_unpinned))
+            format!("pinning raises the rate from {}", percent(choice.held_out_unpinned))
         }
-        Reason::BeatsLru => format!("gains {margin:.1} points or more on held-out tokens"),
-        Reason::NothingBeatsLru => format!("nothing gains {margin:.1} points on held-out tokens"),
+        Reason::BeatsLru => format!("at least {margin:.1} points above LRU on held-out tokens"),
+        Reason::NothingBeatsLru => format!("no policy is {margin:.1} points above LRU on held-out tokens"),
     }
 }
 
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_percentages() {
+    fn cache_sizes_are_parsed_as_percentages() {
         assert_eq!("25%".parse::<Share>(), Ok(Share(25.0)));
         assert_eq!(" 12.5 % ".parse::<Share>(), Ok(Share(12.5)));
         for wrong in ["25", "0%", "101%", "x%", "NaN%", ""] {

@@ -13,28 +13,28 @@ use std::time::Instant;
 
 /// Run a model over text and record a profile
 ///
-/// The model is compiled for this machine as it is in its checkpoint, and reads the texts in pieces. The
-/// profile holds which experts the tokens chose, and how large the inputs of every matrix are; builds with q8
-/// or q4 weights round with it. `moec inspect` shows it.
+/// Compiles the model for this machine with the checkpoint's own weights, and runs it on the texts. The
+/// profile records the routing of tokens to experts and the magnitudes of every matrix's inputs. Builds use
+/// it to round quantised weights and to place experts. `moec inspect` shows a profile.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model, its prefill chunk and, under `[calibrate]`, what to read
+    /// Path of the model.toml: the model, its prefill chunk, and the texts under `[calibrate]`
     #[arg(value_name = "MODEL.TOML")]
     pub config: PathBuf,
     /// Text to read; may be given more than once [default: `text` under `[calibrate]`]
     #[arg(long, value_name = "FILE")]
     pub text: Vec<PathBuf>,
-    /// Tokens to read in place of text: numbers, with white space or commas between them; may be given more than once
+    /// Token ids to read instead of text, separated by white space or commas; may be given more than once
     #[arg(long, value_name = "FILE")]
     pub ids: Vec<PathBuf>,
-    /// Tokens to read at most, over all texts [default: `tokens` under `[calibrate]`]
+    /// Maximum number of tokens to read, over all texts [default: `tokens` under `[calibrate]`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub tokens: Option<u32>,
-    /// Tokens that are read as one sequence
+    /// Tokens per sequence
     #[arg(long, value_name = "TOKENS", default_value_t = WINDOW as u32, value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
     pub window: u32,
-    /// Profile to merge with; may be given more than once. Without `--text`, profiles are merged and nothing
-    /// is read
+    /// Profile to merge with; may be given more than once. Without `--text`, the profiles are merged and no
+    /// text is read
     #[arg(long, value_name = "FILE.TRACE")]
     pub merge: Vec<PathBuf>,
     /// Profile to write [default: `profile` under `[calibrate]`, or the checkpoint's name and `.trace`]
@@ -45,16 +45,16 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Calibrates.
+/// Runs the calibration and writes the profile.
 ///
 /// # Errors
-/// Whatever keeps the profile from being written.
+/// Fails if the profile cannot be written.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let config = Config::load(&args.config)?;
-    let wanted = &config.calibrate;
+    let configured = &config.calibrate;
     let given = !(args.text.is_empty() && args.ids.is_empty() && args.merge.is_empty());
-    let texts = if given { &args.text } else { &wanted.text };
+    let texts = if given { &args.text } else { &configured.text };
     if texts.is_empty() && !given {
         return Err(Error::usage("there is no text to calibrate on").hint(format!(
             "name one with `--text FILE` (`--ids FILE` for tokens), or write `text = [\"FILE\"]` under `[calibrate]` in `{}`",
@@ -76,7 +76,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
 
     let request = Request {
         texts: &texts,
-        tokens: args.tokens.map_or(wanted.tokens, |n| n as usize),
+        tokens: args.tokens.map_or(configured.tokens, |n| n as usize),
         window: args.window as usize,
     };
     let taken = (!texts.is_empty())
@@ -88,7 +88,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     if let Some(few) = too_few(&profile) {
         progress.warn(&few);
     }
-    let path = args.output.clone().or_else(|| wanted.profile.clone());
+    let path = args.output.clone().or_else(|| configured.profile.clone());
     let path = path.unwrap_or_else(|| default_output(&config));
     let bytes = profile.write(&path)?;
     let tokens = human::count(profile.reading.tokens());
@@ -103,7 +103,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// `olmoe.trace`, beside the `model.toml`.
+/// Default path of the profile, next to the `model.toml`: `olmoe.trace`.
 fn default_output(config: &Config) -> PathBuf {
     let source = std::fs::canonicalize(&config.model.source).unwrap_or_else(|_| config.model.source.clone());
     let name = source.file_name().unwrap_or_else(|| Path::new("model").as_os_str()).to_owned();

@@ -11,16 +11,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Say in what two bundles differ: shapes, formats, places, memory, expected speed, measured quality, plans
+/// Compare two bundles: shapes, formats, placement, memory, expected speed, measured quality, plans
 ///
 /// Rows that differ begin with `*`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// One bundle
+    /// First bundle
     pub a: PathBuf,
-    /// The other
+    /// Second bundle
     pub b: PathBuf,
-    /// Only what differs
+    /// Show only rows that differ
     #[arg(long)]
     pub different: bool,
     /// Print one JSON object to stdout
@@ -28,15 +28,15 @@ pub struct Args {
     pub json: bool,
 }
 
-/// A property of a bundle: where it belongs, what it is, and its value.
+/// A property of a bundle: part, name and value.
 type Row = (&'static str, String, String);
 
-/// Says it.
+/// Compares two bundles and prints the properties.
 ///
 /// # Errors
-/// One of them cannot be read.
+/// Fails if a bundle cannot be read.
 pub fn run(args: &Args) -> Result<()> {
-    let mut rows = beside(&side(&args.a)?, &side(&args.b)?);
+    let mut rows = pair_rows(&side(&args.a)?, &side(&args.b)?);
     if args.different {
         rows.retain(|(.., a, b)| a != b);
     }
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
         table.push(vec![format!("{mark} {what}"), side(a), side(b)]);
     }
     if rows.is_empty() {
-        text += "\nnothing differs\n";
+        text += "\nthe bundles do not differ\n";
     }
     output::data(&(text + &output::table(&table)))
 }
@@ -79,8 +79,8 @@ fn side(path: &Path) -> Result<Vec<Row>> {
 /// A property of two bundles.
 type Pair = (&'static str, String, Option<String>, Option<String>);
 
-/// Puts rows with the same name beside each other, in the order of the first, those of the second alone after their part.
-fn beside(a: &[Row], b: &[Row]) -> Vec<Pair> {
+/// Pairs rows by part and name, in the order of `a`. Rows that only `b` has follow at the end of their part.
+fn pair_rows(a: &[Row], b: &[Row]) -> Vec<Pair> {
     let mut parts: Vec<&'static str> = Vec::new();
     a.iter().chain(b).for_each(|(part, ..)| {
         if !parts.contains(part) {
@@ -113,12 +113,12 @@ fn rows(plan: &Plan, s: &Summary) -> Vec<Row> {
         add("model", name, value.clone());
     }
     add("model", "target", format!("{} ({})", target.name, target.triple));
-    let sizes = |wanted: fn(EntryKind) -> bool| {
-        let sizes = plan.entries.iter().filter(|e| wanted(e.kind)).map(|e| e.kind.rows().to_string());
+    let sizes = |of_kind: fn(EntryKind) -> bool| {
+        let sizes = plan.entries.iter().filter(|e| of_kind(e.kind)).map(|e| e.kind.rows().to_string());
         sizes.collect::<Vec<_>>().join(", ")
     };
-    add("shapes", "rows of a prompt's call", sizes(|k| matches!(k, EntryKind::Prefill(_))));
-    add("shapes", "sequences decoded together", sizes(|k| matches!(k, EntryKind::Decode(_))));
+    add("shapes", "rows of a prefill call", sizes(|k| matches!(k, EntryKind::Prefill(_))));
+    add("shapes", "sequences of a decode call", sizes(|k| matches!(k, EntryKind::Decode(_))));
     add("shapes", "KV cache", plan.cache_format().map_or("none".to_owned(), |f| f.name().to_owned()));
     add(
         "shapes",
@@ -147,7 +147,7 @@ fn rows(plan: &Plan, s: &Summary) -> Vec<Row> {
     if !expected.is_empty() {
         let mean =
             |f: fn(&(f32, f32)) -> f32| 100.0 * expected.iter().map(f).sum::<f32>() / expected.len() as f32;
-        add("quality", "expected past capacities", format!("{:.2} %", mean(|e| e.0)));
+        add("quality", "expected overflow", format!("{:.2} %", mean(|e| e.0)));
         add("quality", "expected padding", format!("{:.2} %", mean(|e| e.1)));
     }
     for (name, value) in &s.decisions {
@@ -170,7 +170,7 @@ fn rows(plan: &Plan, s: &Summary) -> Vec<Row> {
     rows
 }
 
-/// By column what share of all layers' parts each unit has.
+/// Share of each unit over all layers, by column.
 fn placed(s: &Summary) -> Vec<(String, String)> {
     let column = |(j, name): (usize, &String)| {
         let cells: Vec<&Cell> =
@@ -189,12 +189,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_stand_beside_each_other_by_part_and_name() {
+    fn rows_are_paired_by_part_and_name() {
         let row = |part, what: &str, value: &str| (part, what.to_owned(), value.to_owned());
         let a = [row("x", "one", "1"), row("x", "two", "2"), row("y", "one", "3")];
         let b = [row("x", "two", "2"), row("x", "three", "4"), row("z", "one", "5")];
         let some = |v: &str| Some(v.to_owned());
-        let pairs = beside(&a, &b);
+        let pairs = pair_rows(&a, &b);
         let expected = [
             ("x", "one", some("1"), None),
             ("x", "two", some("2"), some("2")),

@@ -14,10 +14,10 @@ pub struct Args {
     pub shell: Shell,
 }
 
-/// Prints them.
+/// Prints the completions.
 ///
 /// # Errors
-/// Stdout cannot be written.
+/// Fails if stdout cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "moec", &mut script);

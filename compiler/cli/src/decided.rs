@@ -1,5 +1,4 @@
-//! Decisions of a build in words: for each thing that was decided, what was taken, why, and what else there
-//! was.
+//! Decisions of a build, for people: the choice, the reason and the alternatives of each subject.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers")]
 
 use super::output;
@@ -7,10 +6,11 @@ use moec_base::human;
 use moec_passes::decisions::{Decision, Figures};
 use std::fmt::Write as _;
 
-/// Alternatives that a table shows, and those that were taken.
+/// Maximum number of alternatives in a table. Chosen ones are always shown.
 const SHOWN: usize = 8;
 
-/// All of them, or those of one layer. What was decided in several layers alike is reported once, with the range of its figures.
+/// Decisions of all layers, or of one. A decision that several layers have in common is reported once, with
+/// the ranges of its figures.
 pub(super) fn shown(all: &[Decision], layer: Option<u32>) -> String {
     let mut subjects: Vec<Vec<&Decision>> = Vec::new();
     for d in all.iter().filter(|d| layer.is_none() || layer == d.layer) {
@@ -22,7 +22,7 @@ pub(super) fn shown(all: &[Decision], layer: Option<u32>) -> String {
     subjects.iter().map(|of| subject(of)).collect()
 }
 
-/// A line for each thing that was decided once for the whole model.
+/// A line for each decision about the whole model.
 pub(super) fn lines(all: &[Decision]) -> impl Iterator<Item = (String, String)> {
     let whole = all.iter().filter(|d| d.layer.is_none() && d.weights.is_empty());
     whole.map(|d| (d.subject.clone(), format!("{}: {}", d.chosen, d.reason)))
@@ -38,7 +38,7 @@ fn subject(of: &[&Decision]) -> String {
         }
     }
     for same in &verdicts {
-        let _ = writeln!(text, "  {}{}: {}", same[0].chosen, wherever(same), same[0].reason);
+        let _ = writeln!(text, "  {}{}: {}", same[0].chosen, extent_text(same), same[0].reason);
         let figures = ranges(same.iter().map(|d| &d.figures));
         if !figures.is_empty() {
             let listed: Vec<_> = figures.iter().map(|f| format!("{} {}", f.title(), f.text())).collect();
@@ -48,8 +48,8 @@ fn subject(of: &[&Decision]) -> String {
     text + &alternatives(of)
 }
 
-/// In which layers, or of how many weights.
-fn wherever(same: &[&Decision]) -> String {
+/// Layers of a decision, or the number of its weights.
+fn extent_text(same: &[&Decision]) -> String {
     let layers: Vec<u32> = same.iter().filter_map(|d| d.layer).collect();
     let weights: usize = same.iter().map(|d| d.weights.len()).sum();
     match (layers.as_slice(), weights) {
@@ -60,7 +60,7 @@ fn wherever(same: &[&Decision]) -> String {
     }
 }
 
-/// A table of what could have been taken.
+/// Table of the alternatives.
 fn alternatives(of: &[&Decision]) -> String {
     let all = || of.iter().flat_map(|d| d.alternatives.iter().map(move |a| (a, a.what == d.chosen)));
     let mut names: Vec<&str> = Vec::new();
@@ -100,7 +100,7 @@ fn alternatives(of: &[&Decision]) -> String {
         vec![[String::new()].into_iter().chain(titles.iter().map(Range::title)).collect::<Vec<_>>()];
     rows.extend(names.iter().enumerate().filter_map(row));
     let more = names.len() + 1 - rows.len();
-    let more = if more == 0 { String::new() } else { format!("  {more} others (`--json` has them)\n") };
+    let more = if more == 0 { String::new() } else { format!("  {more} others (`--json` lists them)\n") };
     output::table(&rows) + &more
 }
 
@@ -123,7 +123,7 @@ fn ranges<'a>(of: impl Iterator<Item = &'a Figures>) -> Vec<Range<'a>> {
     all
 }
 
-/// Suffix of a name that says a unit, and the format of such a number.
+/// Suffix of a figure's name for its unit, and the formatter of such figures.
 type UnitName = (&'static str, fn(f64) -> String);
 
 const UNITS: [UnitName; 6] = [
@@ -140,7 +140,7 @@ impl Range<'_> {
         UNITS.iter().find(|(end, _)| self.name.ends_with(end))
     }
 
-    /// The name in words, without its unit.
+    /// The name for people, without its unit.
     fn title(&self) -> String {
         let end = self.unit().map_or("", |(end, _)| end);
         self.name.strip_suffix(end).unwrap_or(self.name).replace('_', " ")
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_is_told_once_for_all_layers_and_by_itself_for_one() {
+    fn decisions_are_shown_for_all_layers_or_one() {
         let all = [
             Decision::new("assign_residency", "attention", "cpu", "simulated")
                 .or("npu", &[("request_ms", 2.0)])

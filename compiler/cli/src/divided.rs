@@ -1,13 +1,13 @@
-//! Output of `moec inspect` on experts of decoding that two units compute: hot neurons in graphs, cold ones
-//! in kernels.
+//! Output of `moec inspect` about experts that two units compute in decoding: hot neurons in static graphs,
+//! cold ones in CPU kernels.
 
 use moec_base::human;
 use moec_ir::plan::{Arg, Builtin, Code, Entry, Layout, Plan};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Division of an entry point's experts.
-struct Divided {
+/// Hot and cold neurons of an entry point's experts.
+struct ExpertDivision {
     entry: String,
     /// Layers.
     layers: usize,
@@ -18,15 +18,15 @@ struct Divided {
 }
 
 /// Entry points with hot neurons.
-fn divided(plan: &Plan) -> Vec<Divided> {
+fn divided(plan: &Plan) -> Vec<ExpertDivision> {
     let of = |entry: &Entry| {
         let sets = entry.steps.iter().filter_map(|s| match s.code {
-            Code::Builtin(Builtin::Experts { set, .. }) => plan.sets.get(set as usize)?.hot,
+            Code::Builtin(Builtin::Experts { set, .. }) => plan.expert_sets.get(set as usize)?.hot,
             _ => None,
         });
         let hot: Vec<f64> = sets.map(|hot| f64::from(hot.neurons)).collect();
         let cold: BTreeSet<u32> = entry.steps.iter().flat_map(|s| neurons(plan, &s.args)).collect();
-        (!hot.is_empty()).then(|| Divided {
+        (!hot.is_empty()).then(|| ExpertDivision {
             entry: entry.kind.to_string(),
             layers: hot.len(),
             hot: hot.iter().sum::<f64>() / hot.len() as f64,
@@ -51,8 +51,8 @@ fn bytes(plan: &Plan, segments: &BTreeSet<u32>) -> u64 {
     segments.iter().filter_map(|&i| plan.segments.get(i as usize)).map(|s| s.bytes).sum()
 }
 
-/// Bytes of the neurons of all batches, and of what prompts have of the same experts: each neuron is there for both.
-fn twice(plan: &Plan) -> [u64; 2] {
+/// Bytes of the neurons for decoding, and of the same experts for prompts. Each neuron is stored for both.
+fn duplicated_bytes(plan: &Plan) -> [u64; 2] {
     let (mut cold, mut whole) = (BTreeSet::new(), BTreeSet::new());
     for step in plan.entries.iter().flat_map(|e| &e.steps) {
         let own: Vec<u32> = neurons(plan, &step.args).collect();
@@ -66,7 +66,8 @@ fn twice(plan: &Plan) -> [u64; 2] {
     [bytes(plan, &cold), bytes(plan, &whole)]
 }
 
-/// For people; nothing where one unit computes experts of decoding. `codes`: bytes of the graphs' weights, if they are known.
+/// Rows for people; empty if one unit computes the experts of decoding. `codes`: bytes of the graphs'
+/// weights, if known.
 pub(super) fn rows(plan: &Plan, codes: Option<u64>) -> Vec<Vec<String>> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let all = divided(plan);
@@ -84,7 +85,7 @@ pub(super) fn rows(plan: &Plan, codes: Option<u64>) -> Vec<Vec<String>> {
         })
         .collect();
     if !rows.is_empty() {
-        let [cold, whole] = twice(plan).map(human::bytes);
+        let [cold, whole] = duplicated_bytes(plan).map(human::bytes);
         let codes =
             codes.map_or_else(String::new, |bytes| format!(" and {} of hot ones", human::bytes(bytes)));
         rows.push(row(
@@ -97,10 +98,10 @@ pub(super) fn rows(plan: &Plan, codes: Option<u64>) -> Vec<Vec<String>> {
     rows
 }
 
-/// The same for programs; `None` where there is nothing to say.
+/// The same as JSON; `None` if one unit computes the experts of decoding.
 pub(super) fn value(plan: &Plan, codes: Option<u64>) -> Option<Value> {
     let all = divided(plan);
-    let [cold, whole] = twice(plan);
+    let [cold, whole] = duplicated_bytes(plan);
     let entries: Vec<Value> = all
         .iter()
         .map(|d| json!({"entry": d.entry, "layers": d.layers, "hot": d.hot, "cold_bytes": d.cold_bytes}))

@@ -4,13 +4,13 @@ use super::{Cli, output, targets::evidence};
 use clap::CommandFactory as _;
 use moec_base::error::io_error;
 use moec_base::{Error, Result, human};
-use moec_bundle::toolchain::CROSS;
+use moec_bundle::toolchain::CROSS_TARGETS;
 use moec_device::{BUILT_IN, Cache, Device, measured};
 use moec_import::FAMILIES;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// A page: its file in `docs/`, and what writes it.
+/// A page: its file in `docs/`, and the function that writes it.
 type Page = (&'static str, fn() -> Result<String>);
 
 /// Every generated page.
@@ -21,20 +21,20 @@ pub const PAGES: &[Page] = &[
     ("targets.md", targets),
 ];
 
-/// Print a generated page of the documentation, or the names of all
+/// Print a generated page of the documentation, or the names of all pages
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The page's file name
     pub page: Option<String>,
-    /// Write manual pages of moec and of its subcommands into this folder, which is there
+    /// Write manual pages of moec and its subcommands into this existing folder
     #[arg(long, value_name = "DIR", conflicts_with = "page")]
     pub man: Option<PathBuf>,
 }
 
-/// Prints it.
+/// Prints a page, or the names of all pages.
 ///
 /// # Errors
-/// No such page, or a folder that cannot be written.
+/// Fails if the page does not exist or the folder cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(folder) = &args.man {
         return clap_mangen::generate_to(Cli::command(), folder).map_err(|e| io_error("write", folder, &e));
@@ -53,15 +53,15 @@ fn command_line() -> String {
     let mut command = Cli::command().term_width(100);
     command.build();
     let mut out = String::from(
-        "# Command line\n\nWhat `moec SUBCOMMAND --help` prints.\n\n\
+        "# Command line\n\nOutput of `moec SUBCOMMAND --help`.\n\n\
          Exit codes, of `moec` and of a bundle's `run`:\n\n\
          | code | when |\n|---|---|\n\
-         | 0 | it worked |\n\
-         | 1 | it failed: a file is missing or wrong (`model.toml` included), this machine lacks something, a check found a fault |\n\
-         | 2 | the command line is wrong, and nothing was done: an unknown option, a value out of range, an option that this bundle, model \
-         or target does not take, an output that exists |\n\
-         | 130, 143 | it was interrupted by Ctrl-C, by SIGTERM |\n\n\
-         `--json` prints one JSON value to stdout; every subcommand has it that prints a result.\n",
+         | 0 | success |\n\
+         | 1 | failure: a file is missing or invalid (`model.toml` included), this machine lacks a requirement, or a check failed |\n\
+         | 2 | invalid command line, and nothing was done: an unknown option, a value out of range, an \
+         option that this bundle, model or target does not support, or an output that exists |\n\
+         | 130, 143 | interrupted by Ctrl-C, by SIGTERM |\n\n\
+         `--json` prints one JSON value to stdout. Every subcommand that prints a result has it.\n",
     );
     let _ = write!(out, "\n```text\n{}\n```\n", trimmed(&mut command));
     for subcommand in command.get_subcommands_mut().filter(|c| !c.is_hide_set()) {
@@ -77,11 +77,11 @@ fn trimmed(command: &mut clap::Command) -> String {
     help.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned()
 }
 
-/// The built-in devices, and what links for other machines than one's own.
+/// The built-in devices, and the linkers for other machines.
 fn targets() -> Result<String> {
     let mut out = String::from(
         "# Targets\n\n`--target` takes one of these names, or the path of a device file of your own (`moec targets NAME`\n\
-         prints one to start from). Every target compiles on every machine. A CPU that lacks a feature refuses the\n\
+         prints one to start from). Every target compiles on every machine. A CPU without a required feature rejects the\n\
          bundle before it starts, and names the feature.\n\n\
          *Evidence* states how results for a target were obtained; `moec targets` prints it, too. *Measured*: on silicon. *Tested*: executed\n\
          natively by the tests, without figures of speed. *Emulated*: executed by emulators and evaluators on the host, never on the device.\n\
@@ -125,7 +125,7 @@ fn targets() -> Result<String> {
          makes `run` there, with Xcode's command line tools and Rust. The object code is that of the build.\n\n\
          | system | linker | it is of | standard library | runs elsewhere with |\n|---|---|---|---|---|\n",
     );
-    for c in CROSS {
+    for c in CROSS_TARGETS {
         let _ = writeln!(
             out,
             "| `{}` | `{}` | {} | {} | {} |",
@@ -139,12 +139,12 @@ fn targets() -> Result<String> {
     Ok(out)
 }
 
-/// Devices whose graphs are static: what their units can.
+/// Devices with static graphs, and the abilities of their units.
 fn static_targets(out: &mut String) -> Result<()> {
     out.push_str(
         "\n## Static graphs\n\nUnits that run static graphs only. Which operators of the Graph an operation means, and the source of every\n\
-         figure, stands in the device's file (`moec targets NAME`). Groups of experts that live on\n\
-         such a unit become packages; `--stop-after assign_residency --print-after assign_residency` shows what is decided.\n\n\
+         figure, are in the device's file (`moec targets NAME`). Groups of experts on\n\
+         such a unit become packages; `--stop-after assign_residency --print-after assign_residency` shows the decisions.\n\n\
          | device | unit | bytes of a graph, at most | launch and wait | runs in another form | never runs |\n|---|---|---|---|---|---|\n",
     );
     for (name, _) in BUILT_IN {
@@ -168,10 +168,10 @@ fn static_targets(out: &mut String) -> Result<()> {
     static_forms(out)
 }
 
-/// Forms of these units' graphs, and the reasons.
+/// Formats of these units' graphs, with sources.
 fn static_forms(out: &mut String) -> Result<()> {
     out.push_str(
-        "\n`[unit.graph]` of a device file says how graphs of a unit are written, each key with its source:\n\n\
+        "\n`[unit.graph]` of a device file describes the format of a unit's graphs, each key with its source:\n\n\
          * `last_axis_bytes`: what the last axis of a tensor is padded to. Where that is more than the 2 bytes of a number,\n  \
          tensors inside of a graph are `[1, channels, 1, rows]`, experts stand side by side in the channels, and grouped\n  \
          convolutions compute several of them; a tensor inside with a last axis of 1 is refused. Without the key they are\n  \
@@ -198,7 +198,7 @@ fn static_forms(out: &mut String) -> Result<()> {
 /// The supported families.
 fn models() -> String {
     let mut out = String::from(
-        "# Models\n\nA checkpoint is supported when the first of its `architectures` (in `config.json`) stands here. Anything\n\
+        "# Models\n\nA checkpoint is supported if the first of its `architectures` (in `config.json`) is in this table. Anything\n\
          else is refused by name.\n\n| family | `model_type` | `architectures` | published checkpoints |\n|---|---|---|---|\n",
     );
     for f in FAMILIES {
@@ -215,16 +215,16 @@ fn models() -> String {
     out + LIMITS + QUANTISED + RELU
 }
 
-/// Parts of families that are not read, and that units do not compute.
+/// Limits of some families: parts that are not read, or that some units do not compute.
 const LIMITS: &str = "
 ## Limits of some families
 
-- **Mistral Small 4, Llama 4, Step 3.7** and others that also see are read as models of text: tensors of vision are skipped, and the build says so.
+- **Mistral Small 4, Llama 4, Step 3.7** and other multimodal models are read as text models: vision tensors are skipped, with a note.
 - **Llama 4:** one expert per token. Attention over chunks and queries that grow with their positions are computed by CPUs and GPUs; a graph of an
   NPU has neither, and a placement that requests one is refused by name.
 - **Step 3.5 and 3.7:** no instruction of NDP DIMMs bounds a network after its activation; the experts stay on the CPU. Layers that predict several
   tokens at once are skipped.
-- **LongCat-Flash:** a layer of the checkpoint is two here. Some experts compute nothing, so that all of them stay on the CPU and in RAM, and
+- **LongCat-Flash:** a layer of the checkpoint is two here. It has zero-computation experts, so that all experts stay on the CPU and in RAM, and
   `moec calibrate` refuses the model.
 ";
 
@@ -234,7 +234,7 @@ const QUANTISED: &str = "
 
 Besides f32, bf16 and f16, safetensors checkpoints of every family are read in the layouts below, as `quantization_config` in `config.json`
 says. Which matrices are quantised is seen by their tensors, one by one and experts fused into one tensor alike, so that lists of
-modules (`ignore`, `modules_to_not_convert`, `targets`) may say anything. `moec inspect` lists what a checkpoint stores how.
+modules (`ignore`, `modules_to_not_convert`, `targets`) may say anything. `moec inspect` lists the storage formats of a checkpoint.
 
 | `quant_method` | what | tensors of a matrix |
 |---|---|---|
@@ -262,16 +262,16 @@ const RELU: &str = "
 Most neurons of these are 0 for most tokens, which engines such as PowerInfer make use of. `g` and `u` are a network's gate and up
 projections.
 
-- **SmallThinker:** `relu(g) · u`. A layer's router reads the stream as the layer gets it, before any norm. The experts with
+- **SmallThinker:** `relu(g) · u`. A layer's router reads the layer's input, before any norm. The experts with
   the largest logits are chosen; their weights are a softmax of these logits where `moe_primary_router_apply_softmax` is true,
   else their sigmoids divided by the sum of these. Layers with 0 in `rope_layout` are not rotated; those with 1 in
   `sliding_window_layout` see `sliding_window_size` tokens, their own included. The predictor of the head, which some engines
   load from a file of its own, is not read.
 - **TurboSparse-Mixtral:** Mixtral with `relu(g) · relu(u)`. **Bamboo** and TurboSparse-Mistral: Mistral's layers with the
   same. Predictors of neurons that a checkpoint has (`….predictor.…`) are not used, and the build says so: the published code
-  of TurboSparse-Mistral multiplies by what its predictor says, 0 or 1, so its results differ where the predictor errs.
+  of TurboSparse-Mistral multiplies by its predictor's output, 0 or 1, so its results differ if the predictor errs.
 - **ProSparse-Llama:** Llama with `g · u` where `g ≥ hidden_act_param`, else 0 (FATReLU). `shiftrelu` is refused.
 
-Bamboo and ProSparse-Llama have no experts: what a `model.toml` says of experts is refused where it would have to mean
-something, as `big_little` is, and their networks count as attention for formats and placement.
+Bamboo and ProSparse-Llama have no experts: keys of a `model.toml` that require experts, such as `big_little`, are errors.
+Their networks count as attention for formats and placement.
 ";

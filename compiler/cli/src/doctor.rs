@@ -1,22 +1,24 @@
-//! `moec doctor`: what this machine has of what moec needs.
+//! `moec doctor`: checks this machine for the requirements of moec.
 
 use super::{output, targets};
 use moec_base::cache_dir;
 use moec_base::{Result, disk, human, tools};
 use moec_bundle::link;
-use moec_bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
+use moec_bundle::toolchain::{
+    CROSS_TARGETS, CrossTarget, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed,
+};
 use moec_device::{BUILT_IN, Device, is_host};
 use moec_targets::backends::BACKENDS;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-/// Below this much free space builds are likely to fail.
+/// Free space below which builds are likely to fail.
 const LITTLE_SPACE: u64 = 4 << 30;
 
-/// Check the system for required and optional dependencies
+/// Check this machine for required and optional dependencies
 ///
-/// Fails when something is missing that a build needs.
+/// Fails if a requirement of builds is missing.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Print one JSON object to stdout
@@ -28,9 +30,9 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Ok,
-    /// Something works less well.
+    /// A feature is missing or limited; builds work.
     Warn,
-    /// A build fails.
+    /// Builds fail.
     Fail,
 }
 
@@ -44,7 +46,7 @@ impl Status {
     }
 }
 
-/// A check: its result, what was found, and what to do.
+/// Result of a check: status, finding and remedy.
 struct CheckResult(Status, String, String);
 
 impl CheckResult {
@@ -73,15 +75,15 @@ const CHECKS: &[Check] = &[
     ("disk", space),
 ];
 
-/// Prints what was found; the exit code says whether a build can work.
+/// Prints the results of all checks. The exit code is a failure if builds cannot work.
 ///
 /// # Errors
-/// Stdout cannot be written.
+/// Fails if stdout cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut found: Vec<_> = CHECKS.iter().map(|(name, check)| (*name, check())).collect();
     found.extend(backends());
     found.extend((!cfg!(target_os = "macos")).then(|| (MAC, mac())));
-    found.extend(CROSS.iter().filter(|c| !is_host(c.triple)).map(|c| (c.triple, cross(c))));
+    found.extend(CROSS_TARGETS.iter().filter(|c| !is_host(c.triple)).map(|c| (c.triple, cross(c))));
     let ok = found.iter().all(|(_, CheckResult(status, ..))| *status != Status::Fail);
     if args.json {
         let checks: Vec<_> = found
@@ -120,7 +122,7 @@ fn cpu() -> CheckResult {
     CheckResult::new(Status::Ok, format!("{}, runs {}", std::env::consts::ARCH, here.join(", ")), "")
 }
 
-/// First line of what a tool says to `--version`.
+/// First line of a tool's output for `--version`.
 fn version(tool: &str) -> Option<String> {
     let out = Command::new(tool).arg("--version").output().ok().filter(|o| o.status.success())?;
     Some(String::from_utf8_lossy(&out.stdout).lines().next().unwrap_or_default().to_owned())
@@ -129,9 +131,9 @@ fn version(tool: &str) -> Option<String> {
 /// `rustc` or `cargo`, of the version that `run` needs.
 fn rust(variable: &str, tool: &str) -> CheckResult {
     let hint = if link::is_prebuilt() {
-        "only for other machines' `run` and for `--run-from-source`: Rust 1.95 or later (https://rustup.rs)"
+        "required only for `--run-from-source` and for `run` on other machines: Rust 1.95 or later (https://rustup.rs)"
     } else {
-        "`run` is built with Rust 1.95 or later (https://rustup.rs); `moec build --no-run` needs none"
+        "`run` requires Rust 1.95 or later (https://rustup.rs); `moec build --no-run` works without it"
     };
     let tool = std::env::var(variable).unwrap_or_else(|_| tool.to_owned());
     let Some(line) = version(&tool) else {
@@ -143,7 +145,7 @@ fn rust(variable: &str, tool: &str) -> CheckResult {
 
 /// The C compiler that links `run`, for moec or for rustc.
 fn linker() -> CheckResult {
-    let hint = "`run` is linked with `cc`: install gcc or clang; `moec build --no-run` needs none";
+    let hint = "`run` is linked with `cc`: install gcc or clang; `moec build --no-run` works without it";
     match version("cc") {
         Some(line) => CheckResult::new(Status::Ok, format!("cc: {line}"), hint),
         None => CheckResult::new(Status::Warn, "`cc` not found", hint),
@@ -151,13 +153,16 @@ fn linker() -> CheckResult {
 }
 
 /// Tools that link `run` for machines of another kind.
-fn cross(to: &Cross) -> CheckResult {
+fn cross(to: &CrossTarget) -> CheckResult {
     match Toolchain::find(to.triple) {
         Ok(tools) => {
             let rustc = tools.version.lines().next().unwrap_or_default();
             let emulator = to.emulator.join(" ");
-            let runs =
-                if to.emulated() { format!("`{emulator}` runs it") } else { "nothing here runs it".into() };
+            let runs = if to.emulated() {
+                format!("`{emulator}` runs it")
+            } else {
+                "this machine has no emulator for it".into()
+            };
             CheckResult::new(
                 Status::Ok,
                 format!("`run` is linked with {}, {rustc}; {runs}", to.linker),
@@ -174,7 +179,7 @@ fn cross(to: &Cross) -> CheckResult {
 /// Requirements of the backends. Without them moec builds for every other target.
 fn backends() -> Vec<(&'static str, CheckResult)> {
     let Ok(cache) = cache_dir::path() else {
-        let hint = "set `MOEC_CACHE` to one";
+        let hint = "set `MOEC_CACHE` to a folder that you can write";
         return vec![("backends", CheckResult::new(Status::Warn, "there is no cache folder", hint))];
     };
     let mut found = Vec::new();
@@ -199,9 +204,9 @@ const MAC: &str = "aarch64-apple-darwin";
 /// Tools for Macs on other machines.
 fn mac() -> CheckResult {
     let checks = if has_std(&own_rustc(), MAC) {
-        "rustc here has its standard library, so `cargo xtask check-apple` type-checks for it"
+        "rustc has its standard library, so `cargo xtask check-apple` can type-check for it"
     } else {
-        "`cargo xtask check-apple` gets what type-checks for it"
+        "`cargo xtask check-apple` installs the tools to type-check for it"
     };
     CheckResult::new(
         Status::Ok,
@@ -210,7 +215,7 @@ fn mac() -> CheckResult {
     )
 }
 
-/// The cache folder: for what is compiled for other machines, tuned, calibrated or compared.
+/// Checks the cache folder, which holds results of cross compilation, tuning, calibration and comparison.
 fn cache_folder() -> CheckResult {
     let hint = "set `MOEC_CACHE` to a folder that you can write; `--tune`, calibration and `run` for other machines need it";
     let Ok(folder) = cache_dir::path() else {
@@ -224,12 +229,12 @@ fn cache_folder() -> CheckResult {
     }
 }
 
-/// Free space where bundles go: the user's current folder.
+/// Checks the free space in the current folder, the default place of bundles.
 fn space() -> CheckResult {
     let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
-    let hint = "a bundle takes about as much as its weights; `moec init` estimates it";
+    let hint = "a bundle is about as large as its weights; `moec init` estimates the size";
     match disk::free_bytes(&here) {
-        None => CheckResult::new(Status::Warn, "free space is not known", hint),
+        None => CheckResult::new(Status::Warn, "the free space is unknown", hint),
         Some(n) if n < LITTLE_SPACE => {
             CheckResult::new(Status::Warn, format!("only {} free here", human::bytes(n)), hint)
         }

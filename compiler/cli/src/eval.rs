@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Measure a bundle's quality: perplexity, exact match
 ///
-/// What this machine lacks is emulated, as by `moec verify`, and a warning says so: instructions, accelerators, another
-/// architecture. Results are the same, only slower.
+/// Emulates instructions, accelerators and architectures that this machine lacks, as `moec verify` does, and
+/// prints a warning. The results are the same.
 #[derive(Clone, Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["text", "qa"]))]
 pub struct Args {
@@ -22,7 +22,7 @@ pub struct Args {
     /// Text whose perplexity is measured
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
-    /// Questions: one `{"prompt": …, "answer": …}` per line; counted when every token of the answer is the
+    /// Questions: one `{"prompt": …, "answer": …}` per line; an answer is correct if every token of it is the
     /// greedy choice
     #[arg(long, value_name = "FILE.JSONL")]
     pub qa: Option<PathBuf>,
@@ -32,19 +32,20 @@ pub struct Args {
     /// Windows to measure [default: the whole text]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub windows: Option<u32>,
-    /// Another bundle of the same checkpoint: also measure how often both choose the same next token of the text,
-    /// and how far their probabilities are apart
+    /// Another bundle of the same checkpoint: also measure the rate of equal next tokens, and the
+    /// Kullback-Leibler divergence
     #[arg(long, value_name = "BUNDLE", requires = "text")]
     pub against: Option<PathBuf>,
-    /// Measure big-little decoding: the text token by token, the answers, and how many tokens needed all experts, for each
-    /// `--gamma`
+    /// Measure big-little decoding for each `--gamma`: the text token by token, the answers, and the share of
+    /// tokens that were decoded with all experts
     #[arg(long, conflicts_with = "against")]
     pub big_little: bool,
-    /// Keep a token that was decoded with fewer experts if its largest probability exceeds this: from 0 to 1, several
-    /// with commas between them [default: what the bundle was built with]
+    /// Thresholds from 0 to 1, separated by commas: a token that was decoded with fewer experts is kept if
+    /// its largest probability exceeds the threshold [default: that of the bundle]
     #[arg(long, value_name = "G,G,…", requires = "big_little", value_delimiter = ',', value_parser = gamma, allow_negative_numbers = true)]
     pub gamma: Vec<f64>,
-    /// Accepted as by `moec run`, and has no effect: what this machine lacks is emulated in any case, which is said
+    /// No effect, accepted for consistency with `moec run`: missing hardware is always emulated, with a
+    /// warning
     #[arg(long)]
     pub emulate: bool,
     /// Print one JSON object to stdout
@@ -58,10 +59,10 @@ fn gamma(text: &str) -> Result<f64, String> {
     gamma.ok_or_else(|| "must be a number from 0 to 1".to_owned())
 }
 
-/// Measures.
+/// Measures the quality of a bundle.
 ///
 /// # Errors
-/// The bundle cannot be executed here, or a file cannot be read.
+/// Fails if the bundle cannot be executed here, or a file cannot be read.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let read = |path: &Path| regular::read_text(path, regular::TEXT).map_err(|e| io_error("read", path, &e));
     let questions = |path: &Path| evaluate::questions(&read(path)?, &path.display().to_string());

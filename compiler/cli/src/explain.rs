@@ -1,4 +1,4 @@
-//! `moec explain`: why a bundle is what it is.
+//! `moec explain`: the decisions of a build, and their reasons.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::{decided, output, paging, placement};
@@ -9,7 +9,7 @@ use moec_cpu::Bound;
 use moec_device::GraphForm;
 use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf, StateKind};
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, WeightClass};
-use moec_passes::decisions::{By, Decisions, KernelDecision, shown};
+use moec_passes::decisions::{Decisions, KernelDecision, ScheduleSource, shown};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -17,16 +17,16 @@ use std::path::PathBuf;
 
 /// Explain a bundle's compilation decisions: precision, schedules, formats
 ///
-/// For every matrix kernel: in what form it multiplies and why, how it cuts its work, what the cost model
-/// predicts for one core, and, after `build --tune`, what the clock said of every schedule that was tried.
+/// For every matrix kernel: its compute type and the reason, its schedule, the prediction of the cost model
+/// for one core and, after `build --tune`, the measured time of every candidate schedule.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The bundle
     pub bundle: PathBuf,
-    /// Only what this layer runs, counted from 0
+    /// Show only this layer, counted from 0
     #[arg(long, value_name = "L")]
     pub layer: Option<u32>,
-    /// Only what was decided about this expert of every layer, or of the layer that `--layer` names
+    /// Show only decisions about this expert, in every layer or in the one that `--layer` names
     #[arg(long, value_name = "E")]
     pub expert: Option<u32>,
     /// Print one JSON object to stdout
@@ -36,12 +36,12 @@ pub struct Args {
 
 /// Weights of one class and format.
 #[derive(Clone, Copy, Default)]
-struct Share {
+struct WeightTotals {
     numbers: u64,
     bytes: u64,
 }
 
-impl Share {
+impl WeightTotals {
     /// Stored bits per number, padding included.
     fn bits(self) -> f64 {
         self.bytes as f64 * 8.0 / self.numbers.max(1) as f64
@@ -56,16 +56,16 @@ struct Use {
     steps: usize,
 }
 
-/// Adds a name that is not there yet.
+/// Adds a name, unless the list has it.
 fn note(names: &mut Vec<String>, name: String) {
     if !names.contains(&name) {
         names.push(name);
     }
 }
 
-/// The matrix of a step that multiplies by one, by its name in the Graph; experts are named by what they compute. The step of a
-/// product that is added to the residual at once is that of the addition, so the product is sought before it; `steps` are the
-/// nodes that have one of their own.
+/// Name in the Graph of the matrix that a step multiplies by, if there is one. If a product is fused with the
+/// addition of the residual, the step is that of the addition, so the product is found among its inputs.
+/// `steps`: nodes with a step of their own.
 fn matrix<'a>(module: &'a Module, graph: &Graph, steps: &[u32], node: &Node) -> Option<&'a str> {
     let multiplies = |op: &Op| matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. });
     let fused = || {
@@ -83,7 +83,7 @@ fn matrix<'a>(module: &'a Module, graph: &Graph, steps: &[u32], node: &Node) -> 
     })
 }
 
-/// `q4, 4.5 bits each, 1.2 MiB`, and how much of it is padding where that is worth a word.
+/// `q4, 4.5 bits each, 1.2 MiB`, and the amount of padding if it is 1 % or more.
 pub(super) fn stored(format: Format, numbers: u64, bytes: u64) -> String {
     let padding = padding(format, numbers, bytes);
     let padded = if padding * 100 < bytes {
@@ -94,13 +94,13 @@ pub(super) fn stored(format: Format, numbers: u64, bytes: u64) -> String {
     format!("{format}, {} bits each, {}{padded}", format.bits(), human::bytes(bytes))
 }
 
-/// Bytes that are there for the sake of whole panels, groups and cache lines.
+/// Bytes that pad panels, groups and cache lines.
 fn padding(format: Format, numbers: u64, bytes: u64) -> u64 {
     bytes.saturating_sub((numbers as f64 * format.bits() / 8.0).ceil() as u64)
 }
 
-/// Form of the graphs of each unit that runs some, by the name of the unit.
-fn forms(bundle: &Bundle) -> Result<BTreeMap<String, GraphForm>> {
+/// Format of the static graphs of each unit, by the unit's name.
+fn graph_forms(bundle: &Bundle) -> Result<BTreeMap<String, GraphForm>> {
     if bundle.plan.graphs.is_empty() {
         return Ok(BTreeMap::new());
     }
@@ -108,10 +108,10 @@ fn forms(bundle: &Bundle) -> Result<BTreeMap<String, GraphForm>> {
     Ok(written.map(|u| (u.name, u.graph)).collect())
 }
 
-/// Says it.
+/// Prints the decisions.
 ///
 /// # Errors
-/// The bundle cannot be read, is of an earlier moec, or has no such layer.
+/// Fails if the bundle cannot be read, is of an earlier moec, or does not have the layer or the expert.
 pub fn run(args: &Args) -> Result<()> {
     let bundle = Bundle::open(&args.bundle)?;
     let decisions = bundle.decisions()?;
@@ -127,9 +127,9 @@ pub fn run(args: &Args) -> Result<()> {
         if expert as usize >= experts {
             let hint = match experts {
                 0 => "the layer is dense: it has no experts".to_owned(),
-                n => format!("there are {n}, counted from 0"),
+                n => format!("there are {n} experts, counted from 0"),
             };
-            return Err(Error::usage(format!("`--expert` names expert {expert}, which is none")).hint(hint));
+            return Err(Error::usage(format!("expert {expert} of `--expert` does not exist")).hint(hint));
         }
     }
     let uses = uses(&bundle, &module, args.layer);
@@ -138,7 +138,7 @@ pub fn run(args: &Args) -> Result<()> {
     let weights = weights(&bundle, &module, args.layer);
     let states: Vec<&StateBuf> =
         bundle.plan.states.iter().filter(|s| args.layer.is_none_or(|l| in_layer(&s.name, l))).collect();
-    let forms = forms(&bundle)?;
+    let forms = graph_forms(&bundle)?;
     if args.json {
         return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states, &forms));
     }
@@ -157,7 +157,7 @@ pub fn run(args: &Args) -> Result<()> {
     text += &placed;
     if args.expert.is_some() {
         if placed.is_empty() {
-            text += "\nevery expert takes the tokens that choose it: the target's shapes are dynamic\n";
+            text += "\nexperts have no capacities, because the target has dynamic shapes\n";
         }
         return output::data(&text);
     }
@@ -172,14 +172,14 @@ pub fn run(args: &Args) -> Result<()> {
     output::data(&text)
 }
 
-/// Experts of a layer, or the most that any layer has.
+/// Number of experts of a layer, or the largest number of any layer.
 fn experts(module: &Module, layer: Option<u32>) -> usize {
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
-    let wanted = nodes.filter(|n| n.scope.layer.is_some_and(|of| layer.is_none_or(|l| of == l)));
-    wanted.filter_map(|n| Some(n.op.router()?.experts)).max().unwrap_or(0)
+    let selected = nodes.filter(|n| n.scope.layer.is_some_and(|of| layer.is_none_or(|l| of == l)));
+    selected.filter_map(|n| Some(n.op.router()?.experts)).max().unwrap_or(0)
 }
 
-/// The layer that a weight or a state is of, and the rest of its name: 3 and `attn.q` of `layers.3.attn.q`.
+/// Layer of a weight or a state, and the rest of its name: 3 and `attn.q` for `layers.3.attn.q`.
 fn of_layer(name: &str) -> Option<(u32, &str)> {
     let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
     Some((layer.parse().ok()?, rest))
@@ -221,12 +221,16 @@ fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String
 }
 
 /// Weights by class and format, in one layer or in all.
-fn weights(bundle: &Bundle, module: &Module, layer: Option<u32>) -> BTreeMap<(&'static str, Format), Share> {
+fn weights(
+    bundle: &Bundle,
+    module: &Module,
+    layer: Option<u32>,
+) -> BTreeMap<(&'static str, Format), WeightTotals> {
     let classes: HashMap<&str, WeightClass> =
         module.weights.iter().map(|w| (w.name.as_str(), w.class)).collect();
-    let mut shares: BTreeMap<_, Share> = BTreeMap::new();
-    let wanted = bundle.plan.segments.iter().filter(|s| layer.is_none_or(|l| in_layer(&s.name, l)));
-    for segment in wanted {
+    let mut shares: BTreeMap<_, WeightTotals> = BTreeMap::new();
+    let selected = bundle.plan.segments.iter().filter(|s| layer.is_none_or(|l| in_layer(&s.name, l)));
+    for segment in selected {
         let class = classes.get(segment.name.as_str()).map_or("exact", |c| c.name());
         let share = shares.entry((class, segment.format)).or_default();
         share.numbers += segment.shape.iter().map(|&d| u64::from(d)).product::<u64>();
@@ -235,7 +239,8 @@ fn weights(bundle: &Bundle, module: &Module, layer: Option<u32>) -> BTreeMap<(&'
     shares
 }
 
-/// The KV cache: its format, bits per number, and bytes per token. What has no row for each token is not among it.
+/// Format, bits per number and bytes per token of the KV cache. States without a row for each token do not
+/// count.
 fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64)> {
     let states = || states.iter().filter(|s| s.kind == StateKind::Cache);
     let first = states().next()?;
@@ -257,7 +262,7 @@ fn head(
     bundle: &Bundle,
     decisions: &Decisions,
     kernels: &[(&KernelDecision, &Use)],
-    weights: &BTreeMap<(&'static str, Format), Share>,
+    weights: &BTreeMap<(&'static str, Format), WeightTotals>,
     states: &[&StateBuf],
 ) -> Vec<Vec<String>> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
@@ -285,7 +290,7 @@ fn head(
             .iter()
             .map(|f| row("one core", format!("{}: {} {} ({})", f.what, f.value.round(), f.unit, f.source))),
     );
-    let timed = kernels.iter().filter(|(d, _)| d.by == By::Clock).count();
+    let timed = kernels.iter().filter(|(d, _)| d.by == ScheduleSource::Measured).count();
     let all = kernels.len();
     rows.push(row(
         "schedules",
@@ -300,7 +305,7 @@ fn head(
     rows
 }
 
-/// A kernel in words.
+/// Description of a kernel, for people.
 fn paragraph(d: &KernelDecision, at: &Use, threads: Option<usize>) -> String {
     let mut out = String::new();
     let load = &d.load;
@@ -322,23 +327,23 @@ fn paragraph(d: &KernelDecision, at: &Use, threads: Option<usize>) -> String {
         at.scopes.join(", "),
     );
     let _ = writeln!(out, "    arithmetic  {}: {}", d.compute, d.why);
-    let by = if d.by == By::Clock { "measured" } else { "by the cost model" };
+    let by = if d.by == ScheduleSource::Measured { "measured" } else { "by the cost model" };
     let _ = if d.schedule.is_empty() {
-        writeln!(out, "    schedule    there is one: kernels of this form have nothing to choose")
+        writeln!(out, "    schedule    fixed: kernels of this kind have only one")
     } else {
         writeln!(out, "    schedule    {} ({by})", shown(&d.schedule))
     };
     let p = &d.predicted;
-    // If the time is that of memory, arithmetic beside the products costs nothing.
-    let beside = 100.0 * (1.0 - 1.0 / p.overhead);
-    let beside = if p.bound == Bound::Arithmetic.name() && beside >= 0.5 {
-        format!(", of which {beside:.0} % is loading and unpacking weights")
+    // If memory bounds the time, arithmetic other than the products costs nothing.
+    let overhead = 100.0 * (1.0 - 1.0 / p.overhead);
+    let overhead = if p.bound == Bound::Arithmetic.name() && overhead >= 0.5 {
+        format!(", of which {overhead:.0} % is loading and unpacking weights")
     } else {
         String::new()
     };
     let _ = writeln!(
         out,
-        "    predicted   {:.3} ms on one core, {:.0} GOP/s, {:.1} GB/s, bound by {}{beside}",
+        "    predicted   {:.3} ms on one core, {:.0} GOP/s, {:.1} GB/s, bound by {}{overhead}",
         p.ms, p.gops, p.gb_per_s, p.bound,
     );
     for (i, m) in d.measured.iter().enumerate() {
@@ -354,11 +359,11 @@ fn paragraph(d: &KernelDecision, at: &Use, threads: Option<usize>) -> String {
     out
 }
 
-/// Rounding of weights, in words.
+/// Rounding of weights, for people.
 pub(super) fn rounding(decisions: &Decisions) -> &'static str {
     match decisions.rounding {
         Rounding::Feedback => {
-            "q4 with error feedback, by how the profile says that input channels go together"
+            "below 8 bits with error feedback, by the profile's correlations of input channels"
         }
         Rounding::Nearest => "to the nearest codes",
     }
@@ -369,7 +374,7 @@ fn report(
     bundle: &Bundle,
     decisions: &Decisions,
     kernels: &[(&KernelDecision, &Use)],
-    weights: &BTreeMap<(&'static str, Format), Share>,
+    weights: &BTreeMap<(&'static str, Format), WeightTotals>,
     states: &[&StateBuf],
     forms: &BTreeMap<String, GraphForm>,
 ) -> Value {
@@ -415,9 +420,9 @@ fn report(
     })
 }
 
-/// The placement, where shapes are static.
+/// The placement, if shapes are static.
 fn placement_json(p: &Placement, args: &Args) -> Option<Value> {
-    let wanted = |t: &&ExpertTable| args.layer.is_none_or(|l| l == t.layer);
+    let selected = |t: &&ExpertTable| args.layer.is_none_or(|l| l == t.layer);
     let expert = |t: &ExpertTable, e: usize| {
         let row = &t.experts[e];
         json!({
@@ -447,7 +452,7 @@ fn placement_json(p: &Placement, args: &Args) -> Option<Value> {
                 "entry": o.entry.to_string(), "scope": o.scope.to_string(), "op": o.op, "nodes": o.nodes,
                 "unit": p.unit(o.unit), "why": o.why,
             })).collect::<Vec<_>>(),
-            "layers": p.experts.iter().filter(wanted).map(table).collect::<Vec<_>>(),
+            "layers": p.experts.iter().filter(selected).map(table).collect::<Vec<_>>(),
         })
     })
 }
@@ -457,7 +462,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_have_names() {
+    fn names_of_layers_are_matched() {
         assert!(in_layer("layers.3.attn.q", 3) && !in_layer("layers.30.attn.q", 3) && !in_layer("head", 0));
         assert_eq!([any_layer("layers.3.attn.q"), any_layer("head")], ["layers.*.attn.q", "head"]);
     }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashSet};
 /// Parameters by class, while they are counted.
 struct Count<'a> {
     classes: [Class; WeightClass::ALL.len()],
-    /// The format that holds the numbers of a leaf as the checkpoint stores them, if there is one.
+    /// Returns the format that stores a leaf exactly as the checkpoint does, if there is one.
     format: &'a dyn Fn(&Leaf) -> Option<Format>,
 }
 
@@ -18,7 +18,8 @@ struct Count<'a> {
 #[derive(Default)]
 struct Class {
     parameters: u64,
-    /// The formats that hold its matrices, each once; `None`: one that no format holds.
+    /// Formats that store its matrices exactly, without duplicates; `None` for a matrix that no format stores
+    /// exactly.
     stored: Vec<Option<Format>>,
 }
 
@@ -48,19 +49,20 @@ fn weights(spec: &ModelSpec) -> impl Iterator<Item = (WeightClass, &WeightExpr)>
     layers.chain(exact).chain(tables)
 }
 
-/// Storage of a checkpoint's numbers, by what `describe` says of a leaf: each way with its numbers, most of them first.
+/// Storage formats of a checkpoint, as `describe` names them, with their counts of numbers, the largest
+/// first.
 pub fn stored_as(spec: &ModelSpec, describe: &dyn Fn(&Leaf) -> String) -> Vec<(String, u64)> {
     let mut seen = HashSet::new();
-    let mut ways: BTreeMap<String, u64> = BTreeMap::new();
+    let mut storage: BTreeMap<String, u64> = BTreeMap::new();
     for leaf in weights(spec).flat_map(|(_, w)| w.leaves()).filter(|leaf| seen.insert(&leaf.tensor)) {
-        *ways.entry(describe(leaf)).or_default() += leaf.shape.iter().map(|&d| d as u64).product::<u64>();
+        *storage.entry(describe(leaf)).or_default() += leaf.shape.iter().map(|&d| d as u64).product::<u64>();
     }
-    let mut ways: Vec<_> = ways.into_iter().collect();
-    ways.sort_by_key(|(_, numbers)| Reverse(*numbers));
-    ways
+    let mut storage: Vec<_> = storage.into_iter().collect();
+    storage.sort_by_key(|(_, numbers)| Reverse(*numbers));
+    storage
 }
 
-/// Numbers of the checkpoint that a weight is made of: those that it repeats count once, factors of it count, too.
+/// Count of the checkpoint's numbers in a weight. Repeated numbers count once; factors count, too.
 fn parameters(w: &WeightExpr) -> u64 {
     match w {
         WeightExpr::Const(_) => 0,
@@ -73,11 +75,12 @@ fn parameters(w: &WeightExpr) -> u64 {
     }
 }
 
-/// The figures of a model. `format` says which format holds the numbers of a leaf as the checkpoint stores them, if there is one.
+/// Facts about a model. `format` returns the format that stores a leaf exactly as the checkpoint does, if
+/// there is one.
 pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
     let mut c = Count { classes: Default::default(), format };
     weights(spec).for_each(|(class, w)| c.add(class, w));
-    let kept = || spec.layers.iter().flat_map(LayerSpec::mixers).map(|m| m.of().kept());
+    let states = || spec.layers.iter().flat_map(LayerSpec::mixers).map(|m| m.of().state_size());
     let moe = || spec.layers.iter().filter_map(LayerSpec::moe);
     let by_class = || WeightClass::ALL.into_iter().zip(&c.classes);
     let one = |of: &Class| if let [format] = of.stored[..] { format } else { None };
@@ -90,8 +93,8 @@ pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
         experts: spec.experts(),
         experts_per_token: moe().map(|m| m.router.k).max().unwrap_or(0),
         max_context: spec.max_positions,
-        kv: kept().filter(|k| k.each > 0).map(|k| (k.each, k.window)).collect(),
-        folded: kept().map(|k| k.folded).sum(),
+        kv: states().filter(|k| k.per_token > 0).map(|k| (k.per_token, k.window)).collect(),
+        folded: states().map(|k| k.folded).sum(),
         by_class: by_class().map(|(class, of)| (class, of.parameters)).collect(),
         stored: by_class().filter_map(|(class, of)| Some((class, one(of)?))).collect(),
         tied_embeddings: spec.head.is_none(),

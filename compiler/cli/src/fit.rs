@@ -1,8 +1,7 @@
 //! `moec fit`: formats of weights and of the KV cache with which a model fits a machine.
 //!
-//! Each candidate goes through the pipeline, without weights being read: its plan says what a bundle of it
-//! takes on disk and in memory. Tokens per second are those of `moec report`: a model of the
-//! CPU, not a measurement.
+//! Each candidate goes through the pipeline, but no weights are read. Its plan gives the sizes on disk and in
+//! memory. Tokens per second are those of `moec report`: a model of the CPU, not a measurement.
 
 use super::report::speed::{Machine, expected};
 use super::{facts, init, output};
@@ -22,27 +21,27 @@ use std::path::PathBuf;
 
 /// Write a model.toml whose bundle fits a machine's memory
 ///
-/// Predicts size, memory and speed of formats of weights and of the KV cache, from the model's shapes alone. Takes the first, in
-/// the order of the table, that fits: formats of more bits come first. Nothing here knows what a format loses on this model:
-/// `moec eval` measures that on a text.
+/// Predicts size, memory and speed for several formats of weights and KV cache, from the model's shapes
+/// alone. Chooses the first that fits, in the order of the table: formats with more bits come first. The loss
+/// of quality is not predicted: `moec eval` measures it on a text.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Folder of a Hugging Face checkpoint, a GGUF file, or the name of a model on the hub, as of `moec init`
+    /// Folder of a Hugging Face checkpoint, a GGUF file, or the name of a model on the hub, as in `moec init`
     #[arg(value_name = "HF_DIR|NAME")]
     pub source: PathBuf,
-    /// A name that `moec targets` lists, or a path of your own device file
+    /// Name of a target (`moec targets` lists them), or path of a device file
     #[arg(long, short, value_name = "TARGET", default_value = "native")]
     pub target: String,
-    /// Memory that a run may take, as `16GiB` [default: what is free on this machine, less 512 MiB]
+    /// Memory limit of a run, such as `16GiB` [default: the free memory of this machine, less 512 MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Keep experts that do not fit into memory on disk: `budget` under `[memory]`
+    /// Also try to keep experts on disk that do not fit into memory; sets `budget` under `[memory]`
     #[arg(long)]
     pub disk: bool,
-    /// Tokens per second that decoding must reach, as predicted
+    /// Required decode rate in tokens per second, as predicted
     #[arg(long, value_name = "RATE")]
     pub tokens_per_s: Option<f64>,
-    /// Longest sequence in tokens [default: that of `moec init`]
+    /// Longest sequence in tokens [default: as in `moec init`]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub context: Option<u32>,
     /// Use only the local Hugging Face cache (`HF_HOME`); make no network requests
@@ -51,7 +50,7 @@ pub struct Args {
     /// File to write
     #[arg(long, short, value_name = "FILE", default_value = "model.toml")]
     pub output: PathBuf,
-    /// Replace a file that is already there
+    /// Replace an existing file
     #[arg(long, short)]
     pub force: bool,
     /// Print one JSON object to stdout
@@ -64,10 +63,16 @@ const CANDIDATES: &[(Format, Format, Format)] = &[
     (Format::Bf16, Format::Bf16, Format::Bf16),
     (Format::Q8, Format::Q8, Format::Bf16),
     (Format::Q8, Format::Q8, Format::Q8),
+    (Format::Q6, Format::Q8, Format::Bf16),
+    (Format::Q5, Format::Q8, Format::Bf16),
     (Format::Q4, Format::Q8, Format::Bf16),
     (Format::Q4, Format::Q8, Format::Q8),
     (Format::Q4, Format::Q4, Format::Bf16),
     (Format::Q4, Format::Q4, Format::Q8),
+    (Format::Q3, Format::Q8, Format::Q8),
+    (Format::Q3, Format::Q4, Format::Q8),
+    (Format::Q2, Format::Q8, Format::Q8),
+    (Format::Q2, Format::Q4, Format::Q8),
 ];
 
 /// Key of model.toml with a value in place of its default: section, name, value.
@@ -97,16 +102,16 @@ struct Limits {
     rate: f64,
 }
 
-/// Predicts, prints and writes.
+/// Predicts all candidates, prints them, and writes the `model.toml` of the chosen one.
 ///
 /// # Errors
-/// The folder is no checkpoint that this version reads, the target has no kernels, or nothing fits.
+/// Fails if the checkpoint is not supported, the target has no kernels, or no candidate fits.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let source = init::source(&args.source, args.offline, progress)?;
     let device = moec_targets::device(&args.target)?;
     let (checkpoint, spec) = moec_import::open(&source, &ImportOptions::default())?;
     let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
-    let seen = init::seen_from(&args.output, &source)?;
+    let relative = init::relative_path(&args.output, &source)?;
     let limits = Limits { memory: memory(args)?, rate: args.tokens_per_s.unwrap_or(0.0) };
 
     let model = Model { checkpoint: &checkpoint, spec: &spec, device: &device, target: &args.target };
@@ -136,7 +141,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         output::data(&table(&candidates, chosen))?;
     }
     let Some(chosen) = chosen else { return Err(nothing(&candidates, &limits, args.disk)) };
-    let text = moec_config::template(&seen, &facts, false, &chosen.settings);
+    let text = moec_config::template(&relative, &facts, false, &chosen.settings);
     init::write(&args.output, &text, args.force)?;
     let shown = args.output.display();
     progress.stage("Created", &format!("`{shown}` with {}", name(chosen.formats)));
@@ -156,7 +161,7 @@ impl Model<'_> {
     /// Plans a candidate.
     ///
     /// # Errors
-    /// A target without kernels, and what stops a build before weights are packed.
+    /// Fails if the target has no kernels, or a pass fails.
     fn predict(
         &self,
         config: &Config,
@@ -204,7 +209,7 @@ fn settings(formats: (Format, Format, Format), context: Option<u32>, budget: Opt
     settings
 }
 
-/// Formats for people.
+/// Description of formats, for people.
 fn name((experts, rest, kv): (Format, Format, Format)) -> String {
     format!("experts in {experts}, other weights in {rest}, KV cache in {kv}")
 }
@@ -212,17 +217,17 @@ fn name((experts, rest, kv): (Format, Format, Format)) -> String {
 /// Memory that a run may take.
 ///
 /// # Errors
-/// None is given, and the system does not say what is free.
+/// Fails if no limit is given and the operating system does not report the free memory.
 fn memory(args: &Args) -> Result<u64> {
     let free = || available::available().map(|free| free.saturating_sub(weights::RESERVE));
     args.memory.or_else(free).ok_or_else(|| {
-        Error::environment("this system does not say how much memory is free")
-            .hint("name it: `--memory 16GiB`")
+        Error::environment("the operating system does not report how much memory is free")
+            .hint("set the limit, as in `--memory 16GiB`")
     })
 }
 
 fn size(text: &str) -> std::result::Result<u64, String> {
-    human::parse_bytes(text).filter(|n| *n > 0).ok_or_else(|| "expected a size as `16GiB`".to_owned())
+    human::parse_bytes(text).filter(|n| *n > 0).ok_or_else(|| "expected a size such as `16GiB`".to_owned())
 }
 
 /// Tokens per second for people; `-` where there is no prediction.
@@ -273,17 +278,17 @@ fn json(candidates: &[Candidate], chosen: Option<&Candidate>, limits: &Limits, a
     })
 }
 
-/// The error where nothing fits: what is missing to the candidate that is nearest.
+/// Error if no candidate fits, with the amount that the nearest one lacks.
 fn nothing(candidates: &[Candidate], limits: &Limits, disk: bool) -> Error {
     let least = candidates.iter().map(|c| c.memory).min().unwrap_or(0);
     if least > limits.memory || candidates.is_empty() {
         let hint = if disk {
-            "a shorter `--context` takes less"
+            "reduce `--context`"
         } else {
-            "`--disk` keeps experts there, a shorter `--context` takes less"
+            "add `--disk` to keep experts on disk, or reduce `--context`"
         };
         let what = format!(
-            "nothing fits into {}: {} more are needed at least",
+            "no format fits into {}: at least {} more memory is required",
             human::bytes(limits.memory),
             human::bytes(least.saturating_sub(limits.memory))
         );
@@ -292,8 +297,8 @@ fn nothing(candidates: &[Candidate], limits: &Limits, disk: bool) -> Error {
     let fastest =
         candidates.iter().filter(|c| c.memory <= limits.memory).filter_map(|c| c.decode).fold(0.0, f64::max);
     Error::limit(format!(
-        "nothing that fits decodes {} tokens per second: {fastest:.1} are predicted",
+        "no format that fits decodes {} tokens per second: at most {fastest:.1} are predicted",
         limits.rate
     ))
-    .hint("a lower `--tokens-per-s`, or more memory bandwidth")
+    .hint("reduce `--tokens-per-s`, or choose a target with more memory bandwidth")
 }

@@ -1,8 +1,8 @@
-//! A profile as a page for a browser: one file, no scripts, nothing from elsewhere, light and dark.
+//! A profile as an HTML page: one self-contained file without scripts, with a light and a dark style.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
-use super::loads::{capacities, chunk_imbalance, few, list, own, uniform};
-use super::neurons::{NeuronFigures, seen};
+use super::loads::{capacities, chunk_imbalance, few, list, profile_loads, uniform};
+use super::neurons::{NeuronFigures, figures};
 use moec_profile::Profile;
 use moec_profile::importance::ENOUGH;
 use moec_profile::loads::{Account, Loads};
@@ -10,13 +10,13 @@ use std::fmt::Write as _;
 
 /// Capacities on the page, at most.
 const CAPACITIES: usize = 24;
-/// Width of what is drawn, in units of the drawing.
+/// Width of a drawing, in its own units.
 pub(super) const WIDTH: f64 = 900.0;
 /// Room for the names of layers.
 const LEFT: f64 = 70.0;
 /// Width of a character at most, in the font of the drawings: a digit takes 0.55 to 0.65 of 11 units, whatever the font.
 const LETTER: f64 = 7.2;
-/// Between what is drawn and its label.
+/// Distance between a bar and its label.
 const GAP: f64 = 6.0;
 
 pub(super) const STYLE: &str = "
@@ -57,11 +57,11 @@ pub(super) fn page(profile: &Profile) -> String {
         profile.trace.chunk
     );
     load_map(&mut out, profile);
-    if let Some(loads) = own(profile) {
+    if let Some(loads) = profile_loads(profile) {
         imbalance(&mut out, &loads);
         by_capacity(&mut out, &loads);
     }
-    neuron_maps(&mut out, &seen(profile));
+    neuron_maps(&mut out, &figures(profile));
     let few = few(profile);
     if !few.is_empty() {
         let _ = writeln!(out, "<h2>Experts with fewer than {ENOUGH} tokens</h2>\n<ul>");
@@ -91,12 +91,12 @@ pub(super) fn begin(out: &mut String, height: f64, label: &str) {
     );
 }
 
-/// Ends it.
+/// Ends a drawing.
 pub(super) fn end(out: &mut String) {
     out.push_str("</svg></div>\n");
 }
 
-/// A heat map: rows with names, each with cells of a share in 0 ..= 1 and what the pointer shows.
+/// A heat map: rows with names and cells. A cell is a share in 0 ..= 1 and its tooltip.
 pub(super) fn heat_map(
     out: &mut String,
     label: &str,
@@ -110,14 +110,14 @@ pub(super) fn heat_map(
     for (i, (layer, cells)) in rows.iter().enumerate() {
         let y = i as f64 * h;
         let _ = writeln!(out, "<text x=\"0\" y=\"{:.1}\">layer {layer}</text>", y + 13.0);
-        for (j, (share, says)) in cells.iter().enumerate() {
+        for (j, (share, label)) in cells.iter().enumerate() {
             let x = LEFT + j as f64 * w;
             let (cw, ch) = ((w - 1.0).max(w * 0.8), h - 1.0);
             let _ = writeln!(
                 out,
                 "<g><rect class=\"cell\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{cw:.1}\" height=\"{ch:.1}\"/>\
                  <rect class=\"heat\" fill-opacity=\"{:.3}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{cw:.1}\" \
-                 height=\"{ch:.1}\"/><title>{says}</title></g>",
+                 height=\"{ch:.1}\"/><title>{label}</title></g>",
                 share.clamp(0.0, 1.0)
             );
         }
@@ -134,7 +134,7 @@ pub(super) fn heat_map(
     end(out);
 }
 
-/// Layer × expert: how often each is chosen.
+/// Map of layer × expert: frequency of each expert.
 fn load_map(out: &mut String, profile: &Profile) {
     let relative = |l: &moec_profile::Routing, n: u64| {
         let sum: u64 = l.chosen.iter().sum();
@@ -223,15 +223,15 @@ fn imbalance(out: &mut String, loads: &Loads) {
     end(out);
 }
 
-/// Overflow and padding where all experts have one capacity: over the model as lines, by layer as maps.
+/// Overflow and padding if all experts have the same capacity: over the model as lines, by layer as maps.
 fn by_capacity(out: &mut String, loads: &Loads) {
     let capacities = capacities(loads, CAPACITIES);
     let names: Vec<String> = capacities.iter().map(ToString::to_string).collect();
     let of = |c: u32| loads.layers.iter().map(|l| uniform(l, c)).fold(Account::default(), Account::and);
     let sums: Vec<Account> = capacities.iter().map(|&c| of(c)).collect();
     out.push_str(
-        "<h2>What a capacity drops, and what it pads</h2>\n<p>Where every expert takes the same number of tokens: \
-         the share of (token, expert) pairs that find no room, and the share of rows that are padding.</p>\n",
+        "<h2>Overflow and padding by capacity</h2>\n<p>If all experts have the same capacity: the share of \
+         (token, expert) pairs that exceed it, and the share of rows that are padding.</p>\n",
     );
     let (top, bottom) = (10.0, 190.0);
     let x = |i: usize| LEFT + i as f64 * (WIDTH - LEFT - 90.0) / (capacities.len().max(2) - 1) as f64;
@@ -248,7 +248,7 @@ fn by_capacity(out: &mut String, loads: &Loads) {
         );
     }
     let lines: [(&str, &str, Rate); 2] =
-        [("one", "past it", Account::overflow_rate), ("two", "padding", Account::padding_rate)];
+        [("one", "overflow", Account::overflow_rate), ("two", "padding", Account::padding_rate)];
     for (number, (class, name, rate)) in lines.iter().enumerate() {
         let points: Vec<String> =
             sums.iter().enumerate().map(|(i, a)| format!("{:.1},{:.1}", x(i), y(rate(a)))).collect();
@@ -275,10 +275,9 @@ fn by_capacity(out: &mut String, loads: &Loads) {
         let _ = writeln!(out, "<text x=\"{:.1}\" y=\"208\">{name}</text>", x(i) - 8.0);
     }
     end(out);
-    for (title, rate) in [
-        ("Past the capacity, by layer", Account::overflow_rate as Rate),
-        ("Padding, by layer", Account::padding_rate),
-    ] {
+    for (title, rate) in
+        [("Overflow, by layer", Account::overflow_rate as Rate), ("Padding, by layer", Account::padding_rate)]
+    {
         let _ = writeln!(
             out,
             "<h2>{title}</h2>\n<p>A column is a capacity. Full colour is 100 %, none is 0 %.</p>"
@@ -304,7 +303,8 @@ mod tests {
     use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
     use std::collections::BTreeMap;
 
-    /// A layer that is even over all text, and in a chunk sends everything to one of `experts`: its label is the longest.
+    /// A layer with even loads over all text; one chunk sends every token to one of `experts`, so its label
+    /// is the longest.
     fn profile(experts: usize) -> Profile {
         const TOKENS: u16 = 64;
         let mut layer = Routing::new(0, 1, experts);
@@ -331,13 +331,13 @@ mod tests {
         }
     }
 
-    /// Text between two words after a place, and the rest.
+    /// The text between two words, from a position on; and the rest.
     fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<(&'a str, &'a str)> {
         text.split_once(from)?.1.split_once(to)
     }
 
     #[test]
-    fn every_label_lies_within_its_drawing() {
+    fn every_label_is_inside_its_drawing() {
         // A digit of DejaVu Sans, which is wide, at 11 units.
         const DIGIT: f64 = 7.0;
         for experts in [2, 7, 24, 128, 700] {

@@ -11,11 +11,12 @@ use std::path::{Component, Path, PathBuf};
 
 /// Write a commented model.toml for a checkpoint
 ///
-/// The file builds as it stands. It has the ten keys that people change, each explained, with the model's own figures.
+/// The file can be built without changes. It has the ten keys that users often change, each with an
+/// explanation and the model's figures.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Folder of a Hugging Face checkpoint, a GGUF file, or the name of a model on the hub: `owner/name`, `owner/name@revision` or
-    /// `owner/name:file.gguf`. What exists as a path is taken as one
+    /// Folder of a Hugging Face checkpoint, a GGUF file, or the name of a model on the hub: `owner/name`,
+    /// `owner/name@revision` or `owner/name:file.gguf`. An existing path takes precedence
     #[arg(value_name = "HF_DIR|NAME")]
     pub source: PathBuf,
     /// Use only the local Hugging Face cache (`HF_HOME`); make no network requests
@@ -24,10 +25,10 @@ pub struct Args {
     /// File to write
     #[arg(long, short, value_name = "FILE", default_value = "model.toml")]
     pub output: PathBuf,
-    /// Write every key, not only those that people change
+    /// Write every key, not only those that users often change
     #[arg(long)]
     pub all: bool,
-    /// Replace a file that is already there
+    /// Replace an existing file
     #[arg(long, short)]
     pub force: bool,
     /// Print one JSON object to stdout
@@ -35,10 +36,10 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Writes it.
+/// Writes a `model.toml` for a checkpoint.
 ///
 /// # Errors
-/// The folder is no checkpoint that this version reads, or the file is there already.
+/// Fails if the checkpoint is not supported, or the file exists.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let source = source(&args.source, args.offline, progress)?;
     let (checkpoint, spec) = moec_import::open(&source, &ImportOptions::default())?;
@@ -50,7 +51,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         progress.stage("Note", limit);
     }
     let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
-    let text = moec_config::template(&seen_from(&args.output, &source)?, &facts, args.all, &[]);
+    let text = moec_config::template(&relative_path(&args.output, &source)?, &facts, args.all, &[]);
     let shown = args.output.display();
     write(&args.output, &text, args.force)?;
     progress.stage(
@@ -75,23 +76,24 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
 /// Writes a `model.toml`.
 ///
 /// # Errors
-/// The file is there already and not to be replaced, or cannot be written.
+/// Fails if the file exists and `force` is false, or it cannot be written.
 pub(crate) fn write(path: &Path, text: &str, force: bool) -> Result<()> {
     let shown = path.display();
     let opened = OpenOptions::new().write(true).truncate(true).create(force).create_new(!force).open(path);
     opened.and_then(|mut f| f.write_all(text.as_bytes())).map_err(|e| {
         if e.kind() == ErrorKind::AlreadyExists {
             return Error::usage(format!("`{shown}` exists already"))
-                .hint("`--force` replaces it, `-o` names another");
+                .hint("replace it with `--force`, or name another file with `-o`");
         }
         Error::environment(format!("`{shown}` cannot be written")).because(e)
     })
 }
 
-/// The path that is meant: one that exists, or where a model with that name was fetched to.
+/// Path of the checkpoint: the given one if it exists, else the folder of the downloaded model with that
+/// name.
 pub(crate) fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
     let name = given.to_str().filter(|_| !given.exists()).and_then(hub::Name::parse);
-    // Whatever else is given is a path, and opening it says what is wrong.
+    // Anything else is a path; opening it reports the error.
     let Some(name) = name else { return Ok(given.to_owned()) };
     hub::fetch(&name, offline, progress).map_err(|e| {
         e.context(format!(
@@ -103,7 +105,7 @@ pub(crate) fn source(given: &Path, offline: bool, progress: &Progress) -> Result
 
 /// The path of `target` as seen from the folder of `file`: relative where both have a common ancestor below
 /// the root, so that the two can be moved together.
-pub(crate) fn seen_from(file: &Path, target: &Path) -> Result<PathBuf> {
+pub(crate) fn relative_path(file: &Path, target: &Path) -> Result<PathBuf> {
     let whole = |path: &Path| {
         path.canonicalize()
             .map_err(|e| Error::environment(format!("`{}` cannot be resolved", path.display())).because(e))
@@ -122,7 +124,8 @@ pub(crate) fn seen_from(file: &Path, target: &Path) -> Result<PathBuf> {
     Ok(if path.as_os_str().is_empty() { ".".into() } else { path })
 }
 
-/// The whole path of a file or folder. A file keeps its own name, should it be a link: what it is may be seen by it alone.
+/// Absolute path of a file or folder. A link to a file keeps its own name, which may be the only sign of its
+/// format.
 fn in_its_folder(target: &Path, whole: &impl Fn(&Path) -> Result<PathBuf>) -> Result<PathBuf> {
     match (target.file_name(), target.parent()) {
         (Some(name), Some(folder)) if target.is_file() => {
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_are_relative_where_they_can_be() {
+    fn sources_are_relative_if_possible() {
         let dir = tempfile::tempdir().unwrap();
         let at = |p: &str| dir.path().join(p);
         std::fs::create_dir_all(at("a/hf")).unwrap();
@@ -146,7 +149,7 @@ mod tests {
         for (file, expected) in
             [("m.toml", "a/hf"), ("a/m.toml", "hf"), ("a/hf/m.toml", "."), ("b/m.toml", "../a/hf")]
         {
-            assert_eq!(seen_from(&at(file), &at("a/hf")).unwrap(), Path::new(expected));
+            assert_eq!(relative_path(&at(file), &at("a/hf")).unwrap(), Path::new(expected));
         }
     }
 }

@@ -18,11 +18,12 @@ use std::path::{Path, PathBuf};
 /// Show details of a model.toml, checkpoint, profile or bundle
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A `model.toml`, a checkpoint's folder, a profile (`.trace`), a bundle, or NDP command streams of one (`.streams`)
+    /// A `model.toml`, a checkpoint's folder, a profile (`.trace`), a bundle, or NDP command streams of a
+    /// bundle (`.streams`)
     pub path: PathBuf,
     #[command(flatten)]
     profile: trace::Args,
-    /// Replay a profile's routing through every cache policy, for these sizes (25%,50%,75%)
+    /// Replay a profile's routing with every cache policy, for these cache sizes (25%,50%,75%)
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     pub cache: Vec<caches::Share>,
     /// Print one JSON object to stdout
@@ -30,21 +31,21 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Says it.
+/// Prints the details of a path.
 ///
 /// # Errors
-/// The path is not one of these, or its content is wrong.
+/// Fails if the path is none of these, or its content is invalid.
 pub fn run(args: &Args) -> Result<()> {
     let path = &args.path;
     let shown = path.display();
     if (args.profile.html.is_some() || args.profile.against.is_some()) && !trace::is_one(path) {
         return Err(Error::usage(format!(
-            "`{shown}` is not a profile, and `--html` and `--against` take one"
+            "`--html` and `--against` require a profile, and `{shown}` is not one"
         ))
         .hint("`moec calibrate model.toml` records a profile"));
     }
     if !args.cache.is_empty() && !trace::is_one(path) {
-        return Err(Error::usage(format!("`{shown}` is not a profile, and `--cache` takes one"))
+        return Err(Error::usage(format!("`--cache` requires a profile, and `{shown}` is not one"))
             .hint("`moec calibrate model.toml` records a profile"));
     }
     // A bundle whose build was killed while it was being replaced is put back.
@@ -64,7 +65,8 @@ pub fn run(args: &Args) -> Result<()> {
         let value =
             json!({"kind": "checkpoint", "model": model(&spec, &facts), "stored_as": numbers_as(&stored)});
         let mut rows = model_rows(path, &spec, &facts);
-        let stored: Vec<_> = stored.iter().map(|(way, n)| format!("{way} {}", human::count(*n))).collect();
+        let stored: Vec<_> =
+            stored.iter().map(|(storage, n)| format!("{storage} {}", human::count(*n))).collect();
         rows.insert(5, vec!["numbers".to_owned(), stored.join("; ")]);
         print(args, &value, rows)
     } else if trace::is_one(path) {
@@ -90,7 +92,7 @@ fn streams(args: &Args) -> Result<()> {
     let text = backends::print_command_streams(&bytes).map_err(|why| {
         Error::input(format!("`{shown}` is not a file of NDP command streams"))
             .because(why)
-            .hint("a bundle has them below `artifacts`, for units whose memory computes")
+            .hint("a bundle for NDP DIMMs has such files in `artifacts`")
     })?;
     if args.json { output::json(&json!({"kind": "streams", "text": text})) } else { output::data(&text) }
 }
@@ -114,7 +116,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     };
     let of_states = |rings| {
         let shapes = states(rings);
-        facts.kv_bytes(config.kv_format(), |window| shapes.kept(window).0) * slots
+        facts.kv_bytes(config.kv_format(), |window| shapes.kv_state(window).0) * slots
     };
     let (cache, without_windows) = (of_states(true), of_states(false));
     let less = match without_windows - cache {
@@ -193,7 +195,7 @@ fn print(args: &Args, value: &Value, rows: Vec<Vec<String>>) -> Result<()> {
 
 /// Numbers that are stored in each way.
 fn numbers_as(stored: &[(String, u64)]) -> Value {
-    Value::Object(stored.iter().map(|(way, n)| (way.clone(), json!(n))).collect())
+    Value::Object(stored.iter().map(|(storage, n)| (storage.clone(), json!(n))).collect())
 }
 
 /// A model as JSON.
@@ -220,7 +222,7 @@ fn model(spec: &ModelSpec, facts: &Facts) -> Value {
     })
 }
 
-/// A model in words.
+/// Rows about a model, for people.
 fn model_rows(source: &Path, spec: &ModelSpec, f: &Facts) -> Vec<Vec<String>> {
     let row = |a: &str, b: String| vec![a.to_owned(), b];
     let classes: Vec<String> =
@@ -237,7 +239,11 @@ fn model_rows(source: &Path, spec: &ModelSpec, f: &Facts) -> Vec<Vec<String>> {
         row("", classes.join(", ")),
         row(
             "stored",
-            if stored.is_empty() { "in no format of bundles".to_owned() } else { stored.join(", ") },
+            if stored.is_empty() {
+                "in a format that bundles do not have".to_owned()
+            } else {
+                stored.join(", ")
+            },
         ),
         row(
             "layers",

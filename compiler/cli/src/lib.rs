@@ -3,7 +3,7 @@
 //! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed), 2 (the command line is wrong), or
 //! 130 after Ctrl-C (143 after SIGTERM).
 
-pub mod brought;
+pub mod backend_command;
 pub mod build;
 mod bundle;
 pub mod caches;
@@ -51,14 +51,14 @@ use std::process::ExitCode;
 
 const AFTER: &str = "\
 A first model:
-  moec init path/to/checkpoint       writes model.toml, with the keys that people change
+  moec init path/to/checkpoint       writes model.toml with the keys that users often change
   moec build model.toml -o out.moec  compiles it for this machine
   out.moec/run generate --prompt \"Once upon a time\"
 
 Environment:
-  MOEC_CACHE        folder for what later builds can use (default: ~/.cache/moec)
-  MOEC_NO_PROGRESS  no progress bars, and no lines in their place
-  NO_COLOR          no colours";
+  MOEC_CACHE        cache folder for later builds (default: ~/.cache/moec)
+  MOEC_NO_PROGRESS  disables progress bars and the lines that replace them
+  NO_COLOR          disables colours";
 
 /// Ahead-of-time compiler for Mixture-of-Experts language models
 #[derive(Debug, Parser)]
@@ -104,7 +104,7 @@ enum Commands {
     Simulate(simulate::Args),
     ProfileDevice(profile_device::Args),
     #[command(flatten)]
-    Brought(brought::Brought),
+    Backend(backend_command::BackendCommand),
     Targets(targets::Args),
     Passes(passes::Args),
     Doctor(doctor::Args),
@@ -118,7 +118,7 @@ enum Commands {
     Docs(docs::Args),
     #[command(hide = true)]
     Worker(worker::Args),
-    /// Hold answers of `moec run BUNDLE serve` to grammars, until stdin ends
+    /// Constrain answers of `moec run BUNDLE serve` by grammars, until stdin ends
     #[command(hide = true, name = "bounded_worker")]
     BoundedWorker,
 }
@@ -146,7 +146,7 @@ pub fn main() -> ExitCode {
     match cli.command.run(&progress) {
         Ok(code) => code,
         Err(error) => {
-            // Whatever failed after a signal failed of it.
+            // A failure after a signal is a consequence of the signal.
             let interrupted = interrupt::exit_code();
             let error = interrupt::check().err().unwrap_or(error);
             output::error(&error);
@@ -173,7 +173,7 @@ impl Commands {
             Self::Steps(args) => steps::run(args),
             Self::Simulate(args) => simulate::run(args),
             Self::ProfileDevice(args) => profile_device::run(args, progress),
-            Self::Brought(brought) => brought.run(),
+            Self::Backend(command) => command.run(),
             Self::Targets(args) => targets::run(args),
             Self::Passes(args) => passes::run(args),
             Self::Doctor(args) => return doctor::run(args),

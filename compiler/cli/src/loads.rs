@@ -1,5 +1,5 @@
 //! Tables of a profile's loads: quantiles per chunk, capacities, attention outputs, experts that are chosen
-//! together, and who was hardly seen.
+//! together, and experts with too few tokens.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
@@ -20,7 +20,7 @@ const USUAL: [u32; 2] = [4, 8];
 const PAIRS: usize = 3;
 
 /// Loads at the profile's own chunk size; none where it has no chunks.
-pub(super) fn own(profile: &Profile) -> Option<Loads> {
+pub(super) fn profile_loads(profile: &Profile) -> Option<Loads> {
     loads(profile, profile.trace.chunk).ok()
 }
 
@@ -65,7 +65,7 @@ pub(super) fn tables(profile: &Profile) -> String {
             text += &output::table(&all);
         }
     };
-    if let Some(loads) = own(profile).filter(|loads| !loads.layers.is_empty()) {
+    if let Some(loads) = profile_loads(profile).filter(|loads| !loads.layers.is_empty()) {
         let head = format!("tokens per expert and chunk of {}", loads.chunk);
         let head = ["layer", head.as_str(), "median", "90 %", "99 %", "largest", "busiest / mean in a chunk"];
         let row = |l: &LayerLoads| {
@@ -81,7 +81,7 @@ pub(super) fn tables(profile: &Profile) -> String {
             let percent = |x: f64| format!("{:.2} %", x * 100.0);
             vec![c.to_string(), percent(sum.overflow_rate()), percent(sum.padding_rate())]
         };
-        let head = ["capacity of all experts", "past it", "padding"];
+        let head = ["capacity of all experts", "overflow", "padding"];
         add(&head, capacities(&loads, CAPACITIES).iter().map(row).collect());
     }
     let row = |s: &moec_profile::Saliency| {
@@ -116,7 +116,7 @@ pub(super) fn list(experts: &[usize]) -> String {
 
 /// The same as JSON, by layer.
 pub(super) fn json(profile: &Profile) -> Value {
-    let of = own(profile);
+    let of = profile_loads(profile);
     let layer = |l: &LayerLoads| {
         let quantiles: serde_json::Map<_, _> =
             QUANTILES.iter().map(|&q| (q.to_string(), json!(quantile(l, q)))).collect();
@@ -146,15 +146,15 @@ pub(super) fn json(profile: &Profile) -> Value {
 /// Overlap@K of two profiles, as `moec inspect A --against B` shows it.
 ///
 /// # Errors
-/// Profiles that cannot be compared, or an impossible K.
+/// Fails if the profiles cannot be compared, or K is out of range.
 pub(super) fn overlap(a: &Profile, b: &Profile, tops: &[u32], as_json: bool) -> Result<()> {
     let experts = a.layers.iter().map(|l| l.chosen.len()).min().unwrap_or(0);
     if experts == 0 {
         return Err(Error::input("the model has no routed experts, so there is nothing to compare"));
     }
     if let Some(k) = tops.iter().find(|&&k| k as usize > experts) {
-        return Err(Error::usage(format!("a layer has {experts} experts, and `--top` names {k}"))
-            .hint(format!("1 to {experts} can be compared")));
+        return Err(Error::usage(format!("`--top` is {k}, but a layer has {experts} experts"))
+            .hint(format!("give a number from 1 to {experts}")));
     }
     let usual = USUAL.map(|k| k.min(experts as u32));
     let mut tops = if tops.is_empty() { usual.to_vec() } else { tops.to_vec() };

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const SLICES: usize = 40;
 /// Shades of a slice, by the frequency that it does not reach.
 const SHADES: [(f64, char); 5] = [(0.02, '·'), (0.25, '░'), (0.5, '▒'), (0.75, '▓'), (f64::INFINITY, '█')];
-/// Neurons that are active in so many of their batches are called hot.
+/// Share of batches from which on a neuron counts as hot.
 const HOT: f64 = 0.75;
 /// Bounds of the frequencies by which neurons are counted.
 const BOUNDS: [f64; 6] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9];
@@ -24,11 +24,11 @@ pub(super) struct NeuronFigures {
     pub(super) layer: u32,
     /// Down matrix.
     weight: String,
-    /// Magnitude that a product must be past; 0 of a gate with zeros.
+    /// Magnitude above which a neuron is active; 0 for a gate with exact zeros.
     threshold: f32,
     /// Tokens of a batch.
     pub(super) batch: usize,
-    /// Share of what can be skipped.
+    /// Share of neurons that can be skipped.
     zeros: f64,
     /// Frequencies, the highest first.
     frequencies: Vec<f64>,
@@ -50,8 +50,8 @@ impl NeuronFigures {
     }
 }
 
-/// All that was counted: network by network, level by level, batch by batch.
-pub(super) fn seen(profile: &Profile) -> Vec<NeuronFigures> {
+/// All counts, by network, level and batch.
+pub(super) fn figures(profile: &Profile) -> Vec<NeuronFigures> {
     profile.neurons.iter().flat_map(|c| (0..c.levels.len()).flat_map(move |l| of_level(c, l))).collect()
 }
 
@@ -68,12 +68,12 @@ fn of_level(counts: &NeuronCounts, level: usize) -> impl Iterator<Item = NeuronF
     })
 }
 
-/// Number of neurons that were counted, in words.
+/// Number of counted neurons, for people.
 pub(super) fn counted(profile: &Profile) -> String {
     let all: u64 = profile.neurons.iter().map(|c| c.experts() as u64 * u64::from(c.width)).sum();
     match profile.neurons.iter().map(NeuronCounts::batches).max() {
         None => {
-            "none: the profile is of an older version, or the model has more than one may count".to_owned()
+            "none: the profile has an older version, or the model has too many neurons to count".to_owned()
         }
         Some(most) => {
             let exact =
@@ -89,15 +89,14 @@ pub(super) fn counted(profile: &Profile) -> String {
 
 /// The table; empty where nothing was counted.
 pub(super) fn table(profile: &Profile) -> String {
-    let seen = seen(profile);
+    let seen = figures(profile);
     if seen.is_empty() {
         return String::new();
     }
     let percent = |x: f64| format!("{:.1} %", x * 100.0);
     let shade = |f: f64| SHADES.iter().find(|(bound, _)| f < *bound).map_or(' ', |(_, c)| *c);
     let hot = format!("active in {} of batches", percent(HOT));
-    let head =
-        ["neurons of", "past", "batch", "skipped", hot.as_str(), "hot → cold: how often each is active"];
+    let head = ["neurons of", "past", "batch", "skipped", hot.as_str(), "activity of neurons, hot → cold"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(seen.iter().map(|s| {
         let threshold = if s.threshold == 0.0 { "0".to_owned() } else { format!("{:.4}", s.threshold) };
@@ -110,8 +109,8 @@ pub(super) fn table(profile: &Profile) -> String {
     format!("\n{}{}\n", output::table(&rows), shades.join(", "))
 }
 
-/// By layer, the magnitude that each share of the gates after SiLU is below: what `threshold` under `[experts]` makes of it.
-/// Empty where there are no such gates.
+/// Quantiles of the gates after SiLU by layer: the thresholds for each share of `threshold` under
+/// `[experts]`. Empty where there are no such gates.
 pub(super) fn gates(profile: &Profile) -> String {
     let known: Vec<&Gates> = profile.gates.iter().filter(|g| g.counted() > 0).collect();
     if known.is_empty() {

@@ -9,19 +9,19 @@ use std::io::{ErrorKind, Write as _};
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const HINT: Style = AnsiColor::Cyan.on_default().bold();
 
-/// Prints data. A reader who went away (`moec inspect … | head`) is no error.
+/// Prints data. A closed pipe (`moec inspect … | head`) is not an error.
 ///
 /// # Errors
 /// Stdout cannot be written.
 pub fn data(text: &str) -> Result<()> {
     let mut out = anstream::stdout().lock();
-    let done = out.write_all(text.as_bytes()).and_then(|()| {
+    let result = out.write_all(text.as_bytes()).and_then(|()| {
         if !text.ends_with('\n') {
             out.write_all(b"\n")?;
         }
         out.flush()
     });
-    match done {
+    match result {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {
             Err(Error::environment("stdout cannot be written").because(e))
         }
@@ -37,11 +37,11 @@ pub fn json(value: &serde_json::Value) -> Result<()> {
     data(&format!("{value:#}"))
 }
 
-/// An error as the user reads it.
+/// Formats an error for the user.
 pub fn render(error: &Error) -> String {
     let mut out = format!("{ERROR}error{ERROR:#}: {}\n", error.message);
     for cause in &error.causes {
-        // A cause of several lines (what a tool said) stays below its own first one.
+        // Further lines of a cause, such as a tool's output, are indented.
         let cause = cause.trim_end().replace('\n', "\n    ");
         let _ = writeln!(out, "  caused by: {cause}");
     }
@@ -51,9 +51,9 @@ pub fn render(error: &Error) -> String {
     out
 }
 
-/// Error of bad use by clap, in the form of our own errors: its tips are hints, and hints come last.
+/// Formats a usage error of clap like our own errors: its tips become hints, which come last.
 pub fn bad_use(e: &clap::Error) -> String {
-    let (mut said, mut hints) = (String::new(), String::new());
+    let (mut message, mut hints) = (String::new(), String::new());
     for line in e.render().ansi().to_string().lines() {
         let plain = anstream::adapter::strip_str(line).to_string();
         let tip = plain.trim_start().strip_prefix("tip: ").map(str::to_owned);
@@ -62,16 +62,16 @@ pub fn bad_use(e: &clap::Error) -> String {
         };
         if let Some(hint) = tip.or_else(more) {
             let _ = writeln!(hints, "{HINT}hint{HINT:#}: {hint}");
-        } else if !(plain.is_empty() && said.ends_with("\n\n")) {
-            said += line;
-            said.push('\n');
+        } else if !(plain.is_empty() && message.ends_with("\n\n")) {
+            message += line;
+            message.push('\n');
         }
     }
-    said.truncate(said.trim_end().len());
-    if hints.is_empty() { said + "\n" } else { format!("{said}\n\n{hints}") }
+    message.truncate(message.trim_end().len());
+    if hints.is_empty() { message + "\n" } else { format!("{message}\n\n{hints}") }
 }
 
-/// Prints what clap says: help and version are data, the rest is an error.
+/// Prints a message of clap: help and version are data, the rest is an error.
 pub fn usage(e: &clap::Error) {
     // A closed stream cannot be reported anywhere.
     let _ = if e.use_stderr() && e.render().to_string().starts_with("error: ") {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tip_of_claps_is_a_hint() {
+    fn tip_from_clap_is_shown_as_a_hint() {
         let command = clap::Command::new("moec").arg(clap::arg!(--target <T>));
         let e = command.try_get_matches_from(["moec", "--traget", "x"]).unwrap_err();
         let text = bad_use(&e);

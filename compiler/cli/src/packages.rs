@@ -5,7 +5,7 @@ use moec_base::{Result, human};
 use moec_bundle::read::Bundle;
 use moec_costs::units::Units;
 
-/// Sizes of the packages of a bundle; `None` where there are none, or their backend tells nothing of them.
+/// Sizes of the packages of a bundle; `None` if it has none or their backend reports no sizes.
 ///
 /// # Errors
 /// A package that cannot be read.
@@ -19,7 +19,7 @@ pub(super) fn sizes(bundle: &Bundle) -> Result<Option<UnitSizes>> {
     Ok(sizes.filter(|sizes| !sizes.artifacts.is_empty()))
 }
 
-/// Functions of hot neurons that a bundle has, and the bytes of their codes; `None`: it has none.
+/// Number of a bundle's functions of hot neurons, and the bytes of their weights; `None` if it has none.
 ///
 /// # Errors
 /// As [`sizes`].
@@ -27,7 +27,7 @@ pub(super) fn hot(bundle: &Bundle) -> Result<Option<(usize, u64)>> {
     Ok(sizes(bundle)?.as_ref().and_then(hot_of))
 }
 
-/// The same, of sizes that are known.
+/// The same, from known sizes.
 pub(super) fn hot_of(sizes: &UnitSizes) -> Option<(usize, u64)> {
     let name = |a: &&ArtifactSizes| {
         let path = std::path::Path::new(&a.package);
@@ -38,7 +38,7 @@ pub(super) fn hot_of(sizes: &UnitSizes) -> Option<(usize, u64)> {
     Some(hot).filter(|(functions, _)| *functions > 0)
 }
 
-/// Sizes for people: all packages together, and of what has a limit the largest.
+/// Sizes for people: the sum of all packages, and the maximum of each limited size.
 pub(super) fn rows(sizes: &UnitSizes) -> Vec<Vec<String>> {
     let all = &sizes.artifacts;
     let sum = |of: fn(&ArtifactSizes) -> u64| all.iter().map(of).sum::<u64>();
@@ -51,7 +51,7 @@ pub(super) fn rows(sizes: &UnitSizes) -> Vec<Vec<String>> {
         row(
             "codes",
             format!(
-                "{} of {functions} functions in {} packages; {} if none were shared",
+                "{} of {functions} functions in {} packages; {} without sharing",
                 human::bytes(sum(|a| a.weights)),
                 all.len(),
                 human::bytes(sum(|a| a.unshared))

@@ -1,4 +1,4 @@
-//! Output of `moec explain` and `moec inspect` on experts on disk.
+//! Output of `moec explain` and `moec inspect` about experts on disk.
 
 use moec_base::human;
 use moec_ir::plan::Paging;
@@ -20,8 +20,8 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
                 human::bytes(p.cache_bytes().unwrap_or(u64::MAX)),
             ),
         ),
-        held(p, experts, frames),
-        row("reads", format!("of up to {}", human::bytes(p.block_bytes.into()))),
+        in_memory(p, experts, frames),
+        row("reads", format!("up to {} each", human::bytes(p.block_bytes.into()))),
         row("policy", p.policy.clone()),
     ];
     if p.by_neurons() {
@@ -37,7 +37,7 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
 }
 
 /// Experts in memory.
-fn held(p: &Paging, experts: u32, frames: u64) -> Vec<String> {
+fn in_memory(p: &Paging, experts: u32, frames: u64) -> Vec<String> {
     let what = if p.by_neurons() {
         let (frames, neurons) = (human::bytes(frames), u64::from(p.frames) * u64::from(p.neurons));
         let together = match p.neurons {
@@ -45,12 +45,12 @@ fn held(p: &Paging, experts: u32, frames: u64) -> Vec<String> {
             n => format!(" {n} at a time,"),
         };
         format!(
-            "all gates in memory, up and down of {neurons} neurons ({frames}),{together} {} threads",
+            "all gates in memory, up and down rows of {neurons} neurons ({frames}),{together} {} threads",
             p.threads
         )
     } else {
         format!(
-            "{} of {experts} in memory ({}), {} frames for others, {} threads",
+            "{} of {experts} in memory ({}), {} staging frames, {} threads",
             p.frames,
             human::bytes(frames),
             p.staging,
@@ -60,7 +60,7 @@ fn held(p: &Paging, experts: u32, frames: u64) -> Vec<String> {
     vec!["experts".to_owned(), what]
 }
 
-/// The same for programs.
+/// The same as JSON.
 pub(super) fn value(p: &Paging) -> Value {
     json!({
         "budget_bytes": p.budget,

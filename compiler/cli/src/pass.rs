@@ -6,9 +6,9 @@ use moec_filetest::Filetest;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Run one pass on the text of a Graph, or on the input of a filetest, and print what comes out
+/// Run one pass on the text of a Graph, or on the input of a filetest, and print the result
 ///
-/// `golden/passes` has two files for every pass; docs/extending.md says how they are written.
+/// `golden/passes` has two files for every pass; docs/extending.md describes their format.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The pass
@@ -20,10 +20,10 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Runs it.
+/// Runs the pass and prints its output.
 ///
 /// # Errors
-/// The file is wrong, or the pass fails.
+/// Fails if the file is invalid, or the pass fails.
 pub fn run(args: &Args) -> Result<()> {
     let text = Filetest::read(&args.file, Some(&args.name))?.run()?;
     if args.json { output::json(&json!({"pass": args.name, "text": text})) } else { output::data(&text) }

@@ -1,4 +1,4 @@
-//! Output of `moec simulate` on a phone's neurons.
+//! Output of `moec simulate` about hot and cold neurons on a phone.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
@@ -8,13 +8,13 @@ use moec_passes::hot::HotShare;
 use moec_simulate::phone::Simulated;
 use serde_json::{Value, json};
 
-/// Parts of neurons that are hot, the mean over layers.
+/// Share of hot neurons over all layers.
 fn share<'a>(of: impl Iterator<Item = &'a HotShare>) -> f64 {
     let (hot, all) = of.fold((0_u64, 0_u64), |(h, n), s| (h + u64::from(s.hot), n + u64::from(s.neurons)));
     if all == 0 { 0.0 } else { hot as f64 / all as f64 }
 }
 
-/// Microseconds that each row of the timeline works.
+/// Busy time of each queue of the timeline, in microseconds.
 fn busy(s: &Simulated) -> Vec<(&str, f64)> {
     let of = |queue: usize| {
         let own = s.timeline.tasks.iter().zip(&s.timeline.spans).filter(|(task, _)| task.queue == queue);
@@ -33,12 +33,12 @@ pub(super) fn text(device: &Device, s: &Simulated, networks: Option<(usize, u64)
         ("disk per token", human::bytes(s.bytes_per_token() as u64)),
         ("neurons in memory", format!("{:.1} %", s.held * 100.0)),
         ("hot neurons", format!("{:.1} %", share(s.hot.iter()) * 100.0)),
-        ("of the active, hot", percent(hot)),
-        ("of the active, read", percent(read)),
+        ("active neurons that are hot", percent(hot)),
+        ("active neurons read from disk", percent(read)),
     ];
     let mut facts: Vec<_> = facts.iter().map(|(name, value)| row(&[name, value])).collect();
     facts.extend(networks.map(|(functions, bytes)| {
-        row(&["networks of them", &format!("{functions}: {} of codes", human::bytes(bytes))])
+        row(&["graphs of hot neurons", &format!("{functions} functions, {} of weights", human::bytes(bytes))])
     }));
     let mut queues = vec![row(&["row", "busy", "of the time"])];
     queues.extend(busy(s).into_iter().map(|(name, us)| {
@@ -48,8 +48,8 @@ pub(super) fn text(device: &Device, s: &Simulated, networks: Option<(usize, u64)
     let mut model = vec![row(&["model", "value", "source"])];
     model.extend(s.constants.iter().map(|c| row(&[c.what, &c.value, &c.source])));
     format!(
-        "{}: {} tokens of each of {} sequences, layers with experts alone; routing: {} recorded tokens\n\
-         the runtime's policies decide, on modelled units: times are those of a model\n\n{}\n{}\n{}",
+        "{}: {} tokens of each of {} sequences, only layers with experts; routing: {} recorded tokens\n\
+         the runtime's policies on modelled units: all times are predictions\n\n{}\n{}\n{}",
         device.name,
         s.decode,
         s.batch,

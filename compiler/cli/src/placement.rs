@@ -1,4 +1,4 @@
-//! A placement in words, for `moec explain`.
+//! Output of `moec explain` about the placement.
 
 use super::output;
 use moec_device::GraphForm;
@@ -9,11 +9,11 @@ use moec_runtime::schedule::scheduled::Layout;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// Units in one layer or in all. Nothing where everything runs on the CPU.
+/// Units in one layer or in all; empty if everything runs on the CPU.
 pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u32>) -> String {
     let mut text = String::new();
     if !placement.ops.is_empty() && layer.is_none() && expert.is_none() {
-        let head = ["entry point", "where", "operator", "nodes", "runs on", "why"];
+        let head = ["entry point", "scope", "operator", "nodes", "runs on", "reason"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(placement.ops.iter().map(|o| {
             let (entry, unit) = (o.entry.to_string(), placement.unit(o.unit).to_owned());
@@ -21,21 +21,21 @@ pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u3
         }));
         let _ = write!(text, "\noperators\n{}", output::table(&rows));
     }
-    let wanted = placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer));
-    for table in wanted.filter(|_| !placement.is_dynamic()) {
+    let selected = placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer));
+    for table in selected.filter(|_| !placement.is_dynamic()) {
         text += &layer_text(placement, table, expert);
     }
     text
 }
 
-/// Form of a unit's graphs, and the reason.
+/// Format of a unit's static graphs, and the reasons.
 pub(super) fn graphs(unit: &str, form: &GraphForm) -> String {
     let rows: Vec<Vec<String>> = form
         .rows()
         .into_iter()
         .map(|(key, value, why)| vec![format!("  {key}"), value, why.to_owned()])
         .collect();
-    format!("\ngraphs of {unit} are written so\n{}", output::table(&rows))
+    format!("\nformat of static graphs of {unit}\n{}", output::table(&rows))
 }
 
 fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
@@ -45,7 +45,7 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
         let what = placement.overflow.name();
         let _ = write!(
             text,
-            "; expected: {:.2} % past them ({what}), {:.2} % padding; imbalance {:.2}",
+            "; expected: {:.2} % overflow ({what}), {:.2} % padding; imbalance {:.2}",
             e.overflow * 100.0,
             e.padding * 100.0,
             e.imbalance
@@ -55,7 +55,7 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
     if let Some(expert) = expert {
         return text + &expert_text(placement, table, expert);
     }
-    let head = ["  group", "experts", "capacity", "runs on", "why"];
+    let head = ["  group", "experts", "capacity", "runs on", "reason"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(table.groups.iter().enumerate().map(|(i, g)| {
         let experts: Vec<String> = g.experts.iter().map(ToString::to_string).collect();
@@ -69,7 +69,7 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
     let few: Vec<String> =
         table.experts.iter().enumerate().filter(|(_, r)| r.few).map(|(e, _)| e.to_string()).collect();
     if !few.is_empty() {
-        let _ = writeln!(text, "  hardly seen in calibration: {}", few.join(", "));
+        let _ = writeln!(text, "  too few tokens in calibration: {}", few.join(", "));
     }
     text
 }
@@ -77,7 +77,7 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
 /// Rows that costs are shown for.
 const ROWS: [u32; 6] = [1, 4, 16, 64, 256, 1024];
 
-/// Costs of an expert on each unit, where its unit is not fixed; by name, microseconds of [`ROWS`].
+/// Costs of an expert on each unit, if experts have no fixed unit: name, and microseconds for [`ROWS`].
 fn costs(plan: &Plan) -> Vec<(String, Vec<f64>)> {
     let policy = &plan.experts.policy;
     let Some(Ok(c)) = policy.costs().map(plan::costs) else { return Vec::new() };
@@ -86,43 +86,43 @@ fn costs(plan: &Plan) -> Vec<(String, Vec<f64>)> {
     let striped = Layout::Striped;
     let mut rows = Vec::new();
     if let Some(hot) = policy.hot().map(name) {
-        rows.push((format!("{hot}, held there"), of(&|n| c.t_gpu_hit(n))));
-        rows.push((format!("{hot}, brought there"), of(&|n| c.t_gpu_miss(n, striped))));
+        rows.push((format!("{hot}, in its memory"), of(&|n| c.t_gpu_hit(n))));
+        rows.push((format!("{hot}, copied there"), of(&|n| c.t_gpu_miss(n, striped))));
     }
     rows.push((name(0).to_owned(), of(&|n| c.t_cpu(n, striped))));
     rows.extend(policy.cold().map(|cold| (format!("one of {}", name(cold)), of(&|n| c.t_near(n)))));
     rows
 }
 
-/// Policy that chooses the units of experts while the plan runs; nothing where they are fixed.
+/// Policy that chooses the units of experts at run time; empty if they are fixed.
 pub(super) fn policy(plan: &Plan) -> String {
-    let how = match &plan.experts.policy {
+    let policy = match &plan.experts.policy {
         ExpertPolicy::Fixed => return String::new(),
         ExpertPolicy::Cached(c) => {
             let [prompt, token] = &c.divides;
             format!(
-                "divided in every step: prompts by `{prompt}`, tokens by `{token}`; {} layers are looked at ahead; {:.2} µs lie between the \
-                 experts of two layers; the layers say who begins in a frame",
+                "divided in every step: prompts by `{prompt}`, tokens by `{token}`; lookahead of {} layers; \
+                 {:.2} µs between the experts of two layers; the tables of the layers show the initial cache",
                 c.ahead, c.costs.window_us
             )
         }
         ExpertPolicy::Scheduled(s) => {
             let frames = match s.hot.and_then(|u| plan.units.get(u as usize)) {
-                Some(unit) => format!("`{}` holds {} experts of a layer", unit.name, s.frames),
-                None => "no unit holds hot ones".to_owned(),
+                Some(unit) => format!("`{}` caches {} experts of a layer", unit.name, s.frames),
+                None => "no unit caches hot experts".to_owned(),
             };
             let moves = if s.moves {
-                format!("they move between steps, within {:.2} µs per layer", s.costs.window_us)
+                format!("experts move between steps, within {:.2} µs per layer", s.costs.window_us)
             } else {
-                "they stay where they are".to_owned()
+                "experts do not move".to_owned()
             };
             let refine = s.refine.name();
             format!(
-                "assigned to units in every step, refined by `{refine}`; {frames}; {moves}; the layers say where they begin"
+                "assigned to units in every step, refined by `{refine}`; {frames}; {moves}; the tables of the layers show the first units"
             )
         }
     };
-    let mut head = vec!["  µs of one expert, by its rows".to_owned()];
+    let mut head = vec!["  µs per expert, by rows".to_owned()];
     head.extend(ROWS.iter().map(ToString::to_string));
     let mut rows = vec![head];
     for (name, us) in costs(plan) {
@@ -130,10 +130,10 @@ pub(super) fn policy(plan: &Plan) -> String {
         row.extend(us.iter().map(|us| format!("{us:.2}")));
         rows.push(row);
     }
-    format!("\nexperts are {how}\n{}", output::table(&rows))
+    format!("\nexperts are {policy}\n{}", output::table(&rows))
 }
 
-/// The same as JSON, with the units of each layer; null where all experts are the CPU's, or static graphs'.
+/// The same as JSON, with the units of each layer; null if all experts are on the CPU or in static graphs.
 pub(super) fn policy_json(plan: &Plan) -> Value {
     let ExpertPlacement { layers, policy } = &plan.experts;
     let (name, parameters) = match policy {
@@ -156,11 +156,11 @@ pub(super) fn policy_json(plan: &Plan) -> Value {
     })
 }
 
-/// Experts of each layer by the unit that they run on, or begin on, where none has a capacity and not all are the CPU's.
+/// Experts of each layer by their unit or first unit; empty if experts have capacities or all run on the CPU.
 pub(super) fn units(plan: &Plan, layer: Option<u32>, expert: Option<u32>) -> String {
     let (placement, experts) = (&plan.placement, &plan.experts);
     let divided = placement.is_dynamic() && !placement.ops.is_empty();
-    let head = if experts.policy.is_fixed() { "  runs on" } else { "  begins on" };
+    let head = if experts.policy.is_fixed() { "  runs on" } else { "  starts on" };
     let mut text = String::new();
     let tables = placement.experts.iter().filter(|t| divided && layer.is_none_or(|l| l == t.layer));
     for ExpertTable { layer, experts: all, .. } in tables {
@@ -186,10 +186,10 @@ fn expert_text(placement: &Placement, table: &ExpertTable, expert: u32) -> Strin
         c => format!("at most {c} tokens per call"),
     };
     let tier = row.tier.map_or_else(String::new, |t| format!(", tier {t}"));
-    let load = row.load.map_or_else(String::new, |l| format!("; calibration saw {l:.2} per call"));
+    let load = row.load.map_or_else(String::new, |l| format!("; {l:.2} per call in calibration"));
     let fallback =
-        row.fallback.map_or_else(String::new, |u| format!("; what is past it runs on {}", placement.unit(u)));
-    let few = if row.few { "; too few to judge it" } else { "" };
+        row.fallback.map_or_else(String::new, |u| format!("; overflow runs on {}", placement.unit(u)));
+    let few = if row.few { "; too few for a decision" } else { "" };
     let why = table.groups.get(row.group as usize).map_or("", |g| g.why.as_str());
     format!(
         "  expert {expert}: {capacity}{tier}, group {}, on {}{load}{few}{fallback}\n  {why}\n",
@@ -215,7 +215,7 @@ experts {layer = 3, k = 1, tiers = [32, 16], expected = rates(imbalance = 1.5, o
 "#;
 
     #[test]
-    fn a_placement_is_told_by_operator_group_and_expert() {
+    fn placement_is_shown_by_operator_group_and_expert() {
         let p = parse_placement(TEXT).unwrap();
         moec_ir::verify::placement(&p).unwrap();
         insta::assert_snapshot!("placement", shown(&p, None, None));

@@ -1,4 +1,4 @@
-//! `moec profile-device`: what this machine can do, as a device file.
+//! `moec profile-device`: measures this machine and writes a device file.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
@@ -25,37 +25,38 @@ const BLOCK: u64 = 64;
 /// Fewest bytes of a file that is measured: an eighth of them must hold some of the smallest blocks.
 const LEAST_FILE: u64 = 4 << 20;
 
-/// Measure this machine, write a device file
+/// Measure this machine and write a device file
 ///
-/// Peaks of f32, bf16 and int8 arithmetic, memory bandwidth, caches, what starting a step costs, what an
-/// expert of bf16 weights costs by its rows, and with `--disk` how fast a disk is read. The file serves as
-/// `--target FILE`, here and elsewhere. Takes about ten seconds; other work disturbs it.
+/// Measures the peak rates of f32, bf16 and int8 arithmetic, memory bandwidth, caches, the cost of starting a
+/// step, the time of a bf16 expert by its number of rows and, with `--disk`, the read rates of a disk. The
+/// file can be used as `--target FILE` on any machine. Takes about ten seconds; other programs disturb the
+/// measurement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Folder to write `NAME.toml` to [default: print it to stdout]
     pub dir: Option<PathBuf>,
-    /// Name of the device [default: what LLVM calls this CPU]
+    /// Name of the device [default: LLVM's name of this CPU]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Measure this machine's NVIDIA GPU, too: launches, its memory, the link both ways, and what an expert
-    /// costs there by its rows
+    /// Also measure the NVIDIA GPU of this machine: launches, memory, the link in both directions, and the
+    /// time of an expert by its number of rows
     #[arg(long)]
     pub gpu: bool,
-    /// Leave out what an expert costs by its rows (`matmul`), which takes most of the time; costs are then estimated
-    /// from peaks and bandwidth
+    /// Do not measure the time of an expert by its number of rows (`matmul`), which takes longest; costs are
+    /// then estimated from peak rates and bandwidth
     #[arg(long)]
     pub no_matmul: bool,
-    /// Measure a disk, too: that of a folder, with a file that is removed again, or a file that is there,
-    /// such as a bundle's weights; `MOEC_DISK_READER` chooses how it is read (`io_uring`, `pread`)
+    /// Also measure a disk: with a temporary file in a folder, or with an existing file such as a bundle's
+    /// weights; `MOEC_DISK_READER` selects the reader (`io_uring`, `pread`)
     #[arg(long, value_name = "FOLDER|FILE")]
     pub disk: Option<PathBuf>,
-    /// Size of the file that is made in a folder, in MiB: more than the drive itself caches
+    /// Size of the temporary file in MiB, which must exceed the drive's own cache
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=65536))]
     pub disk_size: u32,
-    /// Milliseconds that each figure of a disk is measured
+    /// Duration of each disk measurement in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60000))]
     pub disk_time: u32,
     /// Print one JSON object to stdout
@@ -63,15 +64,15 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Measures and writes.
+/// Measures this machine and writes the device file.
 ///
 /// # Errors
-/// The file exists or cannot be written, or a device cannot have this name.
+/// Fails if the file exists or cannot be written, or the name is invalid.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let threads = cpu::threads(args.threads).map_err(Error::from)?;
     let native = CpuTarget::new(&Device::find(NATIVE).map_err(|e| Error::bug(e.to_string()))?)
-        .map_err(|e| Error::limit("this machine is none that moec compiles for").because(e))?;
+        .map_err(|e| Error::limit("moec cannot compile for this machine").because(e))?;
     let info = native.info();
     let name = args.name.clone().unwrap_or_else(|| info.cpu.clone());
     let path = args.dir.as_ref().map(|dir| dir.join(format!("{name}.toml")));
@@ -79,7 +80,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         return Err(Error::usage(format!("`{}` exists already", path.display()))
             .hint("give another `--name`, or remove it first"));
     }
-    // Whether there is one is known at once; the rest takes seconds.
+    // A missing GPU is reported before the measurements, which take seconds.
     let gpu = args.gpu.then(moec_targets::backends::bench).transpose()?;
     let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
         .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
@@ -110,7 +111,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         device.units.iter_mut().for_each(|unit| unit.matmul.clone_from(&table));
     }
     if let Some((backend, gpu)) = &gpu {
-        beside(&mut device, backend, gpu);
+        add_gpu(&mut device, backend, gpu);
     }
     let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
     // The written text must parse: the name may be invalid.
@@ -179,8 +180,8 @@ fn memory(found: &Roofline) -> Memory {
     }
 }
 
-/// Puts a GPU with its memory and its link beside the CPU.
-fn beside(device: &mut Device, backend: &str, gpu: &GpuRates) {
+/// Adds a GPU with its memory and its link to a device.
+fn add_gpu(device: &mut Device, backend: &str, gpu: &GpuRates) {
     const NAMES: [&str; 2] = ["gpu", "vram"];
     let figure = |value: f64, what: &str| {
         Some(Figure { value: rounded(value), source: format!("moec profile-device: {what}, {}", gpu.name) })
@@ -195,7 +196,7 @@ fn beside(device: &mut Device, backend: &str, gpu: &GpuRates) {
         let source = format!("moec profile-device: experts of {} rows, {}", t.rows, gpu.name);
         ("bf16".to_owned(), Peak { gops: rounded(GpuRates::gops(t)), source, achieved: None })
     });
-    device.description = format!("{}; beside it {}", device.description, gpu.name);
+    device.description = format!("{}; with {}", device.description, gpu.name);
     device.units.push(DeviceUnit {
         name: unit,
         kind: UnitKind::Gpu,
@@ -242,7 +243,7 @@ fn measure_experts(device: &Device, threads: usize, progress: &Progress) -> Resu
     Ok(table.into_iter().map(|t| MatmulTime { ms: rounded(t.ms), ..t }).collect())
 }
 
-/// Reads the disk that holds a folder, by way of a file of our own, or a file.
+/// Measures the disk of a folder, with a temporary file, or of an existing file.
 fn measure_disk(path: &Path, args: &Args, progress: &Progress) -> Result<DiskRates> {
     let options = Options { reader: Choice::from_env().map_err(Error::from)?, ..Options::default() };
     let span = Duration::from_millis(args.disk_time.into());
@@ -263,8 +264,11 @@ fn measure_disk(path: &Path, args: &Args, progress: &Progress) -> Result<DiskRat
     let mib = args.disk_size;
     let bytes = u64::from(mib) << 20;
     if disk::free_bytes(path).is_some_and(|free| free < bytes) {
-        return Err(Error::environment(format!("`{}` has no room for {mib} MiB", path.display()))
-            .hint("give another folder with `--disk`, or fewer MiB with `--disk-size`"));
+        return Err(Error::environment(format!(
+            "`{}` does not have {mib} MiB of free space",
+            path.display()
+        ))
+        .hint("give another folder with `--disk`, or fewer MiB with `--disk-size`"));
     }
     let scratch = Scratch::create(path, bytes).map_err(Error::from)?;
     measure_rates(scratch.path(), &points(bytes), &options, span, &mut tick).map_err(Error::from)
@@ -289,7 +293,7 @@ fn disk_memory(disk: &DiskRates) -> Memory {
     }
 }
 
-/// Three digits: more than a measurement has.
+/// Rounds to three digits; measurements are less precise.
 fn rounded(x: f64) -> f64 {
     let scale = 10_f64.powf(2.0 - x.abs().max(1e-9).log10().floor());
     (x * scale).round() / scale
@@ -312,13 +316,13 @@ pub(super) fn cpu_name() -> String {
 
 /// Name of this CPU in macOS.
 fn mac() -> Option<String> {
-    let asked = cfg!(target_os = "macos")
+    let output = cfg!(target_os = "macos")
         .then(|| Command::new("sysctl").args(["-n", "machdep.cpu.brand_string"]).output().ok());
-    let out = asked.flatten().filter(|out| out.status.success())?;
+    let out = output.flatten().filter(|out| out.status.success())?;
     Some(String::from_utf8_lossy(&out.stdout).trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Every figure, those of slower instructions too.
+/// All figures as JSON, including those of slower instructions.
 fn report(
     device: &Device,
     found: &Roofline,

@@ -20,19 +20,21 @@ use std::process::ExitCode;
 
 /// Run a bundle: generate, chat, serve, bench, …
 ///
-/// The same as `BUNDLE/run SUBCOMMAND …`, for machines without the linked program: generate, chat, serve, logits, bench, info. A bundle
-/// is a program: run only what you trust.
+/// The same as `BUNDLE/run SUBCOMMAND …`, for bundles without a linked `run` for this machine: generate,
+/// chat, serve, logits, bench, info. A bundle is a program: run only bundles that you trust.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Emulate what this machine lacks, slowly: AMX instructions, accelerators, or another architecture. Stands before the
-    /// subcommand
+    /// Emulate missing hardware, slowly: AMX instructions, accelerators, or another architecture. Must
+    /// precede the subcommand
     ///
-    /// A bundle for another architecture, as a Mac's, is compiled anew for this machine from its own graph and weights.
-    /// `--emulate=library` runs static graphs on the emulator of the unit's maker, where that is installed, instead of
-    /// moec's own. `--emulate=device` runs them there as a `run` does on the device: compiled, and in this process.
+    /// A bundle for another architecture, such as a Mac's, is compiled for this machine from its own graph
+    /// and weights. `--emulate=library` runs static graphs on the emulator of the unit's vendor, if it is
+    /// installed, instead of moec's own. `--emulate=device` uses the vendor's emulator as `run` uses the
+    /// device: with compiled graphs, in this process.
     #[arg(long, value_name = "WHOSE", num_args = 0..=1, require_equals = true, default_missing_value = "moec")]
     pub emulate: Option<Emulator>,
-    /// Run only if this public key's owner has signed the bundle and every file is as it was. Stands before the subcommand
+    /// Run only if the bundle has a valid signature for this public key and no file was changed. Must precede
+    /// the subcommand
     #[arg(long, value_name = "PUB")]
     pub key: Option<PathBuf>,
     /// The bundle
@@ -47,16 +49,16 @@ pub struct Args {
 pub enum Emulator {
     /// moec's own
     Moec,
-    /// That of the unit's maker
+    /// The emulator of the unit's vendor
     Library,
-    /// The same, asked as on the device
+    /// The same, used as the device is
     Device,
 }
 
-/// Runs; gives the exit code of the bundle's subcommand.
+/// Runs a subcommand of the bundle and returns its exit code.
 ///
 /// # Errors
-/// The bundle cannot be opened, or its subcommand fails.
+/// Fails if the bundle cannot be opened, or its subcommand fails.
 pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
     if args.key.is_some() {
@@ -83,13 +85,13 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     }
     let unit = if emulates { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
-        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .map_err(|e| Error::input("the plan cannot run on this machine").because(e))?
         .emulating(unit.emulated());
     let info = args.args.first().is_some_and(|subcommand| subcommand == INFO);
-    let brings = emulates || attached(&program, info)?;
-    let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &here };
-    let beside = brings.then_some(Emulation { weights: &bundle.folder, executor });
-    Ok(front(&name, beside, &files).run(&program, &bundle.folder, words).into())
+    let has_executor = emulates || attached(&program, info)?;
+    let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &local_executor };
+    let emulation = has_executor.then_some(Emulation { weights: &bundle.folder, executor });
+    Ok(front(&name, emulation, &files).run(&program, &bundle.folder, words).into())
 }
 
 /// A bundle's own subcommands, in this process.
@@ -108,7 +110,7 @@ fn host_build(args: &Args, bundle: &Bundle, progress: &Progress) -> Result<HostB
 /// The subcommand that finishes its answers when a signal comes.
 const SERVE: &str = "serve";
 
-/// The subcommand that tells of units that are missing, and needs none.
+/// The subcommand that reports missing units and requires none.
 const INFO: &str = "info";
 
 /// Whether this machine has the accelerators whose backends find units by themselves; false where no unit is of such
@@ -130,15 +132,15 @@ fn attached(program: &Program, info: bool) -> Result<bool> {
 }
 
 /// Executor of a unit of this machine.
-fn here(unit: &UnitRef) -> Option<Executor> {
+fn local_executor(unit: &UnitRef) -> Option<Executor> {
     backends::attached(&unit.backend, &unit.name)?.ok()
 }
 
-/// Runs with static graphs on the emulator of their unit's maker.
+/// Runs with static graphs on the vendor's emulator of their unit.
 fn run_on_library(
     args: &Args,
     (bundle, files): (&Bundle, &BundleReader),
-    whose: Emulator,
+    emulator: Emulator,
     words: impl Iterator<Item = OsString>,
     name: &str,
     progress: &Progress,
@@ -146,19 +148,19 @@ fn run_on_library(
     let device = bundle.device()?;
     let units = Units::of(&device).filter(|_| !bundle.plan.graphs.is_empty());
     let units = units.ok_or_else(|| {
-        Error::usage("the bundle has no static graphs, which emulators of others are for")
-            .hint("`--emulate` brings what else this machine lacks")
+        Error::usage("`--emulate=library` and `--emulate=device` run static graphs, and the bundle has none")
+            .hint("use `--emulate`, which emulates all other missing hardware")
     })?;
     let cache = tools::cache();
     let library = || {
         let tools = tools::beside(&cache);
-        if whose == Emulator::Device {
+        if emulator == Emulator::Device {
             units.graphs.device(tools, units.npu)
         } else {
             units.graphs.library(tools, units.npu)
         }
     };
-    // Whether it is there, before weights are packed.
+    // A missing library is reported before weights are packed.
     drop(library()?);
     let host_build = host_build(args, bundle, progress)?;
     let executor = |unit: &UnitRef| {

@@ -10,16 +10,16 @@ use std::io::{BufRead as _, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
 const AFTER: &str = "\
-A pair of keys, once; the second file is public:
+Create a key pair once; `moec.key.pub` is the public key:
   moec sign --new-key moec.key
-A signature, and what others do with it:
+Sign a bundle, and check the signature on another machine:
   moec sign model.moec --key moec.key
   moec verify model.moec --key moec.key.pub --static";
 
-/// Sign a bundle, or make a pair of keys
+/// Sign a bundle, or create a key pair
 ///
-/// The signature is over the manifest, which holds the hashes of all other files. It is written into the bundle as
-/// `manifest.json.minisig` and changes nothing else of it. Keys and signatures are those of minisign.
+/// Signs the manifest, which contains the hashes of all other files. The signature is written to
+/// `manifest.json.minisig` in the bundle; no other file changes. Keys and signatures have minisign's format.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub struct Args {
@@ -28,10 +28,11 @@ pub struct Args {
     pub bundle: Option<PathBuf>,
     /// Secret key to sign with
     ///
-    /// Where it has a password, that is asked, or read from standard input if this is no terminal.
+    /// If the key has a password, moec prompts for it, or reads it from standard input if that is not a
+    /// terminal.
     #[arg(long, value_name = "FILE", requires = "bundle")]
     pub key: Option<PathBuf>,
-    /// Make a secret key without a password, which only you can read, and `FILE.pub`
+    /// Create a secret key without a password, readable only by you, and its public key `FILE.pub`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["bundle", "key"])]
     pub new_key: Option<PathBuf>,
     /// Print one JSON object to stdout
@@ -39,10 +40,10 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Signs.
+/// Signs a bundle, or creates a key pair.
 ///
 /// # Errors
-/// The bundle was changed, or a key cannot be used.
+/// Fails if the bundle was changed, or a key cannot be used.
 pub fn run(args: &Args) -> Result<()> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let (value, rows) = match (&args.new_key, &args.bundle, &args.key) {
@@ -51,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
             (
                 json!({"secret_key": path, "public_key": public, "key_id": id}),
                 vec![
-                    row("secret key", format!("{} (keep it to yourself)", path.display())),
+                    row("secret key", format!("{} (keep it secret)", path.display())),
                     row("public key", public.display().to_string()),
                     row("key ID", id),
                 ],
@@ -71,14 +72,14 @@ pub fn run(args: &Args) -> Result<()> {
             )
         }
         _ => {
-            return Err(Error::usage("a bundle is signed with a secret key")
-                .hint("`moec sign BUNDLE --key FILE`; `moec sign --new-key FILE` makes a pair of keys"));
+            return Err(Error::usage("a secret key is required to sign a bundle")
+                .hint("use `moec sign BUNDLE --key FILE`; `moec sign --new-key FILE` creates a key pair"));
         }
     };
     if args.json { output::json(&value) } else { output::data(&output::table(&rows)) }
 }
 
-/// Asks for a key's password.
+/// Prompts for a key's password.
 fn password(key: &Path) -> Result<String> {
     let failed = |e| Error::environment("cannot read the password").because(e);
     if std::io::stdin().is_terminal() {

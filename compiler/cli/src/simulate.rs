@@ -23,33 +23,37 @@ use std::path::{Path, PathBuf};
 
 /// Simulate a bundle on NPU, SSD-offload or near-data-processing hardware: latency, energy, reads
 ///
-/// Queues of the CPU and of the Neural Engine execute the plan's placement, with the costs of the device
-/// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
-/// take. Where experts are on disk, the runtime itself decides what is read and kept, with the routing of a
-/// profile, on modelled units: as many queues as the device has units and links. With NDP DIMMs, it is the
-/// runtime that assigns experts to units in every step. A phone's bundle whose profile has seen gates that leave zeros decodes by
-/// hot neurons on its neural processing unit and cold ones on its cores, and from disk what memory lacks.
+/// Simulates a bundle with static graphs on queues of the CPU and the Neural Engine, with the costs of the
+/// device file and the loads of a profile. Compares the plan's placement with Core ML alone, its default
+/// scheduling, and ANEMLL. With experts on disk, the runtime's own policies decide which experts are read and
+/// cached, by the routing of a profile, on modelled units and links. With NDP DIMMs, the runtime's scheduler
+/// assigns experts to units in every step. On a phone with a profile of active neurons, the NPU computes hot
+/// neurons and the CPU cold ones; neurons that do not fit into memory are read from disk.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A bundle for `m2-ultra`, `m2-max`, `snapdragon-8-gen-3` or `snapdragon-8-plus-gen-1`, one with a memory budget, or one for
     /// `h100-spr-ndp` or `spr-ndp`
     pub bundle: PathBuf,
-    /// Profile that the loads of the experts are from [default: the mean loads that the bundle remembers], or their routing
+    /// Profile with the loads and the routing of experts [default: the mean loads stored in the bundle]
     #[arg(long, value_name = "PROFILE")]
     pub trace: Option<PathBuf>,
     /// Write the timelines of all systems as a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE.JSON")]
     pub timeline: Option<PathBuf>,
-    /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on disk; none where memory computes]
+    /// Tokens of the prompt, rounded up to whole chunks for static graphs [default: four chunks; one chunk
+    /// with experts on disk; none with NDP DIMMs]
     #[arg(long, value_name = "TOKENS")]
     pub prompt: Option<u32>,
-    /// Tokens decoded after the prompt [default: none; 64 where experts are on disk, 16 of each sequence where memory computes or neurons are hot and cold]
+    /// Tokens decoded after the prompt [default: none; 64 with experts on disk; 16 per sequence with NDP
+    /// DIMMs or hot neurons]
     #[arg(long, value_name = "TOKENS")]
     pub decode: Option<u32>,
-    /// Sequences that are decoded together, where memory computes [default: the bundle's largest batch] or neurons are hot and cold [default: 1]
+    /// Sequences that are decoded together, with NDP DIMMs [default: the bundle's largest batch] or hot
+    /// neurons [default: 1]
     #[arg(long, value_name = "SEQUENCES", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: Option<u32>,
-    /// Bytes that memory has for experts, as `12 GiB`, where neurons are hot and cold [default: what the device leaves a program]
+    /// Memory for experts, such as `12 GiB`, with hot neurons [default: the memory that the device leaves to
+    /// a program]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory: Option<u64>,
     /// Device, by name or file [default: the bundle's]
@@ -62,13 +66,14 @@ pub struct Args {
 
 /// A size.
 fn bytes(text: &str) -> std::result::Result<u64, String> {
-    human::parse_bytes(text).ok_or_else(|| "a size has a unit, as `12 GiB` or `512 MiB`".to_owned())
+    human::parse_bytes(text)
+        .ok_or_else(|| "expected a size with a unit, such as `12 GiB` or `512 MiB`".to_owned())
 }
 
-/// Simulates.
+/// Simulates a bundle and prints the results.
 ///
 /// # Errors
-/// A bundle, a profile or a device that cannot be simulated, a file that cannot be written.
+/// Fails if the bundle, the profile or the device cannot be simulated, or a file cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     let bundle = Bundle::open(&args.bundle)?;
     let device = match args.target.as_deref() {
@@ -80,18 +85,18 @@ pub fn run(args: &Args) -> Result<()> {
     let by_neurons = !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty());
     let policy = &bundle.plan.experts.policy;
     if policy.cached().is_some() {
-        return Err(Error::limit("experts that come and go over a GPU's frames are not simulated here")
-            .because("`moec simulate` has no model of all three: the CPU, the GPU and the link")
-            .hint("`run generate --json` says what a run expects of them (`expected_s`); `docs/hybrimoe.md` compares systems on one machine"));
+        return Err(Error::limit("bundles with a GPU expert cache cannot be simulated")
+            .because("`moec simulate` does not model the CPU, the GPU and the link together")
+            .hint("`run generate --json` reports the predicted time (`expected_s`); `docs/hybrimoe.md` compares systems on one machine"));
     }
     unused(args, policy.cold().is_some(), by_neurons)?;
     let request =
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };
     if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
         if paging.by_neurons() {
-            return Err(Error::limit("neurons that are read from disk one by one are not simulated")
-                .because("which of them a token activates is not in the bundle")
-                .hint("`docs/neuron-cache.md` has bytes per token; `run bench` measures a bundle"));
+            return Err(Error::limit("bundles that read neurons from disk one by one cannot be simulated")
+                .because("the bundle does not record which neurons a token activates")
+                .hint("`docs/neuron-cache.md` lists bytes per token; `run bench` measures a bundle"));
         }
         return from_disk(&device, &paged(&bundle, paging, &request)?, args);
     }
@@ -122,24 +127,23 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Refuses options that say nothing of such a bundle. `assigned`: memory computes; `by_neurons`: neurons are hot and cold.
+/// Fails if an option does not apply to the bundle. `assigned`: it is for NDP DIMMs; `by_neurons`: it has hot
+/// neurons.
 fn unused(args: &Args, assigned: bool, by_neurons: bool) -> Result<()> {
-    let neurons = "one whose `decisions.json` has hot neurons, with a `--trace` that counted neurons";
+    let neurons = "a bundle with hot neurons in `decisions.json`, and a `--trace` with counts of neurons";
     let options = [
         ("--memory", args.memory.is_some(), by_neurons, neurons),
         (
             "--batch",
             args.batch.is_some(),
             assigned || by_neurons,
-            "one whose memory computes, or with hot neurons and their `--trace`",
+            "a bundle for NDP DIMMs, or one with hot neurons and their `--trace`",
         ),
-        ("--prompt", args.prompt.is_some(), !by_neurons, "one that is not decoded by hot neurons"),
+        ("--prompt", args.prompt.is_some(), !by_neurons, "a bundle that is not decoded by hot neurons"),
     ];
     match options.iter().find(|(_, given, used, _)| *given && !used) {
-        Some((name, _, _, whose)) => {
-            Err(Error::usage(format!("`{name}` says nothing of this bundle"))
-                .hint(format!("it is for {whose}")))
-        }
+        Some((name, _, _, whose)) => Err(Error::usage(format!("`{name}` does not apply to this bundle"))
+            .hint(format!("it requires {whose}"))),
         None => Ok(()),
     }
 }
@@ -180,7 +184,7 @@ fn from_modules(device: &Device, s: &assigned::Simulated, args: &Args) -> Result
     for (name, us) in [
         ("time", sum(&|s| s.total_us)),
         ("experts", sum(&|s| s.experts_us)),
-        ("as the scheduler expects", sum(&|s| s.expected_us)),
+        ("predicted by the scheduler", sum(&|s| s.expected_us)),
     ] {
         steps.push(row(&[name, &ms(us), &ms(us / n)]));
     }
@@ -192,8 +196,8 @@ fn from_modules(device: &Device, s: &assigned::Simulated, args: &Args) -> Result
     model.extend(s.run.constants.iter().map(|c| c.to_vec()));
     output::data(&format!(
         "{}: {} steps of {} sequences after a prompt of {} tokens; routing: {} recorded tokens\n\
-         the runtime assigns experts, on modelled units: times are those of a model\n\
-         {} experts moved between steps; of all, {:.1} % were of the class that was predicted\n\n{}\n{}\n{}",
+         the runtime's expert schedule on modelled units: all times are predictions\n\
+         {} experts moved between steps; the class of {:.1} % of all experts was predicted\n\n{}\n{}\n{}",
         device.name,
         s.decode,
         s.batch,
@@ -229,9 +233,9 @@ fn disk_text(device: &Device, s: &paged::Simulated) -> String {
     let c = s.run.counts;
     let counts = [
         ("experts requested", (c.hits + c.misses).to_string()),
-        ("there, or on their way", c.hits.to_string()),
+        ("in memory, or in flight", c.hits.to_string()),
         ("read on demand", c.misses.to_string()),
-        ("of these, not kept", c.streamed.to_string()),
+        ("of these, not cached", c.streamed.to_string()),
         ("read ahead", c.ahead.to_string()),
         ("of these, requested", c.predicted.to_string()),
         ("read from disk", human::bytes(s.run.disk.bytes)),
@@ -245,8 +249,8 @@ fn disk_text(device: &Device, s: &paged::Simulated) -> String {
     let mut model = vec![row(&["model", "value", "source"])];
     model.extend(s.constants.iter().map(|c| row(&[c.what, &c.value, &c.source])));
     format!(
-        "{}: a prompt of {} tokens in chunks of {}, then {} decoded; routing: {} recorded tokens, none of what routers predict\n\
-         the runtime decides, on modelled units: times are those of a model\n\n{}\n{}\n{}\n{}",
+        "{}: a prompt of {} tokens in chunks of {}, then {} decoded; routing: {} recorded tokens, without predictions of routers\n\
+         the runtime's policies on modelled units: all times are predictions\n\n{}\n{}\n{}\n{}",
         device.name,
         s.prompt,
         s.chunk,
@@ -259,7 +263,7 @@ fn disk_text(device: &Device, s: &paged::Simulated) -> String {
     )
 }
 
-/// Microseconds that each queue works.
+/// Busy time of each queue, in microseconds.
 fn busy(s: &paged::Simulated) -> impl Iterator<Item = (&str, f64)> {
     let computes = s.run.wall.saturating_sub(s.run.stalled).as_secs_f64() * 1e6;
     let reads = s.run.disk.busy.as_secs_f64() * 1e6;

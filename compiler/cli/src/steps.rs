@@ -1,4 +1,4 @@
-//! `moec steps`: where the time of a call goes.
+//! `moec steps`: the time of every step of a call.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
@@ -23,19 +23,19 @@ use std::time::Duration;
 pub struct Args {
     /// The bundle
     pub bundle: PathBuf,
-    /// Time a prompt of that many tokens [default: one full chunk]
+    /// Time a prompt with this number of tokens [default: one full chunk]
     #[arg(long, value_name = "TOKENS")]
     pub prefill: Option<usize>,
-    /// Time a decoding call with that many sequences
+    /// Time a decode call with this number of sequences
     #[arg(long, value_name = "SEQUENCES")]
     pub decode: Option<usize>,
-    /// Time a decoding call with that many sequences and fewer experts
+    /// Time a big-little decode call with fewer experts and this number of sequences
     #[arg(long, value_name = "SEQUENCES")]
     pub little: Option<usize>,
-    /// Tokens before those of the call
+    /// Tokens in the context before the call
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub context: usize,
-    /// Measurements, of which the medians count
+    /// Number of measurements; the medians are reported
     #[arg(long, value_name = "R", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeat: u32,
     /// Threads [default: `MOEC_THREADS`, else one per core]
@@ -54,15 +54,15 @@ struct Timed {
     time: Duration,
 }
 
-/// Times and prints.
+/// Times the steps and prints them.
 ///
 /// # Errors
-/// The bundle cannot be executed here, or has no entry point that takes the call.
+/// Fails if the bundle cannot be executed here, or has no entry point for the call.
 pub fn run(args: &Args) -> Result<()> {
     let bundle = Bundle::open(&args.bundle)?;
     let unit = bundle.unit()?;
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
-        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+        .map_err(|e| Error::input("the plan cannot run on this machine").because(e))?;
     let (index, rows) = call(&bundle.plan, args)?;
     let options = Options { threads: args.threads, ..Options::default() };
     let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| backends::host(&unit.backend, &unit.name));
@@ -105,10 +105,10 @@ fn call(plan: &Plan, args: &Args) -> Result<(usize, Vec<Row>)> {
         Error::usage(format!("the bundle has no entry point for {n} rows"))
             .hint(format!("the largest of that kind takes {largest}"))
     })?;
-    let (vocab, apart) = (plan.model.vocab, decode || little);
+    let (vocab, separate_slots) = (plan.model.vocab, decode || little);
     let row = |i: usize| Row {
-        slot: if apart { i as u32 } else { 0 },
-        pos: args.context + if apart { 0 } else { i },
+        slot: if separate_slots { i as u32 } else { 0 },
+        pos: args.context + if separate_slots { 0 } else { i },
         // Spread over the vocabulary (Knuth's multiplicative hashing).
         id: (i as u32 + 1).wrapping_mul(2_654_435_761) % vocab,
     };

@@ -4,7 +4,7 @@ use super::output;
 use moec_base::progress::Progress;
 use moec_base::{Error, Result};
 use moec_runtime::platform::regular;
-use moec_synth::{Cut, Like, Popular, Popularity};
+use moec_synth::{Like, Popular, Popularity, ReducedDims};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -25,13 +25,13 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub vocab: Option<u32>,
     /// Counts of how often tokens chose each expert, in lines `model,domain,layer,expert,count`: the routers
-    /// choose in these proportions, all domains together. Without it every expert is as likely
+    /// choose in these proportions, summed over all domains. Without it, all experts are equally likely
     #[arg(long, value_name = "FILE.CSV")]
     pub popularity: Option<PathBuf>,
     /// Model whose counts are taken [default: the only model in the file]
     #[arg(long, value_name = "NAME", requires = "popularity")]
     pub model: Option<String>,
-    /// Make gates ReLU that leave this share of a token's neurons at 0, some neurons much more often than others
+    /// Use ReLU gates that set this share of a token's neurons to 0, some neurons much more often than others
     #[arg(long, value_name = "SHARE", requires = "popularity", value_parser = share)]
     pub zeros: Option<f64>,
     /// Seed of the weights
@@ -42,13 +42,13 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Writes it.
+/// Writes the checkpoint.
 ///
 /// # Errors
-/// The folder is there already, the disk is full, or the counts cannot be read or are of another model.
+/// Fails if the folder exists, the disk is full, or the counts cannot be read or are of another model.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let size = |n: Option<u32>| n.map(|n| n as usize);
-    let cut = Cut { layers: size(args.layers), vocab: size(args.vocab) };
+    let cut = ReducedDims { layers: size(args.layers), vocab: size(args.vocab) };
     let popularity =
         args.popularity.as_deref().map(|path| counts(path, args.model.as_deref())).transpose()?;
     let popular = popularity.as_ref().map(|popularity| Popular { popularity, zeros: args.zeros });
@@ -65,5 +65,6 @@ fn counts(path: &Path, model: Option<&str>) -> Result<Popularity> {
     let shown = path.display();
     let text = regular::read_text(path, regular::TEXT)
         .map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
-    Popularity::parse(&text, model).map_err(|e| e.context(format!("`{shown}` counts no experts")))
+    Popularity::parse(&text, model)
+        .map_err(|e| e.context(format!("`{shown}` has no valid counts of experts")))
 }

@@ -17,10 +17,10 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Prints them.
+/// Prints all targets, or one.
 ///
 /// # Errors
-/// No such target, or its file is wrong.
+/// Fails if the target does not exist or its file is invalid.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
         let device = device(name)?;
@@ -35,7 +35,12 @@ pub fn run(args: &Args) -> Result<()> {
         return output::json(&devices.iter().map(describe).collect::<Result<_>>()?);
     }
     let row = |d: &Device| {
-        Ok(vec![d.name.clone(), evidence(d)?.to_owned(), Here::of(d)?.words(d), d.description.clone()])
+        Ok(vec![
+            d.name.clone(),
+            evidence(d)?.to_owned(),
+            MissingFeatures::of(d)?.words(d),
+            d.description.clone(),
+        ])
     };
     let rows: Vec<_> = devices.iter().map(row).collect::<Result<_>>()?;
     output::data(&output::table(&rows))
@@ -59,15 +64,15 @@ pub(super) fn evidence(device: &Device) -> Result<&'static str> {
     })
 }
 
-/// Features that this machine lacks to run code for a device.
-struct Here<'a> {
-    /// Features of the CPU. Of another architecture all are lacking.
+/// Requirements of a device that this machine lacks.
+struct MissingFeatures<'a> {
+    /// Features of the CPU. For another architecture these are all features.
     features: Vec<&'a str>,
     /// Accelerators, each with the reason.
     units: Vec<(&'a str, String)>,
 }
 
-impl<'a> Here<'a> {
+impl<'a> MissingFeatures<'a> {
     fn of(device: &'a Device) -> Result<Self> {
         Ok(Self { features: lacks(device), units: backends::absent(device)? })
     }
@@ -96,21 +101,22 @@ impl<'a> Here<'a> {
 /// # Errors
 /// A unit of an unknown backend.
 pub(super) fn runs_here(device: &Device) -> Result<bool> {
-    Ok(Here::of(device)?.runs(device))
+    Ok(MissingFeatures::of(device)?.runs(device))
 }
 
-/// Features that this machine lacks to run code for the device. Of another architecture all are lacking.
+/// Features that this machine lacks to run code for the device. For another architecture these are all
+/// features.
 fn lacks(device: &Device) -> Vec<&str> {
     let features: Vec<&str> = device.features.iter().map(String::as_str).collect();
     moec_runtime::platform::cpu::missing(&features)
 }
 
-/// A device as JSON: the file's keys, and what this machine makes of it.
+/// A device as JSON: the file's keys, its evidence, and the requirements that this machine lacks.
 fn describe(device: &Device) -> Result<Value> {
     let mut value = serde_json::to_value(device).unwrap_or_default();
     if let Value::Object(map) = &mut value {
-        let here = Here::of(device)?;
-        // Nothing is known of a user's own device file.
+        let here = MissingFeatures::of(device)?;
+        // A user's own device file has no evidence.
         if BUILT_IN.iter().any(|(name, _)| *name == device.name) {
             map.insert("evidence".into(), json!(evidence(device)?));
             map.insert("measured".into(), json!(measured(&device.name).collect::<Vec<_>>()));
@@ -126,7 +132,7 @@ fn describe(device: &Device) -> Result<Value> {
 /// The text of a device file.
 fn file(name: &str, device: &Device) -> Result<String> {
     match BUILT_IN.iter().find(|(n, _)| *n == name) {
-        // A detected device is not in one of the files.
+        // The detected device has no file.
         Some((_, text)) if !device.is_native() => Ok((*text).to_owned()),
         _ => toml::to_string(device).map_err(|e| Error::bug("a device cannot be written").because(e)),
     }

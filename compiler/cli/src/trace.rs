@@ -16,13 +16,13 @@ const SHOWN: usize = 4;
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(super) struct Args {
-    /// Write a profile as a page with heat maps, for a browser
+    /// Write a profile as an HTML page with heat maps
     #[arg(long, value_name = "FILE.HTML", conflicts_with = "against")]
     pub(super) html: Option<PathBuf>,
-    /// Say how far a profile agrees with this one on the busiest experts of each layer (Overlap@K)
+    /// Compare a profile with this one by the busiest experts of each layer (Overlap@K)
     #[arg(long, value_name = "FILE.TRACE")]
     pub(super) against: Option<PathBuf>,
-    /// Numbers of the busiest experts that `--against` compares [default: 4,8]
+    /// Numbers of busiest experts for `--against` (K of Overlap@K) [default: 4,8]
     #[arg(long, value_name = "K", value_delimiter = ',', requires = "against", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) top: Vec<u32>,
 }
@@ -35,7 +35,7 @@ pub(super) fn is_one(path: &Path) -> bool {
 /// Shows a profile.
 ///
 /// # Errors
-/// It cannot be read.
+/// Fails if the profile cannot be read.
 pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
     let profile = Profile::read(path)?;
     if let Some(other) = &args.against {
@@ -69,11 +69,11 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
     rows.push(row("importance", format!("{numbers} input channels of {} weights", profile.weights.len())));
     let pairs: u64 = profile.correlations.iter().map(Correlations::pairs).sum();
     let inputs = profile.correlations.len();
-    let kept = match inputs {
-        0 => "none: q4 weights are rounded to the nearest codes".to_owned(),
+    let recorded = match inputs {
+        0 => "none: weights are rounded to the nearest codes".to_owned(),
         _ => format!("{} pairs of channels of {inputs} inputs", human::count(pairs)),
     };
-    rows.push(row("correlations", kept));
+    rows.push(row("correlations", recorded));
     rows.push(row("neurons", neurons::counted(&profile)));
     let mut text = output::table(&rows);
     if !profile.layers.is_empty() {

@@ -11,27 +11,28 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Origin of a bundle, as far as it can be known.
+/// Origin of a bundle: the manifest's hash, and the signature.
 pub(super) struct Trust {
     manifest_sha256: String,
     signed: Option<Signed>,
 }
 
 impl Trust {
-    /// Of a bundle; its signature is checked where there is a public key. Then nothing may lie in it that the manifest does
-    /// not list, since no signature covers that.
+    /// Reads the origin of a bundle, and checks the signature if there is a public key. Unlisted files are
+    /// then an error, since no signature covers them.
     ///
     /// # Errors
-    /// A signature that is not there, not of this key, or not of this manifest; a stranger in a bundle that should be signed.
+    /// Fails if there is no valid signature of this key for this manifest, or the bundle has an unlisted
+    /// file.
     pub(super) fn of(bundle: &Bundle, key: Option<&Path>, progress: &Progress) -> Result<Self> {
-        let strangers = bundle.strangers()?;
-        let foreign = strangers.first().map(|first| {
+        let unlisted = bundle.unlisted()?;
+        let foreign = unlisted.first().map(|first| {
             let shown = bundle.folder.display();
-            format!("`{shown}` holds {} that its manifest does not list: `{first}`", count(strangers.len()))
+            format!("`{shown}` contains {} that its manifest does not list: `{first}`", count(unlisted.len()))
         });
         let signed = match (key, foreign) {
             (Some(_), Some(foreign)) => {
-                return Err(Error::input(foreign).hint("move it away: the signature does not cover it"));
+                return Err(Error::input(foreign).hint("remove it, because the signature does not cover it"));
             }
             (Some(key), None) => Some(signature::check(bundle, key)?),
             (None, foreign) => {
@@ -46,7 +47,7 @@ impl Trust {
         if run_is_later {
             let shown = bundle.folder.display();
             progress.warn(&format!(
-                "`{shown}/{RUN}` was built after the manifest, which does not list it: nothing here is about it"
+                "`{shown}/{RUN}` was built after the manifest, which does not list it: it is not checked"
             ));
         }
         Ok(Self { manifest_sha256: bundle.manifest_sha256(), signed })
@@ -60,8 +61,8 @@ impl Trust {
         ]
     }
 
-    /// A report as JSON, with this beside it.
-    pub(super) fn beside(&self, report: &impl Serialize) -> Result<Value> {
+    /// A report as JSON, with the origin added.
+    pub(super) fn with_signature(&self, report: &impl Serialize) -> Result<Value> {
         let mut value = serde_json::to_value(report).map_err(|e| Error::bug(e.to_string()))?;
         value["manifest_sha256"] = json!(self.manifest_sha256);
         value["signature"] = json!(self.signed);
@@ -71,7 +72,7 @@ impl Trust {
     /// Prints what was found without executing anything.
     pub(super) fn print_static(&self, report: &StaticReport, as_json: bool) -> Result<()> {
         if as_json {
-            let mut value = self.beside(report)?;
+            let mut value = self.with_signature(report)?;
             value["executed"] = json!(false);
             return output::json(&value);
         }
@@ -84,27 +85,27 @@ impl Trust {
             row("graph", format!("{} nodes", r.nodes)),
             row(
                 "object code",
-                format!("all {} kernels, which require nothing but moves of memory", r.kernels),
+                format!("all {} kernels, which call only functions that copy or set memory", r.kernels),
             ),
         ]);
         if r.functions > 0 {
             rows.push(row("packages", format!("{} functions that the plan calls", r.functions)));
         }
         let weights = r.weights.map_or_else(
-            || "not compared: name the checkpoint with `--source`".to_owned(),
-            |n| format!("all {n} that are packed are the checkpoint's, rounded as the formats say"),
+            || "not compared: give the checkpoint with `--source`".to_owned(),
+            |n| format!("all {n} packed weights are those of the checkpoint, rounded to their formats"),
         );
         rows.push(row("weights", weights));
         output::data(&output::table(&rows))
     }
 }
 
-/// A signature in words.
+/// A signature, for people.
 pub(super) fn signature(signed: Option<&Signed>) -> String {
     match signed {
         None => "none".to_owned(),
         Some(s) if s.checked => format!("good, of key {}", s.key_id),
-        Some(s) => format!("of key {}, not checked: `moec verify --key PUB` does", s.key_id),
+        Some(s) => format!("of key {}, not checked: use `moec verify --key PUB`", s.key_id),
     }
 }
 

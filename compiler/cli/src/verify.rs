@@ -11,19 +11,20 @@ use std::time::Instant;
 
 /// Execute a bundle's artifacts against the reference, and report the error
 ///
-/// Checks every file against its hash, then runs every compiled step on this machine beside the reference
-/// evaluator; of a bundle for another architecture its static graphs, or where it has none the same steps compiled for this
-/// machine. A bundle is a program, and this executes it: of bundles that you do not trust, use `--static`, which executes
-/// nothing. Hashes and plan are checked against damage, not against malice: who can change a file can change its hash, too.
-/// Against that there are signatures (`--key`), and the manifest's own SHA-256, which is printed to be compared.
+/// Checks every file against its hash, then runs every compiled step on this machine and compares it with the
+/// reference evaluator. For a bundle of another architecture, runs its static graphs or, if it has none, the
+/// same steps compiled for this machine. A bundle is a program, and this executes it. For bundles that you do
+/// not trust, use `--static`, which executes nothing. Hashes protect against damage, not against malice,
+/// since an attacker can change a hash together with its file. Against malice, check the signature (`--key`),
+/// or compare the printed SHA-256 of the manifest.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The bundle
     pub bundle: PathBuf,
-    /// Do everything but execute the bundle's code
+    /// Check the bundle without executing its code
     ///
-    /// Hashes of all files and nothing else in the folder; plan, Graph, decisions and tokenizer; the symbols of the object
-    /// code; packages; with `--source` every packed weight.
+    /// Checks the hashes of all files, and that there are no others; plan, Graph, decisions and tokenizer;
+    /// the symbols of the object code; packages; with `--source`, every packed weight.
     #[arg(long = "static", conflicts_with = "bound")]
     pub without_execution: bool,
     /// Check the bundle's signature against this public key first
@@ -32,9 +33,9 @@ pub struct Args {
     /// Checkpoint to compare the packed weights with
     #[arg(long, value_name = "HF_DIR")]
     pub source: Option<PathBuf>,
-    /// Largest error of a step that passes [default: what its formats and arithmetic explain]
+    /// Largest permitted error of a step [default: the tolerance of its formats and arithmetic]
     ///
-    /// As root mean square, relative to what is right. Steps in f32 may be off by 1e-4.
+    /// Root mean square, relative to the reference. The tolerance of steps in f32 is 1e-4.
     #[arg(long, value_name = "X")]
     pub bound: Option<f64>,
     /// Print one JSON object to stdout
@@ -42,10 +43,10 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Verifies.
+/// Verifies a bundle.
 ///
 /// # Errors
-/// The bundle cannot be executed here, or it is wrong.
+/// Fails if the bundle cannot be executed here, or its results are wrong.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     if let Some(bound) = args.bound
         && !(bound.is_finite() && bound >= 0.0)
@@ -59,16 +60,18 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     if args.without_execution {
         let report = moec_measure::verify::statics::verify(&bundle, checkpoint.as_ref(), progress)?;
         trust.print_static(&report, args.json)?;
-        progress
-            .finished(&format!("{} is as it was built; nothing was executed", args.bundle.display()), start);
+        progress.finished(
+            &format!("{} is unchanged since the build; nothing was executed", args.bundle.display()),
+            start,
+        );
         return Ok(());
     }
     let report = moec_measure::verify::verify(&bundle, checkpoint.as_ref(), args.bound, progress)?;
     report.unverified.iter().for_each(|what| progress.warn(what));
     if args.json {
-        output::json(&trust.beside(&report)?)?;
+        output::json(&trust.with_signature(&report)?)?;
     } else {
-        // The verdict is what was requested; the errors of single steps say why, to those who want to know.
+        // `--quiet` prints only the verdict, without the errors of single steps.
         if !progress.is_quiet() {
             output::data(&format!("{}\n", output::table(&trust.rows())))?;
         }
@@ -99,7 +102,7 @@ fn open_source(bundle: &Bundle, dir: &Path) -> Result<Checkpoint> {
         return Ok(checkpoint);
     }
     Err(Error::input(format!("the bundle was not built from `{}`", dir.display()))
-        .hint("name the checkpoint's folder that the `model.toml` named"))
+        .hint("give the checkpoint's folder that `source` in the `model.toml` named"))
 }
 
 /// Every function of every package.
@@ -122,7 +125,7 @@ fn package_rows(report: &Report) -> Vec<Vec<String>> {
 /// Explanation of the columns of [`check_rows`].
 const CHECKS: &str = "off  largest difference from the same weights with activations in f32, as a share of the results' spread over all rows";
 
-/// Results of others than moec on packages: for each of them its worst function.
+/// Results of other executors than moec on packages, with the worst function of each.
 fn check_rows(report: &Report) -> Vec<Vec<String>> {
     let mut rows = vec![["executed by", "functions", "off", "up to", "worst in"].map(str::to_owned).to_vec()];
     let all = || report.packages.iter().flat_map(|f| f.checks.iter().map(move |check| (f, check)));
@@ -152,10 +155,10 @@ fn check_rows(report: &Report) -> Vec<Vec<String>> {
 
 /// Explanation of the columns of [`report_rows`].
 const COLUMNS: &str = "\
-Errors are root mean squares, relative to what is right.
-own error     the worst step of these, which got exactly what the reference got
-up to         what its formats and its arithmetic explain; more is wrong (logits: summed error)
-summed error  the worst of these steps beside a reference that has computed all steps before it by itself";
+Errors are root mean squares, relative to the reference.
+own error     worst of these steps, computed from the reference's inputs
+up to         tolerance by its formats and arithmetic (logits: of the summed error)
+summed error  worst of these steps, against a reference that also computed all earlier steps";
 
 /// The worst step of every operator in every entry point.
 fn report_rows(report: &Report) -> Vec<Vec<String>> {

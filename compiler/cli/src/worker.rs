@@ -4,17 +4,17 @@ use moec_base::{Error, Result};
 use moec_targets::backends::BACKENDS;
 use std::process::ExitCode;
 
-/// Do what a backend wants done in a process of its own, until stdin ends
+/// Serve requests of a backend in a separate process, until stdin ends
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The backend
     pub backend: String,
 }
 
-/// Answers requests.
+/// Serves requests.
 ///
 /// # Errors
-/// A backend that has no such process.
+/// Fails if the backend has no such process.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let backend = BACKENDS.iter().find(|f| f.name() == args.backend);
     let served = backend.and_then(|f| f.serve());

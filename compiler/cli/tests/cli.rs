@@ -1,6 +1,6 @@
-//! The command line as a user meets it: the real binary, its stdout, stderr and exit code.
+//! The command line from a user's view: the real binary, its stdout, stderr and exit code.
 //!
-//! Snapshots lie in `tests/snapshots`; `INSTA_UPDATE=always cargo test -p moec --test cli` blesses them.
+//! Snapshots are in `tests/snapshots`; `INSTA_UPDATE=always cargo test -p moec --test cli` updates them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 const FERRIS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/models/ferris");
 
-/// Runs moec in a folder, with nothing of the caller's environment that changes what it prints.
+/// Runs moec in a folder, without the caller's environment variables that change its output.
 fn moec(dir: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_moec"));
     for variable in ["NO_COLOR", "CLICOLOR_FORCE", "CLICOLOR", "MOEC_CACHE", "COLUMNS"] {
@@ -30,14 +30,14 @@ fn empty() -> tempfile::TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// A folder with a `model.toml` of that text.
+/// A folder with this text as its `model.toml`.
 fn with_model(text: &str) -> tempfile::TempDir {
     let dir = empty();
     fs::write(dir.path().join("model.toml"), text).expect("a file");
     dir
 }
 
-/// Holds what moec prints against a snapshot, without what differs between machines.
+/// Compares moec's output with a snapshot, without the parts that differ between machines.
 macro_rules! check {
     ($name:literal, $dir:expr, $args:expr) => {{
         let dir = $dir;
@@ -51,7 +51,7 @@ macro_rules! check {
     }};
 }
 
-/// A text as a regular expression that matches it alone.
+/// Escapes a text for a regular expression.
 fn regex_escape(text: &str) -> String {
     text.chars().flat_map(|c| c.is_ascii_punctuation().then_some('\\').into_iter().chain([c])).collect()
 }
@@ -66,7 +66,7 @@ fn no_subcommand() {
 fn help_of_every_subcommand() {
     use clap::CommandFactory as _;
     let program = moec::Cli::command();
-    // People use `synth`, too.
+    // `synth` is hidden in the help, but users need it, too.
     let shown_in_help = program.get_subcommands().filter(|c| !c.is_hide_set() || c.get_name() == "synth");
     for subcommand in shown_in_help.map(clap::Command::get_name) {
         let dir = empty();
@@ -93,8 +93,8 @@ fn help_of_a_bundles_program() {
     });
 }
 
-/// Subcommands describe themselves, and a heading is over the options of its own group alone: flattened
-/// groups set both.
+/// Subcommands keep their own description, and a heading applies to the options of its own group only.
+/// Flattened groups would set both.
 #[test]
 fn flattened_options_keep_description_and_heading_to_themselves() {
     use clap::{Args as _, Command, CommandFactory as _};
@@ -126,11 +126,11 @@ fn flattened_options_keep_description_and_heading_to_themselves() {
     }
 }
 
-/// Everything that prints a result prints it as JSON, too.
+/// Every subcommand that prints a result can print it as JSON.
 #[test]
 fn subcommands_that_print_results_have_json() {
     use clap::CommandFactory as _;
-    // Hand on arguments, print a script, or run until they are stopped.
+    // These pass arguments on, print a script, or run until they are stopped.
     let none = ["run", "completions", "serve"];
     for root in [moec::Cli::command(), moec_service::front(&[]).command()] {
         for command in root.get_subcommands().filter(|c| !c.is_hide_set()) {
@@ -151,7 +151,7 @@ fn subcommands_that_print_results_have_json() {
     }
 }
 
-/// 2: the command line is wrong, and nothing was done; 1: the work failed.
+/// Exit code 2: invalid command line, nothing was done; 1: the work failed.
 #[test]
 fn exit_codes_follow_one_rule() {
     let dir = with_model("[model]\nsource = \"gone\"\n");
@@ -266,7 +266,7 @@ fn model_toml_is_checked() {
 }
 
 #[test]
-fn init_writes_a_file_that_says_the_defaults() {
+fn init_writes_the_defaults() {
     let dir = empty();
     check!("init", dir, ["init", FERRIS]);
     let dir = empty();
@@ -312,7 +312,7 @@ fn estimates_count_every_parameter_once() {
 }
 
 #[test]
-fn colours_only_where_requested() {
+fn output_is_coloured_only_on_request() {
     let escape = |args: &[&str]| moec(empty().path(), args).stderr.contains(&0x1b);
     assert!(!escape(&["targets", "abacus"]));
     assert!(escape(&["--color", "always", "targets", "abacus"]));
@@ -320,7 +320,7 @@ fn colours_only_where_requested() {
 }
 
 #[test]
-fn doctor_finds_what_a_build_needs() {
+fn doctor_checks_the_requirements_of_a_build() {
     let out = moec(empty().path(), &["doctor", "--json"]);
     let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(found["ok"].as_bool(), Some(out.status.success()));
@@ -328,7 +328,7 @@ fn doctor_finds_what_a_build_needs() {
         found["checks"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
     let always = ["moec", "llvm", "cpu", "rustc", "cargo", "linker", "cache", "disk"];
     assert_eq!(names[..always.len()], always);
-    // A cache that cannot be made: a file has its name.
+    // The cache folder cannot be created, since a file has its name.
     let dir = with_model("");
     let out = Command::new(env!("CARGO_BIN_EXE_moec"))
         .env("MOEC_CACHE", dir.path().join("model.toml/cache"))
@@ -340,7 +340,7 @@ fn doctor_finds_what_a_build_needs() {
 }
 
 #[test]
-fn completions_name_the_verbs() {
+fn completions_name_the_subcommands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let out = moec(empty().path(), &["completions", shell]);
         assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("inspect"), "{shell}");
@@ -353,13 +353,13 @@ fn a_synthetic_checkpoint_is_a_checkpoint() {
     let out = moec(dir.path(), &["synth", "--like", "phi-tiny", "--layers", "1", "--vocab", "64", "phi"]);
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let out = moec(dir.path(), &["inspect", "phi", "--json"]);
-    let said: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
-    assert_eq!(said["model"]["family"], "phimoe");
-    assert_eq!(said["model"]["experts"], 16);
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(report["model"]["family"], "phimoe");
+    assert_eq!(report["model"]["experts"], 16);
     check!("synth_again", dir, ["synth", "--like", "phi-tiny", "phi"]);
 }
 
-/// An interrupt leaves nothing behind.
+/// An interrupt leaves no files behind.
 #[cfg(unix)]
 #[test]
 fn an_interrupt_cleans_up() {
@@ -376,9 +376,9 @@ fn an_interrupt_cleans_up() {
     }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let out = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert_eq!(out.status.code(), Some(130), "{said}");
-    assert!(said.ends_with("error: interrupted\n"), "{said}");
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(130), "{stderr}");
+    assert!(stderr.ends_with("error: interrupted\n"), "{stderr}");
     assert!(!dir.path().join("olmoe").exists());
 }
 

@@ -1,7 +1,9 @@
 //! The keys of `model.toml`, one row each.
 
-use super::value::{Value, Wrong};
-use super::{Activations, Config, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold, UnitSetting};
+use super::value::{Value, ValueError};
+use super::{
+    Activations, Capacity, Config, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold, UnitSetting,
+};
 use moec_base::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
@@ -32,7 +34,7 @@ pub struct Key {
     /// Description for people. Each line is a comment line in `model.toml`.
     pub help: &'static [&'static str],
     /// Parses a value.
-    pub(super) set: fn(&mut Config, &Value<'_>) -> Result<(), Wrong>,
+    pub(super) set: fn(&mut Config, &Value<'_>) -> Result<(), ValueError>,
 }
 
 impl Key {
@@ -55,11 +57,11 @@ pub const KEYS: &[Key] = &[
         set: |c, v| {
             let path = v.text()?;
             if path.is_empty() {
-                return Err(Wrong::Range);
+                return Err(ValueError::Range);
             }
             c.model.source = match path {
                 "." => super::folder(&c.path).into(),
-                path => super::beside(&c.path, path),
+                path => super::resolve(&c.path, path),
             };
             Ok(())
         },
@@ -78,8 +80,8 @@ pub const KEYS: &[Key] = &[
         default: "4096, or the model's own limit if that is shorter",
         range: "1..=1048576, and at most the model's own limit",
         help: &[
-            "Longest sequence in tokens, prompt and answer together. The KV cache has this length, but for layers with a",
-            "sliding window: these keep window and chunk (`prefill_chunk`) alone.",
+            "Longest sequence in tokens, prompt and answer together. The KV cache has this length, except in layers with a",
+            "sliding window, which keep only the window and a chunk (`prefill_chunk`).",
         ],
         set: |c, v| v.integer(1..=1 << 20).map(|n| c.shapes.max_context = Some(n)),
     },
@@ -102,7 +104,7 @@ pub const KEYS: &[Key] = &[
         set: |c, v| {
             let sizes = v.integers(1..=64)?;
             if sizes.is_empty() || !sizes.is_sorted_by(|a, b| a < b) {
-                return Err(Wrong::Range);
+                return Err(ValueError::Range);
             }
             c.shapes.decode_batch = sizes;
             Ok(())
@@ -115,7 +117,7 @@ pub const KEYS: &[Key] = &[
         range: FORMATS,
         help: &[
             "Storage of the routed experts. \"q8h\", \"q4h\" and \"mxfp4\" hold what checkpoints store as Q8_0, Q4_0 and MXFP4,",
-            "codes and scales as they are; whatever is stored otherwise is rounded.",
+            "with unchanged codes and scales; weights in other formats are rounded.",
         ],
         set: |c, v| format(v).map(|f| c.weights.experts = f),
     },
@@ -141,10 +143,10 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\", \"f32\", \"bf16\" or \"i8\"",
         help: &[
-            "Arithmetic of the matrices' inputs: exact, rounded to bf16, or to 8 bits by groups of 32. `auto` takes",
-            "what suits the target and the weights' format and costs less than the weights' own rounding.",
+            "Compute type of the matrices' inputs: exact, rounded to bf16, or to 8 bits in groups of 32. `auto` chooses by the target",
+            "and the weights' format, so that the error is smaller than that of the weights' own rounding.",
         ],
-        set: |c, v| Activations::parse(v.text()?).map(|a| c.weights.activations = a).ok_or(Wrong::Range),
+        set: |c, v| Activations::parse(v.text()?).map(|a| c.weights.activations = a).ok_or(ValueError::Range),
     },
     Key {
         section: "weights",
@@ -152,10 +154,10 @@ pub const KEYS: &[Key] = &[
         default: "\"feedback\"",
         range: "\"feedback\" or \"nearest\"",
         help: &[
-            "How q4 weights are rounded: each number after the errors of those before it were made up for, as the profile",
-            "tells how input channels go together, or each to the nearest code. Without a profile it is the nearest code.",
+            "Rounding of weights in q2 to q6. `feedback` compensates the error of each number in later ones, by the profile's correlations",
+            "of input channels; `nearest` rounds each number to the nearest code, as does a build without a profile.",
         ],
-        set: |c, v| Rounding::parse(v.text()?).map(|r| c.weights.rounding = r).ok_or(Wrong::Range),
+        set: |c, v| Rounding::parse(v.text()?).map(|r| c.weights.rounding = r).ok_or(ValueError::Range),
     },
     Key {
         section: "weights",
@@ -163,14 +165,14 @@ pub const KEYS: &[Key] = &[
         default: "\"\"",
         range: "a size such as \"4 GiB\", \"auto\", or \"\" for none",
         help: &[
-            "Most that all weights may take. Each matrix then gets the format of its class, q8 or q4, as little as that costs",
-            "on the text of `[quality]` or `[calibrate]`. `auto` is the least that `max_perplexity_increase` allows.",
+            "Size limit of all weights. Each matrix then gets the format of its class, q8 or q4, with the least loss on the text of",
+            "`[quality]` or `[calibrate]`. `auto` is the smallest size that `max_perplexity_increase` allows.",
         ],
         set: |c, v| {
             c.weights.size = match v.text()? {
                 "" => Size::Any,
                 "auto" => Size::Auto,
-                text => Size::Most(human::parse_bytes(text).filter(|b| *b > 0).ok_or(Wrong::Range)?),
+                text => Size::Most(human::parse_bytes(text).filter(|b| *b > 0).ok_or(ValueError::Range)?),
             };
             Ok(())
         },
@@ -181,7 +183,7 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\", \"bf16\", \"f32\" or \"q8\"",
         help: &["Storage of the KV cache. `auto` is bf16, or f32 where activations or attention are f32."],
-        set: |c, v| KvCache::parse(v.text()?).map(|k| c.memory.kv_cache = k).ok_or(Wrong::Range),
+        set: |c, v| KvCache::parse(v.text()?).map(|k| c.memory.kv_cache = k).ok_or(ValueError::Range),
     },
     Key {
         section: "memory",
@@ -189,14 +191,14 @@ pub const KEYS: &[Key] = &[
         default: "\"\"",
         range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for none",
         help: &[
-            "Most memory that a run may take, the kernel's page cache included. Experts that do not fit stay on disk",
-            "and are cached. Without it no expert is read again.",
+            "Memory limit of a run, including the kernel's page cache. Experts that do not fit stay on disk and are cached.",
+            "Without a limit, all experts stay in memory.",
         ],
         set: |c, v| {
             let text = v.text()?;
             let bytes = human::parse_bytes(text).filter(|b| *b > 0);
             c.memory.budget = bytes;
-            if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(Wrong::Range) }
+            if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(ValueError::Range) }
         },
     },
     Key {
@@ -205,14 +207,14 @@ pub const KEYS: &[Key] = &[
         default: "\"\"",
         range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for its capacity",
         help: &[
-            "Most memory that a run may take of the GPU's, where `policy` under `[placement]` has experts",
-            "brought there. What nothing else takes of it are cache frames of one expert each.",
+            "Limit of the GPU memory of a run, if `policy` under `[placement]` copies experts there. The rest of it",
+            "holds cache frames of one expert each.",
         ],
         set: |c, v| {
             let text = v.text()?;
             let bytes = human::parse_bytes(text).filter(|b| *b > 0);
             c.memory.device_budget = bytes;
-            if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(Wrong::Range) }
+            if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(ValueError::Range) }
         },
     },
     Key {
@@ -221,14 +223,14 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\" or a policy such as \"lru\" or \"mrs alpha=0.2 depth=2\"",
         help: &[
-            "Which experts stay in memory. `auto` replays the routing of the profile through all policies and takes",
-            "the one that reads least; without a profile it is `lru`.",
+            "Cache policy of experts. `auto` replays the routing of the profile with all policies and chooses the one that",
+            "reads least; without a profile it is `lru`.",
         ],
         set: |c, v| {
             let text = v.text()?;
             let named = text != "auto";
             if named && text.parse::<Setting>().is_err() {
-                return Err(Wrong::Range);
+                return Err(ValueError::Range);
             }
             c.memory.policy = named.then(|| text.to_owned());
             Ok(())
@@ -240,15 +242,15 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\", a share of the cache up to \"90%\", or 0",
         help: &[
-            "How much of the cache is for experts that never leave it and are read at the start: those that the profile",
-            "used most often. `auto` pins what the replays of the profile say, and nothing where `policy` names one.",
+            "Share of the cache for pinned experts, which are read at the start and never evicted: those that the profile",
+            "uses most. `auto` chooses the share by replays of the profile; it is 0 if `policy` names a policy.",
         ],
         set: |c, v| {
             let percent = match v.text() {
                 Ok("auto") => None,
                 Ok(text) => {
                     let percent = text.strip_suffix('%').and_then(|n| n.trim().parse().ok());
-                    Some(percent.filter(|n| *n <= MOST_PINNED).ok_or(Wrong::Range)?)
+                    Some(percent.filter(|n| *n <= MOST_PINNED).ok_or(ValueError::Range)?)
                 }
                 Err(_) => Some(v.integer(0..=0).map_err(|w| w.of("a string"))?),
             };
@@ -272,7 +274,7 @@ pub const KEYS: &[Key] = &[
         default: "0",
         range: "0..=1024",
         help: &[
-            "Threads that the budget is for: each has scratch of its own. 0: as many as this machine has cores.",
+            "Number of threads that the budget assumes: each has scratch memory of its own. 0: the number of cores of this machine.",
         ],
         set: |c, v| v.integer(0..=1024).map(|n: usize| c.memory.threads = (n > 0).then_some(n)),
     },
@@ -282,8 +284,8 @@ pub const KEYS: &[Key] = &[
         default: "[]",
         range: "a list of paths",
         help: &[
-            "Texts to calibrate on, in UTF-8, relative to this file. What they make of the model's activations",
-            "decides how q8 and q4 weights are rounded.",
+            "Texts to calibrate on, in UTF-8, relative to this file. The activations and the routing that they cause decide",
+            "how quantised weights are rounded and where experts are placed.",
         ],
         set: |c, v| paths(c, v).map(|texts| c.calibrate.text = texts),
     },
@@ -293,11 +295,11 @@ pub const KEYS: &[Key] = &[
         default: "\"\"",
         range: "a path, or \"\" for none",
         help: &[
-            "Profile that `moec calibrate` writes and builds take. Without it, a build reads the texts itself.",
+            "Profile that `moec calibrate` writes and builds read. Without it, a build runs the calibration on `text` itself.",
         ],
         set: |c, v| {
             let path = v.text()?;
-            c.calibrate.profile = (!path.is_empty()).then(|| super::beside(&c.path, path));
+            c.calibrate.profile = (!path.is_empty()).then(|| super::resolve(&c.path, path));
             Ok(())
         },
     },
@@ -306,7 +308,7 @@ pub const KEYS: &[Key] = &[
         name: "tokens",
         default: "65536",
         range: "1..=16777216",
-        help: &["Tokens to read at most, over all texts."],
+        help: &["Maximum number of tokens to read, over all texts."],
         set: |c, v| v.integer(1..=1 << 24).map(|n| c.calibrate.tokens = n),
     },
     Key {
@@ -315,9 +317,9 @@ pub const KEYS: &[Key] = &[
         default: "6",
         range: "1..=6",
         help: &[
-            "Most capacities that the experts of a layer may have, on targets whose graphs are static. More tiers pad less and",
-            "launch more: as many are taken as cost least. Targets with dynamic shapes give every expert the tokens that it",
-            "gets, and heed none of these keys.",
+            "Maximum number of capacities of a layer's experts, on targets with static graphs. More tiers need less padding and",
+            "more launches; the number with the least cost is used. On targets with dynamic shapes experts have no capacities,",
+            "and these keys have no effect.",
         ],
         set: |c, v| v.integer(1..=MOST_TIERS).map(|n| c.experts.tiers = n),
     },
@@ -327,12 +329,12 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\" or 1..=1024",
         help: &[
-            "Experts of one tier that share a static graph. `auto` takes what costs least within the device's limit.",
+            "Experts of one tier that share a static graph. `auto` chooses the number with the least cost within the device's limit.",
         ],
         set: |c, v| {
             c.experts.group = match v.text() {
                 Ok("auto") => None,
-                Ok(_) => return Err(Wrong::Range),
+                Ok(_) => return Err(ValueError::Range),
                 Err(_) => Some(v.integer(1..=1024).map_err(|w| w.of("\"auto\" or an integer"))?),
             };
             Ok(())
@@ -344,8 +346,8 @@ pub const KEYS: &[Key] = &[
         default: "4",
         range: SIZES,
         help: &[
-            "Numbers of rows that a static graph has functions for. They share its weights, and a call takes the smallest that",
-            "holds its tokens: more sizes pad less. 1: always the capacity.",
+            "Number of row counts for which a static graph has a function. The functions share weights, and a call uses the smallest",
+            "that holds its tokens: more sizes need less padding. 1: always the capacity.",
         ],
         set: |c, v| v.integer(1..=MOST_SIZES).map(|n| c.experts.sizes = n),
     },
@@ -355,14 +357,34 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\", \"prune\" or \"spill\"",
         help: &[
-            "What happens to tokens past an expert's capacity: `spill`: they run on the CPU, and nothing is lost. `prune`: those",
-            "whose attention output is smallest lose its part. `auto` is `spill`, and `prune` where `max_perplexity_increase`",
-            "says what may be lost.",
+            "Treatment of tokens past an expert's capacity. `spill` computes them on the CPU, without loss. `prune` drops the",
+            "expert for the tokens with the smallest attention output. `auto` is `spill`, or `prune` if `max_perplexity_increase`",
+            "permits a loss.",
         ],
         set: |c, v| {
             c.experts.overflow = match v.text()? {
                 "auto" => None,
-                name => Some(Overflow::parse(name).ok_or(Wrong::Range)?),
+                name => Some(Overflow::parse(name).ok_or(ValueError::Range)?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "experts",
+        name: "capacity",
+        default: "\"coverage\"",
+        range: "\"coverage\", \"mean\", \"quartile\" or 1..=65536",
+        help: &[
+            "Rows of an expert's static graph. `coverage`: as many as the key `coverage` requires of the profile's",
+            "chunks. `mean`: its mean load. `quartile`: four times the mean load of the layer for its busiest quarter, and the mean",
+            "for the others. A number: the same for every expert.",
+        ],
+        set: |c, v| {
+            c.experts.capacity = if let Ok(name) = v.text() {
+                Capacity::NAMED.iter().find(|n| n.0 == name).ok_or(ValueError::Range)?.1
+            } else {
+                let rows = v.integer(1..=1 << 16);
+                Capacity::Rows(rows.map_err(|w| w.of("\"coverage\", \"mean\", \"quartile\" or an integer"))?)
             };
             Ok(())
         },
@@ -373,8 +395,8 @@ pub const KEYS: &[Key] = &[
         default: "0.99",
         range: "a number in 0.5..=1.0",
         help: &[
-            "Share of the calibration's chunks in which an expert's capacity holds all tokens that chose it. Less pads",
-            "less and overflows more.",
+            "Share of the calibration's chunks in which an expert's capacity holds all tokens that chose it. A smaller share",
+            "means less padding and more overflow.",
         ],
         set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.coverage = x),
     },
@@ -384,12 +406,12 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\", \"on\" or \"off\"",
         help: &[
-            "Whether decoding skips neurons that an expert's gate makes exactly 0 (ReLU and its kind). Weights then lie neuron by",
-            "neuron, and only those that a token activates are read whole. `auto`: where the profile has seen enough zeros. No result",
-            "changes but for rounding. Not with experts on other units. With a memory budget up and down of neurons that a token activates",
-            "are read from disk; `auto`: where less is then read than of whole experts, by what the profile has seen.",
+            "Whether decoding skips neurons that an expert's gate sets to exactly 0 (such as ReLU). Weights are then stored by",
+            "neuron, and only those of active neurons are read completely. `auto`: if the profile has enough zeros. Results change only",
+            "by rounding. Not for experts on other units. With a memory budget, the up and down rows of active neurons are read",
+            "from disk; `auto`: if this reads less than whole experts, according to the profile.",
         ],
-        set: |c, v| Skip::parse(v.text()?).map(|s| c.experts.skip = s).ok_or(Wrong::Range),
+        set: |c, v| Skip::parse(v.text()?).map(|s| c.experts.skip = s).ok_or(ValueError::Range),
     },
     Key {
         section: "experts",
@@ -397,11 +419,12 @@ pub const KEYS: &[Key] = &[
         default: "\"off\"",
         range: "\"off\", \"auto\", \"low-rank\" or \"coarse\"",
         help: &[
-            "What says which neurons a token activates before their gates are read, where experts lie by neurons in memory: matrices",
-            "of low rank, or gates in four bits, trained on the profile. Neurons it misses are skipped, which changes results. `auto` is",
-            "what reads least, where that is less than gates or their int8 bounds, and `max_perplexity_increase` allows it.",
+            "Predictor of the neurons that a token activates, used before their gates are read if experts are stored by neuron in",
+            "memory: low-rank matrices, or gates in four bits, trained on the profile. Neurons that it misses are skipped, which changes",
+            "results. `auto` chooses the one that reads least, if it reads less than gates or their int8 bounds, and",
+            "`max_perplexity_increase` allows it.",
         ],
-        set: |c, v| Predict::parse(v.text()?).map(|p| c.experts.predict = p).ok_or(Wrong::Range),
+        set: |c, v| Predict::parse(v.text()?).map(|p| c.experts.predict = p).ok_or(ValueError::Range),
     },
     Key {
         section: "experts",
@@ -409,7 +432,7 @@ pub const KEYS: &[Key] = &[
         default: "0.99",
         range: "a number in 0.5..=1.0",
         help: &[
-            "Share of the active neurons that a predictor is to find, on the rows of the profile that it is fitted to.",
+            "Share of the active neurons that a predictor must find, on the rows of the profile that it is fitted to.",
         ],
         set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.recall = x),
     },
@@ -419,11 +442,11 @@ pub const KEYS: &[Key] = &[
         default: "\"off\"",
         range: "\"off\", \"auto\", or a share in \"0%\"..=\"95%\"",
         help: &[
-            "Share of the neurons of experts with SiLU that count as 0, those with the smallest gates (\"50%\"): layer by layer, what",
-            "the profile says is below a threshold. `skip` then skips them. An approximation, whose loss is measured on the text of",
-            "`[quality]` or `[calibrate]`. `auto`: as many as `max_perplexity_increase` allows. Not where graphs are static.",
+            "Share of the neurons of experts with SiLU that count as 0, those with the smallest gates (\"50%\"). The profile gives",
+            "the threshold of each layer, and `skip` skips the neurons below it. This is an approximation; its loss is measured on the",
+            "text of `[quality]` or `[calibrate]`. `auto`: as many as `max_perplexity_increase` allows. Not with static graphs.",
         ],
-        set: |c, v| Threshold::parse(v.text()?).map(|t| c.experts.threshold = t).ok_or(Wrong::Range),
+        set: |c, v| Threshold::parse(v.text()?).map(|t| c.experts.threshold = t).ok_or(ValueError::Range),
     },
     Key {
         section: "decode",
@@ -442,8 +465,8 @@ pub const KEYS: &[Key] = &[
         default: "0.7",
         range: "a number in 0.0..=1.0",
         help: &[
-            "Probability above which a token that was decoded with fewer experts is kept. 0 keeps every token; 1 none, and all",
-            "are as without `big_little`.",
+            "Probability above which a token that was decoded with fewer experts is kept. 0 keeps every token; 1 keeps none, and",
+            "the results are those without `big_little`.",
         ],
         set: |c, v| v.number(0.0..=1.0).map(|x| c.decode.gamma = x),
     },
@@ -461,15 +484,15 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: UNITS,
         help: &[
-            "Where attention, dense feed-forward networks and the head run, on targets with more than one unit. `auto`",
-            "simulates a request of `prompt` and `generate` tokens with attention on either and takes what ends first: the KV",
-            "cache is on one unit. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
-            "CPU; the name of a unit refuses such a model by name. What a unit cannot run never goes there. Of a unit that takes",
-            "dynamic shapes this is attention alone. Where graphs keep no state (Hexagon), `auto` is the CPU for attention.",
+            "Unit of attention, dense feed-forward networks and the head, on targets with more than one unit. `auto` simulates a",
+            "request of `prompt` and `generate` tokens with attention on each unit and chooses the faster one: the KV cache is on one",
+            "unit. Dense networks and the head use the unit where a call costs less. Operators that cannot be part of a graph stay on",
+            "the CPU; with the name of a unit, such a model is an error. On a unit with dynamic shapes, this key is for attention",
+            "alone. If graphs keep no state (Hexagon), `auto` is the CPU for attention.",
         ],
         set: |c, v| {
             let unit = UnitSetting::parse(v.text()?).filter(|h| !matches!(h, UnitSetting::Share(..)));
-            unit.map(|h| c.placement.attention = h).ok_or(Wrong::Range)
+            unit.map(|h| c.placement.attention = h).ok_or(ValueError::Range)
         },
     },
     Key {
@@ -478,7 +501,7 @@ pub const KEYS: &[Key] = &[
         default: "4096",
         range: "1..=1048576",
         help: &[
-            "Tokens of the prompt in a typical request, as far as the context holds them. The default is the long prompt",
+            "Tokens of the prompt in a typical request, at most as many as the context holds. The default is the long prompt",
             "that NPUMoE measures.",
         ],
         set: |c, v| v.integer(1..=1 << 20).map(|n| c.mix.prompt = n),
@@ -498,12 +521,12 @@ pub const KEYS: &[Key] = &[
         section: "placement",
         name: "experts",
         default: "\"auto\"",
-        range: HOMES,
+        range: EXPERT_UNITS,
         help: &[
-            "Where experts run. `auto` is what costs less under the load that calibration saw. `\"gpu:50%\"` gives a unit with",
-            "dynamic shapes that share of the experts of each layer, those that calibration saw most.",
+            "Unit of experts. `auto` is the unit with the least cost under the loads of calibration. `\"gpu:50%\"` gives a unit with",
+            "dynamic shapes this share of the experts of each layer: those with the most tokens in calibration.",
         ],
-        set: |c, v| UnitSetting::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
+        set: |c, v| UnitSetting::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(ValueError::Range),
     },
     Key {
         section: "placement",
@@ -511,12 +534,12 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: UNITS,
         help: &[
-            "Where mixers of tokens that are not attention run (delta rules, state spaces, short convolutions), on targets with a unit",
-            "that has dynamic shapes. `auto` goes with `rest` where its unit runs all of their operators; else it is the CPU.",
+            "Unit of token mixers other than attention (delta rules, state spaces, short convolutions), on targets with a unit that",
+            "has dynamic shapes. `auto` is the unit of `rest` if it runs all of their operators, else the CPU.",
         ],
         set: |c, v| {
             let unit = UnitSetting::parse(v.text()?).filter(|h| !matches!(h, UnitSetting::Share(..)));
-            unit.map(|h| c.placement.mixer = h).ok_or(Wrong::Range)
+            unit.map(|h| c.placement.mixer = h).ok_or(ValueError::Range)
         },
     },
     Key {
@@ -525,13 +548,13 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: UNITS,
         help: &[
-            "Where all else runs, on targets with a unit with dynamic shapes: embeddings, norms, routers, dense and",
-            "shared networks, sums, the head. `auto` goes with attention where experts and mixers are there, too, and the unit's memory",
-            "holds the model; else it is the CPU. A layer whose experts are divided has its dispatch and its sum on the CPU.",
+            "Unit of all other operators, on targets with a unit that has dynamic shapes: embeddings, norms, routers, dense and",
+            "shared networks, sums, the head. `auto` is the unit of attention if it also has the experts and mixers and its memory",
+            "holds the model, else the CPU. A layer whose experts are on several units has its dispatch and its sum on the CPU.",
         ],
         set: |c, v| {
             let unit = UnitSetting::parse(v.text()?).filter(|h| !matches!(h, UnitSetting::Share(..)));
-            unit.map(|h| c.placement.rest = h).ok_or(Wrong::Range)
+            unit.map(|h| c.placement.rest = h).ok_or(ValueError::Range)
         },
     },
     Key {
@@ -540,17 +563,17 @@ pub const KEYS: &[Key] = &[
         default: "\"none\"",
         range: SYSTEMS,
         help: &[
-            "Strategy that places experts on the CPU and a GPU while the model runs, and brings them into its",
-            "memory. With `none` each has a fixed unit. `moec` searches the best division of every layer, and brings ahead",
-            "what gates predict; `hybrimoe` does so as the paper has it. The others are what it compares with: `llama.cpp` divides",
-            "layers, `ktransformers` and `fiddler` keep popular experts there, `adapmoe` computes all there (Klotski, too).",
-            "`experts` then names the unit, and a share is that of its frames (`\"gpu:25%\"`).",
+            "Policy that places experts on the CPU and a GPU at run time, and copies them into the GPU's memory. With `none`, each",
+            "expert has a fixed unit. `moec` searches the best division of every layer, and prefetches the experts that gates",
+            "predict; `hybrimoe` does so as in the paper. The others are the paper's baselines: `llama.cpp` divides layers,",
+            "`ktransformers` and `fiddler` keep popular experts on the GPU, `adapmoe` computes all there (as Klotski).",
+            "`experts` then names the unit, and a share is that of its cache frames (`\"gpu:25%\"`).",
         ],
         set: |c, v| {
             let text = v.text()?;
             c.placement.policy = match text {
                 "none" => None,
-                _ => Some(systems::of_key(text).ok_or(Wrong::Range)?),
+                _ => Some(systems::of_key(text).ok_or(ValueError::Range)?),
             };
             Ok(())
         },
@@ -561,13 +584,13 @@ pub const KEYS: &[Key] = &[
         default: "\"cpu\"",
         range: HOT,
         help: &[
-            "Where the hot neurons of experts whose gates leave zeros are computed while tokens are decoded. A unit with static",
-            "graphs gets networks of them, one for each expert and batch, as calibration saw them; the CPU computes the",
-            "others meanwhile, and skips those at 0. Prompts have whole experts.",
+            "Unit of the hot neurons of experts in decoding, if their gates set neurons to 0. A unit with static graphs gets graphs",
+            "of the hot neurons of calibration, one for each expert and batch. Meanwhile the CPU computes the other neurons and",
+            "skips those at 0. Prompts use whole experts.",
         ],
         set: |c, v| {
             let unit = UnitSetting::parse(v.text()?).filter(|h| matches!(h, UnitSetting::Unit(_)));
-            unit.map(|h| c.placement.hot = h).ok_or(Wrong::Range)
+            unit.map(|h| c.placement.hot = h).ok_or(ValueError::Range)
         },
     },
     Key {
@@ -576,14 +599,13 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\", or 0..=4096",
         help: &[
-            "Experts of each layer that the memory of a GPU holds, on targets with NDP DIMMs:",
-            "there the runtime assigns experts to units in every step, and brings hot ones ahead; and where `policy` has experts",
-            "brought there, on average over the layers. `auto`: as many as fit.",
+            "Experts of each layer that the memory of a GPU holds. On targets with NDP DIMMs, the runtime assigns experts to units",
+            "in every step, and prefetches hot ones. With `policy`, this is an average over the layers. `auto`: as many as fit.",
         ],
         set: |c, v| {
             c.placement.cached = match v.text() {
                 Ok("auto") => None,
-                Ok(_) => return Err(Wrong::Range),
+                Ok(_) => return Err(ValueError::Range),
                 Err(_) => Some(v.integer(0..=4096)?),
             };
             Ok(())
@@ -595,13 +617,13 @@ pub const KEYS: &[Key] = &[
         default: "\"full\"",
         range: "\"full\", \"bottleneck\" or \"none\"",
         help: &[
-            "How that assignment is refined. `none`: every expert goes where it costs least. `bottleneck` (TriMoE, §4.2) moves",
-            "the costliest expert of the busiest unit, as long as that helps; `full` goes on where that stalls.",
+            "Refinement of that assignment. `none`: every expert has the unit with the least cost. `bottleneck` (TriMoE, §4.2) moves",
+            "the costliest expert of the busiest unit, as long as that helps; `full` continues when that stalls.",
         ],
         set: |c, v| {
             let text = v.text()?;
             let found = Refine::ALL.into_iter().find(|r| r.name() == text);
-            found.map(|r| c.placement.refine = r).ok_or(Wrong::Range)
+            found.map(|r| c.placement.refine = r).ok_or(ValueError::Range)
         },
     },
     Key {
@@ -610,8 +632,8 @@ pub const KEYS: &[Key] = &[
         default: "true",
         range: "true or false",
         help: &[
-            "Whether experts change their places between steps there: into the GPU's memory, from one DIMM to",
-            "another, over all DIMMs (TriMoE, §4.3).",
+            "Whether experts may move between steps, on targets with NDP DIMMs: into the GPU's memory, to another DIMM, or to",
+            "all DIMMs (TriMoE, §4.3).",
         ],
         set: |c, v| v.boolean().map(|on| c.placement.moves = on),
     },
@@ -621,9 +643,9 @@ pub const KEYS: &[Key] = &[
         default: "\"none\"",
         range: "\"none\", or a share in \"0%\"..=\"100%\"",
         help: &[
-            "Most by which the perplexity of held-out text may rise (\"1%\"). The compiler then chooses the capacities",
-            "itself, and `coverage` says nothing. Targets with dynamic shapes lose nothing by capacities; there it bounds what",
-            "`size` under `[weights]` and `threshold` under `[experts]` may cost.",
+            "Largest permitted increase of the perplexity of held-out text (\"1%\"). The compiler then chooses the capacities itself,",
+            "and `coverage` has no effect. On targets with dynamic shapes, capacities cause no loss; there it bounds the loss by",
+            "`size` under `[weights]` and `threshold` under `[experts]`.",
         ],
         set: |c, v| {
             let text = v.text()?;
@@ -632,7 +654,7 @@ pub const KEYS: &[Key] = &[
             };
             c.quality.max_perplexity_increase = match text {
                 "none" => None,
-                text => Some(share(text).ok_or(Wrong::Range)? / 100.0),
+                text => Some(share(text).ok_or(ValueError::Range)? / 100.0),
             };
             Ok(())
         },
@@ -643,20 +665,20 @@ pub const KEYS: &[Key] = &[
         default: "[]",
         range: "a list of paths",
         help: &[
-            "Texts that the loss is measured on, in UTF-8, relative to this file: best some that calibration has not read.",
-            "Without any, those of `[calibrate]`.",
+            "Texts that the loss is measured on, in UTF-8, relative to this file, preferably not those of calibration.",
+            "Without any, the texts of `[calibrate]`.",
         ],
         set: |c, v| paths(c, v).map(|texts| c.quality.text = texts),
     },
 ];
 
 /// Parses a list of paths, relative to the file's folder.
-fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
+fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, ValueError> {
     let texts = v.texts()?;
     if texts.iter().any(|t| t.is_empty()) {
-        return Err(Wrong::Range);
+        return Err(ValueError::Range);
     }
-    Ok(texts.into_iter().map(|t| super::beside(&c.path, t)).collect())
+    Ok(texts.into_iter().map(|t| super::resolve(&c.path, t)).collect())
 }
 
 /// Range of `placement.attention`, `placement.mixer` and `placement.rest`.
@@ -667,23 +689,22 @@ const HOT: &str = "the name or kind of a unit of the target (\"cpu\", \"npu\")";
 const SYSTEMS: &str =
     "\"none\", \"llama.cpp\", \"adapmoe\", \"fiddler\", \"ktransformers\", \"hybrimoe\" or \"moec\"";
 /// Range of `placement.experts`.
-const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
+const EXPERT_UNITS: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 
 /// Range of the storage keys of matrices; a test compares it with [`Format::ALL`].
-const FORMATS: &str =
-    "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\"";
+const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4\", \"q3\", \"q2\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\"";
 /// Range of the storage of tables that are read row by row.
 const TABLE_FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\" or \"mxfp4\"";
 
-fn format(v: &Value<'_>) -> Result<Format, Wrong> {
-    Format::parse(v.text()?).ok_or(Wrong::Range)
+fn format(v: &Value<'_>) -> Result<Format, ValueError> {
+    Format::parse(v.text()?).ok_or(ValueError::Range)
 }
 
-/// Parses the format of a table. Formats with a scale for each output channel are only for matrices in
-/// panels.
-fn table_format(v: &Value<'_>) -> Result<Format, Wrong> {
+/// Parses the format of a table. Formats with a scale for each output channel, or with bits in planes, are
+/// only for matrices in panels.
+fn table_format(v: &Value<'_>) -> Result<Format, ValueError> {
     match format(v)? {
-        format if format.is_by_channel() => Err(Wrong::Unsupported),
+        format if !format.holds_rows() => Err(ValueError::Unsupported),
         format => Ok(format),
     }
 }
@@ -703,7 +724,7 @@ mod tests {
     fn the_range_of_the_storage_keys_lists_every_format() {
         let all = || moec_ir::Format::ALL.iter();
         assert_eq!(super::FORMATS, listed(all().map(|f| f.name())));
-        assert_eq!(super::TABLE_FORMATS, listed(all().filter(|f| !f.is_by_channel()).map(|f| f.name())));
+        assert_eq!(super::TABLE_FORMATS, listed(all().filter(|f| f.holds_rows()).map(|f| f.name())));
     }
 
     #[test]

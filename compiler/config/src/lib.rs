@@ -171,6 +171,8 @@ pub struct ExpertsConfig {
     pub sizes: usize,
     /// Treatment of tokens above a capacity; `None`: [`Config::overflow`] decides.
     pub overflow: Option<Overflow>,
+    /// Rows of an expert's static graph.
+    pub capacity: Capacity,
     /// Share of the calibration's chunks whose load an expert's capacity must cover.
     pub coverage: f64,
     /// Whether experts are computed neuron by neuron, without the neurons that a gate sets to 0.
@@ -181,6 +183,26 @@ pub struct ExpertsConfig {
     pub recall: f64,
     /// Threshold below which neurons with SiLU count as 0.
     pub threshold: Threshold,
+}
+
+/// Estimate of the rows that an expert requires, from its recorded loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capacity {
+    /// A quantile of its load: [`ExpertsConfig::coverage`].
+    Coverage,
+    /// Its mean load; `r · B · k / E` for the busiest of a layer with imbalance `r` (NPUMoE, §4.1).
+    Mean,
+    /// Four times the mean load of a layer's experts for its busiest quarter, the mean load for the others
+    /// (NPUMoE, §1).
+    Quartile,
+    /// The same number of rows for all.
+    Rows(u32),
+}
+
+impl Capacity {
+    /// Policies by their names in `model.toml`.
+    pub const NAMED: [(&str, Self); 3] =
+        [("coverage", Self::Coverage), ("mean", Self::Mean), ("quartile", Self::Quartile)];
 }
 
 /// Predictor of active neurons, which runs before gates are read (PowerInfer-2, §2.2).
@@ -280,6 +302,7 @@ impl ExpertsConfig {
         group: None,
         sizes: 4,
         overflow: None,
+        capacity: Capacity::Coverage,
         coverage: 0.99,
         skip: Skip::Auto,
         predict: Predict::Off,
@@ -595,7 +618,7 @@ impl Config {
         if k < 2 {
             return Err(wrong(
                 "big_little",
-                "`decode.big_little` is true, but the model takes one expert per token: there is nothing less".into(),
+                "`decode.big_little` is true, but the model uses one expert per token, which cannot be reduced".into(),
             )
             .hint(off));
         }
@@ -604,7 +627,7 @@ impl Config {
             Some(little) if little < k => Ok(Some(little)),
             Some(little) => Err(wrong(
                 "little",
-                format!("`decode.little` is {little}, but the model takes {k} experts per token"),
+                format!("`decode.little` is {little}, but the model uses {k} experts per token"),
             )
             .hint(format!("set it to {} or less; {} is the default", k - 1, k.div_ceil(2)))),
         }
@@ -625,7 +648,7 @@ impl Config {
         let max_context = self.shapes.max_context.unwrap_or(DEFAULT_MAX_CONTEXT.min(model_max));
         if max_context > model_max {
             return Err(Error::input(format!(
-                "`{}`: `shapes.max_context` is {max_context}, but the model ends at {model_max}",
+                "`{}`: `shapes.max_context` is {max_context}, but the model's limit is {model_max}",
                 read::place(&self.path, "shapes", "max_context")
             ))
             .hint(format!("set it to {model_max} or less (`max_position_embeddings` in `config.json`)")));
@@ -639,7 +662,7 @@ impl Config {
 }
 
 /// Resolves a path in a file against that file's folder.
-fn beside(file: &Path, path: &str) -> PathBuf {
+fn resolve(file: &Path, path: &str) -> PathBuf {
     match folder(file) {
         folder if folder.as_os_str() == "." => path.into(),
         folder => folder.join(path),

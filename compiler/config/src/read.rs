@@ -1,6 +1,6 @@
 //! Parser of `model.toml`: every error gives file, line and key.
 
-use super::value::{Value, Wrong};
+use super::value::{Value, ValueError};
 use super::{Config, KEYS, Key};
 use moec_base::{Error, Result};
 use moec_device::nearest;
@@ -12,12 +12,12 @@ use toml::de::{DeTable, DeValue};
 
 /// A position in the file, shown as `line:column`.
 #[derive(Clone, Copy)]
-pub(super) struct At {
+pub(super) struct Position {
     line: usize,
     column: usize,
 }
 
-impl At {
+impl Position {
     /// Returns the position of a byte offset.
     fn of(text: &str, offset: usize) -> Self {
         let before = text.get(..offset).unwrap_or(text);
@@ -26,24 +26,24 @@ impl At {
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }
 }
 
 /// Parses a text. Also returns the position of `model.source`, for callers that check that folder.
-pub(super) fn read(text: &str, path: &Path) -> Result<(Config, At)> {
+pub(super) fn read(text: &str, path: &Path) -> Result<(Config, Position)> {
     let file = path.display();
     let table = DeTable::parse(text).map_err(|e| {
-        let at = At::of(text, e.span().map_or(0, |s| s.start));
+        let at = Position::of(text, e.span().map_or(0, |s| s.start));
         Error::input(format!("`{file}:{at}`: {}", e.message()))
             .hint("the file is TOML: `key = value` under `[section]`")
     })?;
     let mut config = Config::defaults(path);
-    let mut source_at = At { line: 1, column: 1 };
+    let mut source_at = Position { line: 1, column: 1 };
     for (section, value) in in_order(table.get_ref()) {
-        let at = At::of(text, section.span().start);
+        let at = Position::of(text, section.span().start);
         let section = section.get_ref().as_ref();
         if !KEYS.iter().any(|k| k.section == section) {
             return Err(unknown_section(&format!("{file}:{at}"), section));
@@ -58,10 +58,10 @@ pub(super) fn read(text: &str, path: &Path) -> Result<(Config, At)> {
         for (name, value) in in_order(keys) {
             let Some(key) = KEYS.iter().find(|k| k.section == section && k.name == name.get_ref().as_ref())
             else {
-                let at = At::of(text, name.span().start);
+                let at = Position::of(text, name.span().start);
                 return Err(unknown_key(&format!("{file}:{at}"), section, name.get_ref()));
             };
-            let at = At::of(text, value.span().start);
+            let at = Position::of(text, value.span().start);
             if key.section == "model" && key.name == "source" {
                 source_at = at;
             }
@@ -82,7 +82,7 @@ pub(super) fn place(path: &Path, section: &str, key: &str) -> String {
     let Ok(table) = DeTable::parse(&text) else { return file };
     let keys = table.get_ref().get(section).and_then(|s| s.get_ref().as_table());
     let value = keys.and_then(|keys| keys.get(key));
-    value.map_or(file.clone(), |value| format!("{file}:{}", At::of(&text, value.span().start)))
+    value.map_or(file.clone(), |value| format!("{file}:{}", Position::of(&text, value.span().start)))
 }
 
 /// Keys and values as written in the file.
@@ -103,7 +103,7 @@ fn sections() -> String {
 
 fn unknown_section(at: &str, section: &str) -> Error {
     if let Some(key) = KEYS.iter().find(|k| k.name == section) {
-        return Error::input(format!("`{at}`: `{section}` stands outside of its section"))
+        return Error::input(format!("`{at}`: `{section}` is outside of its section"))
             .hint(format!("put it under `[{}]`", key.section));
     }
     let error = Error::input(format!("`{at}`: unknown section `[{section}]`"));
@@ -126,7 +126,7 @@ fn unknown_key(at: &str, section: &str, name: &str) -> Error {
     error.hint(format!("the keys of `[{section}]` are {}", keys.join(", ")))
 }
 
-fn refused(at: &str, key: &Key, wrong: Wrong, value: &DeValue<'_>, shown: &str) -> Error {
+fn refused(at: &str, key: &Key, wrong: ValueError, value: &DeValue<'_>, shown: &str) -> Error {
     let path = key.path();
     // A long or multi-line value is cut after its first words, which are enough.
     let shown = match shown.char_indices().nth(60) {
@@ -135,13 +135,13 @@ fn refused(at: &str, key: &Key, wrong: Wrong, value: &DeValue<'_>, shown: &str) 
     };
     let shown = shown.lines().next().unwrap_or_default();
     match wrong {
-        Wrong::Type(expected) => {
+        ValueError::Type(expected) => {
             Error::input(format!("`{at}`: `{path}` is {}, expected {expected}", type_name(value)))
                 .hint(format!("it may be {}; the default is {}", key.range, key.default))
         }
-        Wrong::Range => Error::input(format!("`{at}`: `{path}` is `{shown}`, expected {}", key.range))
+        ValueError::Range => Error::input(format!("`{at}`: `{path}` is `{shown}`, expected {}", key.range))
             .hint(format!("the default is {}", key.default)),
-        Wrong::Unsupported => {
+        ValueError::Unsupported => {
             Error::limit(format!("`{at}`: `{path}` is `{shown}`, which this version does not support"))
                 .hint(format!("it may be {}", key.range))
         }

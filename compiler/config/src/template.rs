@@ -3,7 +3,7 @@
 
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Key, Rounding, Size, Weights};
 use moec_base::human;
-use moec_cpu::gains;
+use moec_cpu::uses_feedback;
 use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub struct Facts {
 
 impl Facts {
     /// The format that keeps the codes and scales of a class, if the checkpoint has codes.
-    fn taken(&self, class: WeightClass) -> Option<Format> {
+    fn stored_format(&self, class: WeightClass) -> Option<Format> {
         let of = self.stored.iter().find(|(c, _)| *c == class);
         of.map(|(_, format)| *format).filter(|format| format.is_published())
     }
@@ -57,11 +57,12 @@ impl Facts {
         self.kv.iter().map(|&(numbers, _)| of_numbers(format, numbers)).sum()
     }
 
-    /// Bytes of KV cache and other states of a sequence, in a format. `kept` is the number of rows of a layer
+    /// Bytes of KV cache and other states of a sequence, in a format. `state_rows` is the number of rows of a layer
     /// with such a window.
-    pub fn kv_bytes(&self, format: Format, kept: impl Fn(Option<usize>) -> usize) -> u64 {
-        let of_layer =
-            |&(numbers, window): &(u64, Option<usize>)| of_numbers(format, numbers) * kept(window) as u64;
+    pub fn kv_bytes(&self, format: Format, state_rows: impl Fn(Option<usize>) -> usize) -> u64 {
+        let of_layer = |&(numbers, window): &(u64, Option<usize>)| {
+            of_numbers(format, numbers) * state_rows(window) as u64
+        };
         self.kv.iter().map(of_layer).sum::<u64>() + self.folded_bytes()
     }
 
@@ -74,7 +75,7 @@ impl Facts {
     pub fn bundle_bytes(&self, weights: &Weights) -> u64 {
         let bytes = |&(class, n): &(WeightClass, u64)| {
             let format = weights.format(class);
-            let twice = class == WeightClass::Embeddings && self.tied_embeddings && gains(format);
+            let twice = class == WeightClass::Embeddings && self.tied_embeddings && uses_feedback(format);
             let copies = if twice { 2 } else { 1 };
             ((copies * n) as f64 * format.bits() / 8.0) as u64
         };
@@ -112,15 +113,15 @@ pub fn template(source: &Path, facts: &Facts, all: bool, set: &[(&str, &str, Str
     let value_of =
         |key: &Key| set.iter().find(|(s, k, _)| (*s, *k) == (key.section, key.name)).map(|(.., v)| v);
     let mut out = String::new();
-    let defaults = if WeightClass::ALL.into_iter().any(|class| facts.taken(class).is_some()) {
-        "Keys below stand at their defaults and may be left out, but for `decode_batch`, and formats of weights that are taken over."
+    let defaults = if WeightClass::ALL.into_iter().any(|class| facts.stored_format(class).is_some()) {
+        "The keys below have their default values and may be left out, except `decode_batch` and formats of weights that the checkpoint has."
     } else {
-        "Keys below stand at their defaults and may be left out, but for `decode_batch`."
+        "The keys below have their default values and may be left out, except `decode_batch`."
     };
     let others = if all {
         String::new()
     } else {
-        format!("\n# So do {} others: `moec init --all` writes them, too.", KEYS.len() - COMMON.len())
+        format!("\n# `moec init --all` also writes the {} other keys.", KEYS.len() - COMMON.len())
     };
     let _ = writeln!(
         out,
@@ -158,7 +159,7 @@ pub fn template(source: &Path, facts: &Facts, all: bool, set: &[(&str, &str, Str
             ("shapes", "max_context") => facts.max_context.min(DEFAULT_MAX_CONTEXT).to_string(),
             ("shapes", "decode_batch") => BATCHES.to_owned(),
             ("decode", "little") => facts.experts_per_token.div_ceil(2).max(1).to_string(),
-            ("weights", name) => match class(name).and_then(|class| facts.taken(class)) {
+            ("weights", name) => match class(name).and_then(|class| facts.stored_format(class)) {
                 Some(format) => format!("\"{format}\""),
                 None => key.default.to_owned(),
             },
@@ -180,21 +181,21 @@ fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
         let n = facts.of(class);
         let share = 100.0 * n as f64 / facts.parameters.max(1) as f64;
         let mut lines = vec![format!("{} parameters, {share:.0}% of the model.", human::count(n))];
-        lines.extend(facts.taken(class).map(|format| {
+        lines.extend(facts.stored_format(class).map(|format| {
             format!("\"{format}\" holds all of them as the checkpoint stores them; the default is \"bf16\".")
         }));
         lines
     };
     match (section, key) {
         ("shapes", "max_context") => vec![
-            format!("The model was made for {} tokens at most.", facts.max_context),
+            format!("The model's own limit is {} tokens.", facts.max_context),
             format!(
                 "The cache takes {} per token and sequence in bf16.",
                 human::bytes(facts.kv_bytes_per_token(Format::Bf16))
             ),
         ],
         ("shapes", "decode_batch") => vec![
-            "`run serve` answers as many at a time as the largest of them. Without this key one alone."
+            "`run serve` answers as many requests at a time as the largest of them; without this key, one."
                 .to_owned(),
         ],
         ("weights", key) => class(key).map(parameters).unwrap_or_default(),
@@ -212,7 +213,7 @@ pub fn sizes(facts: &Facts) -> String {
             Weights { experts: format, attention: format, embeddings: format, activations, rounding, size };
         format!("{format} {}", human::bytes(facts.bundle_bytes(&weights)))
     };
-    let whole = Format::ALL.into_iter().filter(|format| !format.is_by_channel());
+    let whole = Format::ALL.into_iter().filter(|format| format.holds_rows());
     whole.map(size).collect::<Vec<_>>().join(", ")
 }
 

@@ -45,7 +45,7 @@ fn an_empty_file_is_the_defaults() {
 }
 
 #[test]
-fn every_default_is_what_its_row_says() {
+fn every_default_equals_its_row() {
     for key in KEYS {
         let text = format!("[{}]\n{} = {}", key.section, key.name, key.default);
         match parse(&text) {
@@ -64,7 +64,7 @@ fn every_key_is_read() {
          [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
          rounding = \"nearest\"\nsize = \"3 GiB\"\n\
          [memory]\nkv_cache = \"q8\"\n\
-         [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\nskip = \"on\"\n\
+         [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncapacity = 32\ncoverage = 1\nskip = \"on\"\n\
          predict = \"coarse\"\nrecall = 0.9\nthreshold = \"12.5%\"\n\
          [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
          [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nhot = \"npu\"\nprompt = 512\ngenerate = 128\n\
@@ -96,6 +96,7 @@ fn every_key_is_read() {
             group: Some(8),
             sizes: 2,
             overflow: Some(Overflow::Spill),
+            capacity: Capacity::Rows(32),
             coverage: 1.0,
             skip: Skip::On,
             predict: Predict::Coarse,
@@ -115,18 +116,19 @@ fn every_key_is_read() {
 }
 
 #[test]
-fn shapes_follow_the_models_own_limit() {
+fn shapes_respect_the_context_limit_of_the_model() {
     let short = parse("").unwrap().shapes_for(128).unwrap();
     assert_eq!(short, Shapes { max_context: 128, prefill_chunk: 128, decode_batch: vec![1] });
     assert_eq!(parse("").unwrap().shapes_for(131_072).unwrap().max_context, 4096);
     let e = parse("[shapes]\nmax_context = 4097").unwrap().shapes_for(4096).expect_err("too long");
-    assert_eq!(e.message, "`dir/model.toml`: `shapes.max_context` is 4097, but the model ends at 4096");
+    assert_eq!(e.message, "`dir/model.toml`: `shapes.max_context` is 4097, but the model's limit is 4096");
     // For an existing file, the message has line and column.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.toml");
     std::fs::write(&path, "[model]\nsource = \".\"\n[shapes]\nmax_context = 4097\n").unwrap();
     let e = Config::load(&path).unwrap().shapes_for(4096).expect_err("too long");
-    let at = format!("`{}:4:15`: `shapes.max_context` is 4097, but the model ends at 4096", path.display());
+    let at =
+        format!("`{}:4:15`: `shapes.max_context` is 4097, but the model's limit is 4096", path.display());
     assert_eq!(e.message, at);
 }
 
@@ -147,12 +149,12 @@ fn the_little_model_has_fewer_experts() {
         (
             "little = 8",
             Some(8),
-            "`dir/model.toml`: `decode.little` is 8, but the model takes 8 experts per token | set it to 7 or less; 4 is the default",
+            "`dir/model.toml`: `decode.little` is 8, but the model uses 8 experts per token | set it to 7 or less; 4 is the default",
         ),
         (
             "",
             Some(1),
-            "`dir/model.toml`: `decode.big_little` is true, but the model takes one expert per token: there is nothing less | set `big_little = false` under `[decode]`",
+            "`dir/model.toml`: `decode.big_little` is true, but the model uses one expert per token, which cannot be reduced | set `big_little = false` under `[decode]`",
         ),
         (
             "",
@@ -182,7 +184,7 @@ fn wrong_files_are_refused_by_line_and_key() {
         ("[shape]\n", "`dir/model.toml:1:2`: unknown section `[shape]` | did you mean `[shapes]`?"),
         (
             "source = \".\"",
-            "`dir/model.toml:1:1`: `source` stands outside of its section | put it under `[model]`",
+            "`dir/model.toml:1:1`: `source` is outside of its section | put it under `[model]`",
         ),
         (
             "model = 3",
@@ -288,7 +290,7 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "[weights]\nexperts = \"int4\"",
-            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\" | the default is \"bf16\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4\", \"q3\", \"q2\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\" | the default is \"bf16\"",
         ),
         (
             "[weights]\nactivations = \"f16\"",
@@ -312,14 +314,14 @@ fn wrong_files_are_refused_by_line_and_key() {
 }
 
 #[test]
-fn whose_fault_it_is() {
+fn impossible_formats_are_limits_and_unknown_ones_bad_input() {
     use moec_base::Fault;
     assert_eq!(parse("[weights]\nembeddings = \"q4o\"").expect_err("not of tables").fault, Fault::Limit);
     assert_eq!(parse("[weights]\nexperts = \"f64\"").expect_err("never").fault, Fault::Input);
 }
 
 #[test]
-fn the_template_says_the_defaults() {
+fn template_contains_the_defaults() {
     for all in [true, false] {
         let text = template(Path::new("."), &facts(), all, &[]);
         let read = parse(&text).unwrap();
@@ -338,18 +340,18 @@ fn the_template_says_the_defaults() {
 }
 
 #[test]
-fn the_template_takes_over_what_is_stored_in_codes() {
+fn template_keeps_formats_of_stored_codes() {
     let stored = vec![(WeightClass::Experts, Format::Mxfp4), (WeightClass::Embeddings, Format::Q8h)];
     let text = template(Path::new("."), &Facts { stored, ..facts() }, true, &[]);
     let read = parse(&text).unwrap().weights;
     assert_eq!((read.experts, read.attention, read.embeddings), (Format::Mxfp4, Format::Bf16, Format::Q8h));
-    let said: Vec<&str> =
+    let notes: Vec<&str> =
         text.lines().filter(|line| line.contains("stores them") || line.contains("Keys")).collect();
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(notes.join("\n"));
 }
 
 #[test]
-fn the_template_bears_any_folder_name() {
+fn template_escapes_any_folder_name() {
     for name in ["a b", "quo\"te", "back\\slash", "líne", "new\nline", "#"] {
         let text = template(Path::new(name), &Facts { family: "evil\n[x]".into(), ..facts() }, false, &[]);
         assert_eq!(parse(&text).unwrap().model.source, Path::new("dir").join(name));
@@ -358,7 +360,7 @@ fn the_template_bears_any_folder_name() {
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in "\\PC{0,200}") {
+    fn no_config_text_panics(text in "\\PC{0,200}") {
         let _ = parse(&text);
     }
 

@@ -10,11 +10,11 @@ use super::units::Units;
 /// Joules.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Energy {
-    /// Of the CPU.
+    /// Energy of the CPU.
     pub cpu_j: f64,
-    /// Of the neural processing unit.
+    /// Energy of the neural processing unit.
     pub npu_j: f64,
-    /// Of the memory.
+    /// Energy of the memory.
     pub memory_j: f64,
 }
 

@@ -21,4 +21,4 @@ pub mod work;
 pub use constants::Constants;
 pub use energy::Energy;
 pub use model::Model;
-pub use timeline::{Queue, Task, Timeline, What};
+pub use timeline::{Queue, Task, TaskKind, Timeline};

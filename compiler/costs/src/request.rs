@@ -3,12 +3,12 @@
 
 use super::constants::Constants;
 use super::model::Model;
-use super::run::{Outcome, Placed, Prompt, Scene};
+use super::run::{Outcome, Placed, Prompt, Scenario};
 use super::timeline::Queue;
 use super::units::Units;
 use moec_base::error::Result;
 use moec_config::{ExpertsConfig, Mix};
-use moec_ir::placement::{OpPlace, Placement};
+use moec_ir::placement::{OpAssignment, Placement};
 use moec_ir::{EntryKind, Module, Role};
 use moec_profile::loads::{LayerLoads, Loads};
 
@@ -47,7 +47,7 @@ impl<'a> Request<'a> {
     pub fn run(&self, placement: &Placement) -> Outcome {
         let chunk = self.loads.chunk.max(1);
         let prompt = prompt(self.loads, chunk, self.mix.prompt.div_ceil(chunk), self.mix.generate);
-        let scene = Scene {
+        let scene = Scenario {
             model: &self.model,
             units: self.units,
             constants: self.constants,
@@ -62,7 +62,7 @@ impl<'a> Request<'a> {
 /// Units of a placement.
 pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     let npu = units.npu_index();
-    let on = |prefill: bool, is: &dyn Fn(&OpPlace) -> bool| {
+    let on = |prefill: bool, is: &dyn Fn(&OpAssignment) -> bool| {
         let entry = |kind: EntryKind| match kind {
             EntryKind::Prefill(_) => prefill,
             EntryKind::Decode(_) => !prefill,
@@ -71,9 +71,10 @@ pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
         let found = placement.ops.iter().any(|o| entry(o.entry) && o.unit == npu && is(o));
         if found { Queue::Npu } else { Queue::Cpu }
     };
-    let attention = |o: &OpPlace| o.op == "attention";
-    let dense =
-        |o: &OpPlace| o.scope.role() == Role::Network && matches!(o.op.as_str(), "linear" | "linear_glu");
+    let attention = |o: &OpAssignment| o.op == "attention";
+    let dense = |o: &OpAssignment| {
+        o.scope.role() == Role::Network && matches!(o.op.as_str(), "linear" | "linear_glu")
+    };
     Placed {
         attention: on(true, &attention),
         decode_attention: on(false, &attention),

@@ -3,15 +3,15 @@
 use super::constants::Constants;
 use super::energy::Energy;
 use super::model::Model;
-use super::timeline::{Queue, Timeline, What, queues};
+use super::timeline::{Queue, TaskKind, Timeline, queues};
 use super::units::Units;
-use super::work::{Call, CallPlace, Work};
+use super::work::{Call, CallUnits, Work};
 use moec_ir::placement::{ExpertTable, Overflow};
 use moec_profile::loads::Loads;
 
 /// Setting of a simulation.
 #[derive(Clone, Copy, Debug)]
-pub struct Scene<'a> {
+pub struct Scenario<'a> {
     /// The model.
     pub model: &'a Model,
     /// The device.
@@ -86,18 +86,18 @@ impl Prompt {
     }
 }
 
-impl Scene<'_> {
+impl Scenario<'_> {
     /// Runs a prompt.
     pub fn run(&self, placed: &Placed, prompt: &Prompt) -> Outcome {
         let mut work = Work::new(self.model, self.units, self.constants);
         let context = prompt.tokens() + prompt.decode.len() as u32;
-        let place = CallPlace {
+        let place = CallUnits {
             attention: placed.attention,
             dense: placed.dense,
             tables: placed.tables.as_deref(),
             resident: placed.resident,
         };
-        let decoding = CallPlace {
+        let decoding = CallUnits {
             attention: placed.decode_attention,
             dense: placed.decode_dense,
             tables: placed.tables.as_deref().filter(|_| placed.decode_graphs),
@@ -115,7 +115,7 @@ impl Scene<'_> {
         outcome.timeline = Timeline::of(work.tasks(), queues(self.units.device));
         let line = &outcome.timeline;
         let (cpu, npu) = (Queue::Cpu.of(self.units), Queue::Npu.of(self.units));
-        let graphs = line.tasks.iter().filter(|t| t.queue == npu && t.what == What::Experts);
+        let graphs = line.tasks.iter().filter(|t| t.queue == npu && t.kind == TaskKind::Experts);
         let hosting = self.constants.hosting * graphs.map(|t| t.us).sum::<f64>();
         outcome.cpu_us = (line.busy_us(cpu) + hosting).min(line.wall_us);
         outcome.npu_us = line.busy_us(npu);

@@ -37,7 +37,7 @@ pub fn queues(device: &Device) -> Vec<String> {
 
 /// Kind of a task; most are rows of NPUMoE's Table 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum What {
+pub enum TaskKind {
     /// Norms before attention and of the experts.
     Norm,
     /// Projections, scores, values.
@@ -74,7 +74,7 @@ pub enum What {
     ReadAhead,
 }
 
-impl What {
+impl TaskKind {
     /// Name in timelines.
     pub const fn name(self) -> &'static str {
         match self {
@@ -105,9 +105,9 @@ pub struct Task {
     /// Queue, by index.
     pub queue: usize,
     /// Kind.
-    pub what: What,
+    pub kind: TaskKind,
     /// Part that the task works for: launches of experts and of attention differ here.
-    pub part: What,
+    pub part: TaskKind,
     /// Duration, in microseconds.
     pub us: f64,
     /// Additional wait of dependent tasks, in microseconds: the queue is free meanwhile.
@@ -148,17 +148,17 @@ pub struct Timeline {
 
 /// An instant, in an order that a heap can keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct At(f64);
+struct TaskTime(f64);
 
-impl Eq for At {}
+impl Eq for TaskTime {}
 
-impl PartialOrd for At {
+impl PartialOrd for TaskTime {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for At {
+impl Ord for TaskTime {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
@@ -176,14 +176,14 @@ impl Timeline {
     pub fn of(tasks: Vec<Task>, queues: Vec<String>) -> Self {
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
         let mut missing: Vec<usize> = vec![0; tasks.len()];
-        let mut events: BinaryHeap<Reverse<(At, Event)>> = BinaryHeap::new();
+        let mut events: BinaryHeap<Reverse<(TaskTime, Event)>> = BinaryHeap::new();
         for (i, task) in tasks.iter().enumerate() {
             for &before in task.after.iter().filter(|&&b| b < i) {
                 readers[before].push(i);
                 missing[i] += 1;
             }
             if missing[i] == 0 {
-                events.push(Reverse((At(0.0), Event::Ready(i))));
+                events.push(Reverse((TaskTime(0.0), Event::Ready(i))));
             }
         }
         let mut spans = vec![Span { start: 0.0, end: 0.0 }; tasks.len()];
@@ -198,13 +198,13 @@ impl Timeline {
                 }
                 Event::Ended(i) => {
                     busy[tasks[i].queue] = false;
-                    let seen = now.0 + tasks[i].lag_us;
-                    wall_us = wall_us.max(seen);
+                    let visible = now.0 + tasks[i].lag_us;
+                    wall_us = wall_us.max(visible);
                     for &reader in &readers[i] {
-                        earliest[reader] = earliest[reader].max(seen);
+                        earliest[reader] = earliest[reader].max(visible);
                         missing[reader] -= 1;
                         if missing[reader] == 0 {
-                            events.push(Reverse((At(earliest[reader]), Event::Ready(reader))));
+                            events.push(Reverse((TaskTime(earliest[reader]), Event::Ready(reader))));
                         }
                     }
                 }
@@ -220,7 +220,7 @@ impl Timeline {
                 if let Some(i) = ready[queue].pop_first() {
                     busy[queue] = true;
                     spans[i] = Span { start: now.0, end: now.0 + tasks[i].us };
-                    events.push(Reverse((At(spans[i].end), Event::Ended(i))));
+                    events.push(Reverse((TaskTime(spans[i].end), Event::Ended(i))));
                 }
             }
         }
@@ -233,25 +233,25 @@ impl Timeline {
     }
 
     /// Microseconds of tasks of one kind, waiting not counted.
-    pub fn sum_us(&self, what: What) -> f64 {
-        self.tasks.iter().filter(|t| t.what == what).fold(0.0, |sum, t| sum + t.us)
+    pub fn sum_us(&self, what: TaskKind) -> f64 {
+        self.tasks.iter().filter(|t| t.kind == what).fold(0.0, |sum, t| sum + t.us)
     }
 
     /// Microseconds from the first start to the last result of a part's tasks, summed over layers and calls:
     /// the time of a part whose own tasks overlap.
-    pub fn part_us(&self, part: What) -> f64 {
+    pub fn part_us(&self, part: TaskKind) -> f64 {
         let mut sum = 0.0;
         let mut open: Option<(u32, u32, f64, f64)> = None;
         // Tasks of a layer and a call are consecutive.
         for (task, span) in self.tasks.iter().zip(&self.spans).filter(|(t, _)| t.part == part) {
-            let seen = span.end + task.lag_us;
+            let visible = span.end + task.lag_us;
             open = match open {
                 Some((call, layer, start, end)) if (call, layer) == (task.call, task.layer) => {
-                    Some((call, layer, start.min(span.start), end.max(seen)))
+                    Some((call, layer, start.min(span.start), end.max(visible)))
                 }
                 before => {
                     sum += before.map_or(0.0, |b| b.3 - b.2);
-                    Some((task.call, task.layer, span.start, seen))
+                    Some((task.call, task.layer, span.start, visible))
                 }
             };
         }

@@ -9,7 +9,7 @@
 
 use super::constants::Constants;
 use super::model::{Model, ModelLayer, Moe};
-use super::timeline::{Queue, Task, What};
+use super::timeline::{Queue, Task, TaskKind};
 use super::units::Units;
 use moec_ir::placement::{ExpertGroup, ExpertTable};
 
@@ -33,7 +33,7 @@ pub struct Call<'a> {
 
 /// Units of a call.
 #[derive(Clone, Copy, Debug)]
-pub struct CallPlace<'a> {
+pub struct CallUnits<'a> {
     /// Attention.
     pub attention: Queue,
     /// Dense and shared networks.
@@ -70,25 +70,25 @@ impl<'a> Work<'a> {
     }
 
     /// Adds a call after the existing ones.
-    pub fn add(&mut self, call: &Call<'_>, place: &CallPlace<'_>) {
+    pub fn add(&mut self, call: &Call<'_>, place: &CallUnits<'_>) {
         (self.call, self.rows) = (call.call, call.rows);
         let model = self.model;
         let mut moe = 0;
         for layer in &model.layers {
             self.layer = layer.layer;
-            self.moved(What::Norm, 2, u64::from(call.rows));
+            self.add_row_traffic(TaskKind::Norm, 2, u64::from(call.rows));
             let numbers = (layer.attention + layer.per_position * u64::from(call.context)) as f64;
             if numbers > 0.0 {
-                self.matrices(What::Attention, numbers, place.attention);
+                self.matrices(TaskKind::Attention, numbers, place.attention);
             }
             if layer.mixer > 0 {
                 // No graph holds a state that accumulates over tokens.
-                self.matrices(What::Mixer, layer.mixer as f64, Queue::Cpu);
+                self.matrices(TaskKind::Mixer, layer.mixer as f64, Queue::Cpu);
             }
-            self.moved(What::Residual, 3, u64::from(call.rows));
-            self.moved(What::Norm, 2, u64::from(call.rows));
+            self.add_row_traffic(TaskKind::Residual, 3, u64::from(call.rows));
+            self.add_row_traffic(TaskKind::Norm, 2, u64::from(call.rows));
             if layer.dense > 0 {
-                self.matrices(What::Dense, layer.dense as f64, place.dense);
+                self.matrices(TaskKind::Dense, layer.dense as f64, place.dense);
             }
             if let Some(experts) = layer.experts {
                 let loads = call.loads.get(moe).map_or(&[][..], Vec::as_slice);
@@ -96,39 +96,39 @@ impl<'a> Work<'a> {
                 self.experts(layer, experts, loads, table, place.resident);
                 moe += 1;
             }
-            self.moved(What::Residual, 3, u64::from(call.rows));
+            self.add_row_traffic(TaskKind::Residual, 3, u64::from(call.rows));
         }
         if call.head {
             let us = self.units.cpu.matmul_us(1.0, model.head as f64).unwrap_or(0.0);
             self.rows = 1;
-            self.then(Queue::Cpu, What::Head, What::Head, us);
+            self.then(Queue::Cpu, TaskKind::Head, TaskKind::Head, us);
         }
     }
 
     /// Adds a task that waits for `after`.
-    fn push(&mut self, queue: Queue, what: What, part: What, us: f64, after: Vec<usize>) -> usize {
+    fn push(&mut self, queue: Queue, what: TaskKind, part: TaskKind, us: f64, after: Vec<usize>) -> usize {
         let (layer, call, rows) = (self.layer, self.call, self.rows);
         let queue = queue.of(self.units);
-        let task = Task { queue, what, part, us, lag_us: 0.0, after, layer, call, index: None, rows };
+        let task = Task { queue, kind: what, part, us, lag_us: 0.0, after, layer, call, index: None, rows };
         self.tasks.push(task);
         self.tasks.len() - 1
     }
 
     /// Adds a task after all existing ones and before all later ones.
-    fn then(&mut self, queue: Queue, what: What, part: What, us: f64) {
+    fn then(&mut self, queue: Queue, what: TaskKind, part: TaskKind, us: f64) {
         let after = self.last.into_iter().collect();
         self.last = Some(self.push(queue, what, part, us, after));
     }
 
     /// Adds the time on the CPU of reading and writing rows of the residual stream, `times` times in all.
-    fn moved(&mut self, what: What, times: u64, rows: u64) {
+    fn add_row_traffic(&mut self, what: TaskKind, times: u64, rows: u64) {
         let bytes = rows * self.model.hidden * F16 * times;
         let us = bytes as f64 * 1e-3 / self.constants.copy_gb_per_s;
         self.then(Queue::Cpu, what, what, us);
     }
 
     /// Adds the matrix products of all rows.
-    fn matrices(&mut self, part: What, numbers: f64, queue: Queue) {
+    fn matrices(&mut self, part: TaskKind, numbers: f64, queue: Queue) {
         let rows = f64::from(self.rows);
         match queue {
             Queue::Cpu => {
@@ -147,13 +147,13 @@ impl<'a> Work<'a> {
 
     /// Adds the launch of a graph: dispatch, load, computation. Dependent tasks wait for one more
     /// synchronisation.
-    fn launch(&mut self, part: What, us: f64, load_us: f64, after: Vec<usize>) -> usize {
+    fn launch(&mut self, part: TaskKind, us: f64, load_us: f64, after: Vec<usize>) -> usize {
         let figure = |f: &Option<moec_device::Figure>| f.as_ref().map_or(0.0, |f| f.value);
         let dispatch = figure(&self.units.npu.dispatch_cost_us) + load_us * self.constants.load_on_cpu;
-        let mut at = self.push(Queue::Cpu, What::Launch, part, dispatch, after);
+        let mut at = self.push(Queue::Cpu, TaskKind::Launch, part, dispatch, after);
         if load_us > 0.0 {
             let rest = load_us * (1.0 - self.constants.load_on_cpu);
-            at = self.push(Queue::Npu, What::Load, part, rest, vec![at]);
+            at = self.push(Queue::Npu, TaskKind::Load, part, rest, vec![at]);
         }
         let at = self.push(Queue::Npu, part, part, us, vec![at]);
         self.tasks[at].lag_us = figure(&self.units.npu.sync_cost_us);
@@ -170,7 +170,7 @@ impl<'a> Work<'a> {
         resident: bool,
     ) {
         let us = self.units.cpu.matmul_us(f64::from(self.rows), layer.router as f64).unwrap_or(0.0);
-        self.then(Queue::Cpu, What::Router, What::Router, us);
+        self.then(Queue::Cpu, TaskKind::Router, TaskKind::Router, us);
         let npu = self.units.npu_index();
         let load = |e: usize| loads.get(e).copied().unwrap_or(0);
         let graphs: Vec<(usize, u32, &[u32])> = table.map_or(Vec::new(), |t| {
@@ -200,9 +200,9 @@ impl<'a> Work<'a> {
         if kept == 0 {
             return;
         }
-        self.moved(What::Gather, 2, kept);
+        self.add_row_traffic(TaskKind::Gather, 2, kept);
         if padding > 0 {
-            self.moved(What::Pad, 1, padding);
+            self.add_row_traffic(TaskKind::Pad, 1, padding);
         }
         let start: Vec<usize> = self.last.into_iter().collect();
         let (all, mut ends) = (self.rows, Vec::new());
@@ -214,7 +214,7 @@ impl<'a> Work<'a> {
             let load_us = if resident { 0.0 } else { bytes as f64 * 1e-3 / self.constants.load_gb_per_s };
             self.rows = capacity.saturating_mul(experts.len() as u32);
             let first = self.tasks.len();
-            let at = self.launch(What::Experts, each * experts.len() as f64, load_us, before);
+            let at = self.launch(TaskKind::Experts, each * experts.len() as f64, load_us, before);
             self.tasks[first..].iter_mut().for_each(|t| t.index = Some(index as u32));
             before = vec![at];
             ends = vec![at];
@@ -225,11 +225,11 @@ impl<'a> Work<'a> {
             // No task comes between: one task is sufficient for all.
             let us = cold.iter().map(|&n| cost(n)).sum();
             self.rows = cold.iter().sum();
-            ends.push(self.push(Queue::Cpu, What::Experts, What::Experts, us, start));
+            ends.push(self.push(Queue::Cpu, TaskKind::Experts, TaskKind::Experts, us, start));
         } else {
             for (e, &n) in cold.iter().enumerate().filter(|(_, n)| **n > 0) {
                 self.rows = n;
-                let at = self.push(Queue::Cpu, What::Experts, What::Experts, cost(n), start.clone());
+                let at = self.push(Queue::Cpu, TaskKind::Experts, TaskKind::Experts, cost(n), start.clone());
                 self.tasks[at].index = Some(e as u32);
                 ends.push(at);
             }
@@ -237,6 +237,6 @@ impl<'a> Work<'a> {
         self.rows = all;
         let bytes = kept * self.model.hidden * F16 * 3;
         let us = bytes as f64 * 1e-3 / self.constants.copy_gb_per_s;
-        self.last = Some(self.push(Queue::Cpu, What::Scatter, What::Scatter, us, ends));
+        self.last = Some(self.push(Queue::Cpu, TaskKind::Scatter, TaskKind::Scatter, us, ends));
     }
 }

@@ -172,8 +172,9 @@ fn prepare(
     }
     require_calibration(config)?;
     if writes && Units::of(target.device()).is_some() {
-        cache_dir::path()
-            .map_err(|e| e.context("what writes artifacts for its units is installed in the cache folder"))?;
+        cache_dir::path().map_err(|e| {
+            e.context("the tools that write artifacts for its units are installed in the cache folder")
+        })?;
     }
     Ok(route)
 }
@@ -245,8 +246,8 @@ fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Vec<Decision>> 
     match inputs.config.weights.size {
         Size::Any => Ok(Vec::new()),
         Size::Auto | Size::Most(_) if inputs.units.is_some() => {
-            Err(Error::limit("`size` under `[weights]` and static graphs do not go together yet")
-                .hint("leave it out, or build for a target of the CPU alone"))
+            Err(Error::limit("`size` under `[weights]` is not supported for static graphs")
+                .hint("remove it, or build for a target with only a CPU"))
         }
         Size::Auto | Size::Most(_) => {
             let (formats, decisions) = mix::choose(inputs, progress)?;
@@ -267,7 +268,7 @@ fn idle(plan: &Plan, device: &Device) -> Option<String> {
     let idle: Vec<_> = idle.map(|unit| format!("`{}`", unit.name)).collect();
     let names = (!idle.is_empty()).then(|| idle.join(", "))?;
     Some(format!(
-        "nothing runs on {names} of `{}`: `moec explain BUNDLE` prints the costs, `[placement]` in `model.toml` decides otherwise",
+        "nothing runs on {names} of `{}`: `moec explain BUNDLE` shows the costs; `[placement]` in `model.toml` overrides the decision",
         device.name
     ))
 }
@@ -286,12 +287,12 @@ fn check_size(compiled: &Compiled<'_>, size: Size) -> Result<()> {
         return Ok(());
     }
     Err(Error::limit(format!(
-        "the weights take {} on `{}`, more than `size` under `[weights]` says",
+        "the weights take {} on `{}`, more than `size` under `[weights]` permits",
         human::bytes(bytes),
         compiled.target.name()
     ))
-    .because("its panels are wider than those of the machine that formats were chosen on")
-    .hint("say so much less under `size`"))
+    .because("the target's panels are wider than those of the machine on which formats were chosen")
+    .hint("reduce `size` by the difference"))
 }
 
 /// Placement of experts that `--gpu-experts` describes.
@@ -308,12 +309,12 @@ fn check_gpu_experts(device: &Device, percent: u8, target: &str) -> Result<()> {
         return Err(Error::usage(format!("`--gpu-experts` requires a GPU, and `{}` has none", device.name))
             .hint("`moec targets` lists targets with one; or leave `--gpu-experts` out"));
     }
-    let wanted = PlacementConfig {
+    let config = PlacementConfig {
         experts: gpu_experts(percent),
         policy: Some(moec_config::POLICY),
         ..PlacementConfig::defaults()
     };
-    gpu_expert_cache::check(&UnitList::of(device), &wanted).map_err(|why| {
+    gpu_expert_cache::check(&UnitList::of(device), &config).map_err(|why| {
         let hint = format!("{}; or leave `--gpu-experts` out", why.hint.clone().unwrap_or_default());
         let why = why.context(format!("`--gpu-experts {percent}%` cannot be used with `--target {target}`"));
         Error { fault: Fault::Usage, hint: Some(hint), ..why }
@@ -331,7 +332,7 @@ fn check_templates(checkpoint: &Checkpoint, progress: &Progress) -> Result<()> {
     for (name, template) in templates.all() {
         let refused = |e: moec_service::Error| {
             Error::input(format!("the chat template `{name}` of the checkpoint cannot be used: {}", e.what))
-                .hint("mend or remove `chat_template` in `tokenizer_config.json` or `chat_template.jinja`")
+                .hint("correct or remove `chat_template` in `tokenizer_config.json` or `chat_template.jinja`")
         };
         if let Some(why) = template.check().map_err(refused)? {
             progress.warn(&format!("the chat template `{name}` cannot be used: {}", why.what));
@@ -348,7 +349,7 @@ fn check_sampling(checkpoint: &Checkpoint) -> Result<()> {
     let Some(bytes) = checkpoint.sampling()? else { return Ok(()) };
     moec_service::sampling::parse(&bytes).map(|_| ()).map_err(|why| {
         Error::input(format!("the options of sampling in `generation_config.json` cannot be used: {why}"))
-            .hint("mend or remove the key")
+            .hint("correct or remove the key")
     })
 }
 

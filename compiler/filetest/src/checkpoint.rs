@@ -1,4 +1,5 @@
-//! A checkpoint from a page: a `config.json`, and names and shapes of tensors, whose numbers are all zero.
+//! A checkpoint from the text of a filetest: a `config.json`, and names and shapes of tensors, which are all
+//! zero.
 
 use moec_base::error::{Error, Result, io_error};
 use moec_base::scratch::Scratch;
@@ -6,14 +7,13 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Bytes that all tensors of such a checkpoint may have: it is for small ones.
+/// Size limit of all tensors of such a checkpoint.
 const MOST: u64 = 16 << 20;
 
-/// Writes the checkpoint into a folder that goes away. `tensors` has a line `NAME: bf16[ROWS, COLUMNS]` for
-/// each.
+/// Writes the checkpoint into a temporary folder. `tensors` has a line `NAME: bf16[ROWS, COLUMNS]` for each.
 ///
 /// # Errors
-/// An invalid line, with its place in the file at `path`; a failed write.
+/// Fails if a line is invalid, with its place in the file at `path`, or a write fails.
 pub(super) fn write(config: &str, tensors: &str, path: &Path) -> Result<Scratch> {
     let mut header = Map::new();
     let mut end = 0_u64;

@@ -1,25 +1,30 @@
-//! Filetests: one pass on one small file, which holds what goes in and what comes out.
+//! Filetests: one pass on one small file, which has the input and the expected output of the pass.
 //!
 //! ```text
 //! ;! pass: prefetch_experts         the pass
 //! ;! memory.budget = "17 MiB"       its options, as in model.toml
 //! ; What the file shows.
 //!
-//! ;! graph                          what goes in
+//! ;! graph                          the input
 //! weight @embed: …
-//! ;! expect                         what comes out; `expect error` if it must fail
+//! ;! expect                         the expected output; `expect error` if the pass must fail
 //! …
 //! ```
 //!
 //! A file goes through the same list as any compilation ([`moec_pipeline::PIPELINE`]), with the verifier
-//! before and after each pass. What goes in is a `graph`, for passes that decide places also the `loads` of
-//! experts and the `placement` as it is before the pass, for `threshold` the `thresholds`, `LAYER =
-//! THRESHOLD` each, for `cluster` which neurons are `hot`. In place of a Graph a checkpoint can stand, its
-//! `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a Graph, too,
-//! and run after those from `layout` on: kernels, and who writes what, stand in no text. What comes out is
-//! then what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 by default; a
-//! device file in the same folder if it ends in `.toml`), `from`, the first pass to run, and `show: changes`,
-//! for what a pass changed of a Graph.
+//! before and after each pass. The inputs are:
+//!
+//! * a `graph`;
+//! * for passes that decide the placement, the `loads` of experts and the earlier `placement`;
+//! * for `threshold`, the `thresholds` of layers, each as `LAYER = THRESHOLD`;
+//! * for `cluster`, the `hot` neurons;
+//! * for `lower`, the `config` and the `tensors` of a checkpoint in place of a Graph.
+//!
+//! Passes that change a Plan also begin with a Graph, and run after the passes from `layout` on, because a
+//! Plan has no text form with all of its data. Their output is the changes of the Plan, line by line.
+//!
+//! Further keys of the header: `target` (x86-64-v3 by default; a device file in the same folder if it ends in
+//! `.toml`), `from` (the first pass to run), and `show: changes` (the changes of a Graph instead of all of it).
 #![expect(clippy::cast_possible_truncation, reason = "small graphs of tests")]
 
 mod checkpoint;
@@ -67,14 +72,14 @@ impl Filetest {
     /// Reads a file. `name` is the pass, in place of the one that the header names.
     ///
     /// # Errors
-    /// A file that cannot be read, an invalid header, no such pass.
+    /// Fails if the file cannot be read, its header is invalid, or the pass does not exist.
     pub fn read(path: &Path, name: Option<&str>) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|e| io_error("read", path, &e))?;
         let sections = Sections::parse(&text, path)?;
         let named = name.map(moec_pipeline::find).transpose()?;
         let pass = named.map_or_else(|| sections.pass("pass", path), |pass| Ok(Some(pass)))?;
         let pass = pass.ok_or_else(|| {
-            Error::input(format!("`{}` names no pass", path.display()))
+            Error::input(format!("`{}` does not name a pass", path.display()))
                 .hint("write `;! pass: NAME` into its first line")
         })?;
         let from = match sections.pass("from", path)? {
@@ -94,14 +99,14 @@ impl Filetest {
     /// Output of the pass.
     ///
     /// # Errors
-    /// What is wrong with the input, and what the pass says.
+    /// Fails if the input is invalid, or the pass fails.
     pub fn run(&self) -> Result<String> {
         let config = Config::parse(&self.sections.settings, &self.path)?;
         let name = self.sections.key("target").unwrap_or(TARGET);
         // A device file is in the same folder as the file that names it.
-        let beside = self.path.with_file_name(name);
+        let sibling = self.path.with_file_name(name);
         let is_file = Path::new(name).extension().is_some_and(|e| e == "toml");
-        let name = if is_file { &*beside.to_string_lossy() } else { name };
+        let name = if is_file { &*sibling.to_string_lossy() } else { name };
         let device = moec_targets::device(name)?;
         let target = moec_targets::target_of(&device, name)?.with_activations(config.weights.activations);
         match self.sections.input("graph") {
@@ -114,7 +119,7 @@ impl Filetest {
         let input = |name: &str| {
             self.sections.input(name).ok_or_else(|| {
                 Error::input(format!("`{}` has no section `{name}`", self.path.display()))
-                    .hint("what goes in is a `graph`, or `config` and `tensors` of a checkpoint")
+                    .hint("the input is a `graph`, or `config` and `tensors` of a checkpoint")
             })
         };
         let folder = checkpoint::write(input("config")?, input("tensors")?, &self.path)?;
@@ -187,7 +192,7 @@ impl Filetest {
         let given: Hot = toml::from_str(text).map_err(|e| {
             Error::input(format!("the hot neurons of `{}` are wrong", self.path.display())).because(e)
         })?;
-        let of = |HotOf { layer, neurons, batches, hottest }: HotOf| {
+        let of = |LayerHotNeurons { layer, neurons, batches, hottest }: LayerHotNeurons| {
             let batches = batches.iter().map(|&[batch, neurons]| HotBatch { batch, neurons }).collect();
             let order = |own: Vec<u32>| {
                 let others: Vec<u32> = (0..neurons).filter(|n| !own.contains(n)).collect();
@@ -204,10 +209,12 @@ impl Filetest {
         };
         let given: CalibrationLoads = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
         let mut layers = Vec::new();
-        for GivenLayer { layer, k, samples, tokens } in given.layer {
+        for LayerSamples { layer, k, samples, tokens } in given.layer {
             let experts = samples.first().map_or(0, Vec::len);
             if experts == 0 || samples.iter().any(|s| s.len() != experts) {
-                return Err(wrong(format!("layer {layer} has not as many experts in every chunk")));
+                return Err(wrong(format!(
+                    "layer {layer} does not have the same number of experts in every chunk"
+                )));
             }
             let of = |e: usize| samples.iter().map(|s| u64::from(s[e])).sum();
             let chosen: Vec<u64> = (0..experts).map(of).collect();
@@ -234,29 +241,29 @@ impl Filetest {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hot {
-    layer: Vec<HotOf>,
+    layer: Vec<LayerHotNeurons>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HotOf {
+struct LayerHotNeurons {
     layer: u32,
     neurons: u32,
     batches: Vec<[u32; 2]>,
     hottest: Vec<Vec<u32>>,
 }
 
-/// Loads that a calibration would have seen: for every layer how many tokens of each chunk chose each expert.
+/// Loads as calibration records them: by layer and chunk, the number of tokens that chose each expert.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CalibrationLoads {
     chunk: u32,
-    layer: Vec<GivenLayer>,
+    layer: Vec<LayerSamples>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GivenLayer {
+struct LayerSamples {
     layer: u32,
     k: u32,
     samples: Vec<Vec<u32>>,
@@ -301,41 +308,41 @@ fn model_of(module: &Module) -> ModelInfo {
     }
 }
 
-/// Lines that differ, without context; where as many go as come, each beside what takes its place.
+/// Lines that differ, without context. If as many lines are removed as added, they are shown in pairs.
 fn changes(before: &str, after: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (before.lines().collect(), after.lines().collect());
     let diff = TextDiff::from_slices(&old, &new);
     let mut lines = Vec::new();
     for op in diff.ops() {
-        let gone = op.old_range().map(|i| format!("- {}", old[i]));
-        let come = op.new_range().map(|i| format!("+ {}", new[i]));
+        let removed = op.old_range().map(|i| format!("- {}", old[i]));
+        let added = op.new_range().map(|i| format!("+ {}", new[i]));
         match op.tag() {
             DiffTag::Equal => {}
             DiffTag::Replace if op.old_range().len() == op.new_range().len() => {
-                lines.extend(gone.zip(come).flat_map(|(gone, come)| [gone, come]));
+                lines.extend(removed.zip(added).flat_map(|(removed, added)| [removed, added]));
             }
-            _ => lines.extend(gone.chain(come)),
+            _ => lines.extend(removed.chain(added)),
         }
     }
     if lines.is_empty() { UNCHANGED.to_owned() } else { lines.join("\n") }
 }
 
 /// An error with its causes and its hint, each on a line.
-fn said(e: &Error) -> String {
+fn error_text(e: &Error) -> String {
     let causes = e.causes.iter().map(|cause| format!("  caused by: {cause}"));
     let hint = e.hint.iter().map(|hint| format!("hint: {hint}"));
     let lines = std::iter::once(format!("error: {}", e.message)).chain(causes).chain(hint);
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Checks that a file's pass gives what the file expects. With `bless` the file is written anew instead.
+/// Checks that a file's pass gives what the file expects. With `bless` the file is rewritten instead.
 ///
 /// # Errors
-/// A file that cannot be read or written; an output that differs, with the difference.
+/// Fails if the file cannot be read or written, or the output differs; the message has the difference.
 pub fn check(path: &Path, bless: bool) -> Result<()> {
     let test = Filetest::read(path, None)?;
     // Messages name the file as it was called.
-    let output = test.run().map_err(|e| said(&e).replace(&path.display().to_string(), "FILE"));
+    let output = test.run().map_err(|e| error_text(&e).replace(&path.display().to_string(), "FILE"));
     let front = &test.sections.front;
     let found = with_expectation(front, &output);
     if bless {
@@ -351,7 +358,7 @@ pub fn check(path: &Path, bless: bool) -> Result<()> {
         return Ok(());
     }
     let diff = TextDiff::from_lines(&expected, &found);
-    Err(Error::input(format!("`{}` expects something else of `{}`", path.display(), test.pass.name))
+    Err(Error::input(format!("`{}` expects another output of `{}`", path.display(), test.pass.name))
         .because(diff.unified_diff().header("expected", "found").to_string())
-        .hint("if that is right, `MOEC_BLESS=1` writes the file anew; read the difference"))
+        .hint("read the difference; if the new output is right, `MOEC_BLESS=1` rewrites the file"))
 }

@@ -1,11 +1,11 @@
-//! The text of a filetest: a header, what goes in, what comes out.
+//! The text of a filetest: a header, the inputs, the expected output.
 
 use moec_base::error::{Error, Result};
 use std::fmt::Write as _;
 use std::path::Path;
 
 /// Prefix of lines that are not of a text form, to which they are comments.
-const MARK: &str = ";!";
+const HEADER_PREFIX: &str = ";!";
 
 /// Inputs, by the names of the sections.
 const INPUTS: [&str; 7] = ["graph", "placement", "loads", "thresholds", "hot", "config", "tensors"];
@@ -28,10 +28,10 @@ pub(super) struct Sections {
 }
 
 impl Sections {
-    /// Takes a text apart. One without sections is a Graph.
+    /// Splits a text into sections. A text without sections is a Graph.
     ///
     /// # Errors
-    /// A line that means nothing, with its place.
+    /// Fails if a line is invalid, with its place.
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self> {
         let mut found = Self::default();
         let plain = !text.lines().any(|l| section(l).is_some());
@@ -53,17 +53,17 @@ impl Sections {
                 }
                 found.inputs.push((name.to_owned(), "\n".repeat(i + 1)));
                 now = Some(name.to_owned());
-            } else if let Some(said) = line.strip_prefix(MARK) {
+            } else if let Some(directive) = line.strip_prefix(HEADER_PREFIX) {
                 if now.is_some() && !plain {
-                    return Err(wrong(format!("there is no section `{}`", said.trim()))
+                    return Err(wrong(format!("there is no section `{}`", directive.trim()))
                         .hint(format!("sections are {}, expect, expect error", INPUTS.join(", "))));
                 }
-                found.header(said, i, &wrong)?;
+                found.header(directive, i, &wrong)?;
             } else if let Some((_, text)) = found.inputs.last_mut().filter(|_| now.is_some()) {
                 let _ = writeln!(text, "{line}");
             } else if !(line.trim().is_empty() || line.starts_with(';')) {
                 return Err(wrong("expected a comment or a section".into())
-                    .hint(format!("a section begins with a line `{MARK} graph`")));
+                    .hint(format!("a section begins with a line `{HEADER_PREFIX} graph`")));
             }
             let _ = writeln!(found.front, "{line}");
         }
@@ -71,8 +71,8 @@ impl Sections {
     }
 
     /// A line of the header: a key of its own, or one of `model.toml`.
-    fn header(&mut self, said: &str, line: usize, wrong: &dyn Fn(String) -> Error) -> Result<()> {
-        let own = said.split_once(':').filter(|(key, _)| !key.contains('='));
+    fn header(&mut self, directive: &str, line: usize, wrong: &dyn Fn(String) -> Error) -> Result<()> {
+        let own = directive.split_once(':').filter(|(key, _)| !key.contains('='));
         if let Some((key, value)) = own.map(|(k, v)| (k.trim(), v.trim())) {
             if !KEYS.contains(&key) {
                 return Err(wrong(format!("there is no key `{key}`")).hint(format!(
@@ -81,19 +81,19 @@ impl Sections {
                 )));
             }
             if key == "show" && value != "changes" {
-                return Err(wrong(format!("there is nothing called `{value}` to show"))
-                    .hint("write `show: changes`, or leave it out and see all"));
+                return Err(wrong(format!("`{value}` is not a value of `show`"))
+                    .hint("write `show: changes`, or leave it out to show the whole output"));
             }
             if self.key(key).is_some() {
-                return Err(wrong(format!("`{key}` is there twice")));
+                return Err(wrong(format!("`{key}` is given twice")));
             }
             self.keys.push((line, key.to_owned(), value.to_owned()));
-        } else if said.contains('=') {
+        } else if directive.contains('=') {
             let filled = self.settings.matches('\n').count();
             self.settings += &"\n".repeat(line.saturating_sub(filled));
-            let _ = writeln!(self.settings, "{}{said}", " ".repeat(MARK.len()));
+            let _ = writeln!(self.settings, "{}{directive}", " ".repeat(HEADER_PREFIX.len()));
         } else {
-            return Err(wrong(format!("expected `key: value`, found `{}`", said.trim()))
+            return Err(wrong(format!("expected `key: value`, found `{}`", directive.trim()))
                 .hint("options of passes are those of `model.toml`: `memory.prefetch = 1`"));
         }
         Ok(())
@@ -114,7 +114,7 @@ impl Sections {
         moec_pipeline::find(name).map(Some).map_err(at)
     }
 
-    /// A section of what goes in.
+    /// An input section.
     pub(super) fn input(&self, name: &str) -> Option<&str> {
         self.inputs.iter().find(|(n, _)| n == name).map(|(_, text)| text.as_str())
     }
@@ -122,7 +122,7 @@ impl Sections {
 
 /// The name of the section that a line begins.
 fn section(line: &str) -> Option<&str> {
-    let name = line.strip_prefix(MARK)?.trim();
+    let name = line.strip_prefix(HEADER_PREFIX)?.trim();
     (INPUTS.contains(&name) || ["expect", "expect error"].contains(&name)).then_some(name)
 }
 
@@ -132,5 +132,5 @@ pub(super) fn with_expectation(front: &str, output: &Result<String, String>) -> 
         Ok(text) => ("expect", text),
         Err(text) => ("expect error", text),
     };
-    format!("{front}{MARK} {word}\n{}\n", text.trim_matches('\n').trim_end())
+    format!("{front}{HEADER_PREFIX} {word}\n{}\n", text.trim_matches('\n').trim_end())
 }

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_a_list_or_a_file() {
+    fn chat_template_is_read_from_text_list_or_file() {
         assert_eq!(of(None, "{}").unwrap(), None);
         let one = r#"{"chat_template": "a", "bos_token": "<s>", "eos_token": {"content": "</s>", "special": true}, "pad_token": null}"#;
         let tokens = json!({"bos_token": "<s>", "eos_token": "</s>"});

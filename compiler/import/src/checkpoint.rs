@@ -167,7 +167,7 @@ impl Checkpoint {
     }
 
     /// The recorder of requested tensors, for a checkpoint without tensors.
-    pub(super) fn requested(&self) -> Option<&containers::requested::Requested> {
+    pub(super) fn requested(&self) -> Option<&containers::weightless::RequestedTensors> {
         self.container.requested()
     }
 
@@ -182,7 +182,7 @@ impl Checkpoint {
             Encoding::Coded(coded) => quantised::of(&coded.layout)?.format(coded, &leaf.shape),
             Encoding::Plain => {
                 let row = encodings::of(self.encodings(), &self.get(&leaf.tensor)?.dtype)?;
-                row.same.map(|same| same.format)
+                row.native_format.map(|native| native.format)
             }
         }
     }
@@ -241,7 +241,7 @@ impl Checkpoint {
     }
 
     /// Makes the operating system prefetch bytes of a tensor that will be read soon.
-    pub(super) fn will_read(&self, t: &Tensor, bytes: Range<usize>) {
+    pub(super) fn will_read_bytes(&self, t: &Tensor, bytes: Range<usize>) {
         self.container.will_read(t, bytes);
     }
 

@@ -53,14 +53,14 @@ impl<'a> Base<'a> {
     /// Fails if keys are missing or wrong, or activations or quantisations are not supported.
     pub fn read(config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
         let glu = Glu::Gated(activation(config)?);
-        Self::joined_by(glu, config, checkpoint)
+        Self::read_with_glu(glu, config, checkpoint)
     }
 
     /// Reads the sizes. The family says how gate and up are combined, so `hidden_act` is ignored.
     ///
     /// # Errors
     /// Fails if keys are missing or wrong, or quantisations are not supported.
-    pub fn joined_by(glu: Glu, config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
+    pub fn read_with_glu(glu: Glu, config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
         let heads = config.size(&["num_attention_heads"])?;
         let kv_heads = config.opt_size(&["num_key_value_heads", "num_attention_groups"])?.unwrap_or(heads);
         if !heads.n.is_multiple_of(kv_heads.n) {
@@ -136,10 +136,10 @@ impl<'a> Base<'a> {
     ///
     /// # Errors
     /// Fails if tensors do not fit the config.
-    pub fn sandwich(&self, layer: usize, [before, behind]: [&str; 2], mixer: Mixer) -> Result<Block> {
+    pub fn sandwich(&self, layer: usize, [before, after]: [&str; 2], mixer: Mixer) -> Result<Block> {
         let at = self.layer(layer);
         let norm = Some(self.rms_norm(&format!("{at}.{before}"))?);
-        let post_norm = Some(self.rms_norm(&format!("{at}.{behind}"))?);
+        let post_norm = Some(self.rms_norm(&format!("{at}.{after}"))?);
         Ok(Block { norm, mixers: vec![mixer], post_norm })
     }
 
@@ -147,7 +147,7 @@ impl<'a> Base<'a> {
     ///
     /// # Errors
     /// Fails for another kind, and if the list is missing or too short.
-    pub fn kinds(&self, kinds: [&'static str; 2]) -> Result<impl Fn(usize) -> bool + use<>> {
+    pub fn is_first_kind(&self, kinds: [&'static str; 2]) -> Result<impl Fn(usize) -> bool + use<>> {
         let c = self.config;
         let types = c.opt_texts("layer_types")?.unwrap_or_default();
         if let Some(other) = types.iter().find(|t| !kinds.contains(&t.as_str())) {
@@ -155,7 +155,7 @@ impl<'a> Base<'a> {
         }
         if types.len() < self.layers {
             return Err(Error::input(format!(
-                "{} has {} entries, and the model has {} layers",
+                "{} has {} entries, but the model has {} layers",
                 c.name("layer_types"),
                 types.len(),
                 self.layers
@@ -337,8 +337,8 @@ impl<'a> Base<'a> {
         Ok((bos, ids("eos_token_id")?.unwrap_or_default()))
     }
 
-    /// A warning about predictors of neurons. The code of TurboSparse-Mistral skips neurons that its
-    /// predictor says are 0. Here all neurons are computed, so the result has no mistakes of a predictor.
+    /// A warning about predictors of neurons. TurboSparse-Mistral's own code skips neurons that its predictor
+    /// marks as inactive. Here all neurons are computed, so the result has no prediction errors.
     fn predictors(&self) -> Option<String> {
         let rest = self.tensors.rest();
         let mut found = rest.into_iter().filter(|name| name.contains(PREDICTOR));
@@ -363,10 +363,10 @@ impl<'a> Base<'a> {
     /// A warning about the vision part of a model.
     fn vision(&self) -> Option<String> {
         let rest = self.tensors.rest();
-        match rest.iter().filter(|name| sees(name)).count() {
+        match rest.iter().filter(|name| is_vision(name)).count() {
             0 => None,
             n => Some(format!(
-                "the model also sees: {n} tensors of its vision are not used, it reads text alone"
+                "the vision part of the model ({n} tensors) is not used: moec runs the text part alone"
             )),
         }
     }
@@ -379,7 +379,7 @@ impl<'a> Base<'a> {
             let layer = layers.and_then(|rest| rest.split('.').next()?.parse().ok());
             layer.is_some_and(|l: usize| l >= self.layers)
                 || name.starts_with(AHEAD)
-                || sees(name)
+                || is_vision(name)
                 || is_of_activations(name)
                 || name.ends_with(".rotary_emb.inv_freq")
                 || name.contains(PREDICTOR)
@@ -419,7 +419,7 @@ const HEADS: [&str; 2] = ["lm_head.weight", "language_model.lm_head.weight"];
 const AHEAD: &str = "mtp.";
 
 /// Whether a tensor belongs to the vision part of a model.
-fn sees(name: &str) -> bool {
+fn is_vision(name: &str) -> bool {
     const PARTS: [&str; 5] =
         ["visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "vit_large_projector."];
     let name = name.strip_prefix("model.").unwrap_or(name);

@@ -261,7 +261,7 @@ impl Config {
         let Some(list) = self.list(key, "a list of 0 and 1", switch)? else { return Ok(None) };
         if list.len() != layers {
             let message =
-                format!("{} has {} entries, and the model has {layers} layers", self.name(key), list.len());
+                format!("{} has {} entries, but the model has {layers} layers", self.name(key), list.len());
             return Err(Error::input(message).hint(DAMAGED));
         }
         Ok(Some(list))
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_only_python_writes_count_as_absent() {
+    fn nan_and_infinity_in_json_count_as_absent() {
         let text =
             br#"{"a": NaN, "b": [0.5, -Infinity, Infinity], "c": "NaN \" Infinity", "d": "\\", "e": NaN}"#;
         let config = Config::parse("config.json", text).unwrap();

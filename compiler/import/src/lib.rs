@@ -42,7 +42,7 @@ pub fn open(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSp
     Ok((checkpoint, spec))
 }
 
-/// Names and shapes of the tensors that a checkpoint with this `config.json` has. `there` is the suffixes of
+/// Names and shapes of the tensors that a checkpoint with this `config.json` has. `optional` is the suffixes of
 /// optional tensors that exist, since families choose between spellings by them (`experts.gate_up_proj`:
 /// experts are stacked).
 ///
@@ -50,12 +50,13 @@ pub fn open(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSp
 /// Those of [`read`] that do not need tensors.
 pub fn tensors_of(
     config: serde_json::Map<String, serde_json::Value>,
-    there: &'static [&'static str],
+    optional: &'static [&'static str],
 ) -> Result<Vec<(String, Vec<usize>)>> {
-    let container = containers::requested::Imagined::new(Config::of("config.json", config), there);
+    let container =
+        containers::weightless::WeightlessCheckpoint::new(Config::of("config.json", config), optional);
     let checkpoint = Checkpoint::of(Box::new(container), &ImportOptions::default());
     read(&checkpoint)?;
-    Ok(checkpoint.requested().map_or_else(Vec::new, containers::requested::Requested::all))
+    Ok(checkpoint.requested().map_or_else(Vec::new, containers::weightless::RequestedTensors::all))
 }
 
 /// Reads the specification of a checkpoint.

@@ -47,7 +47,7 @@ impl Shapes {
     /// Rows and kind of the states of an attention with a window of `window` positions. The state is a ring
     /// if that is shorter than the context. All rows of a call are written before the first one is read back,
     /// and kernels write whole blocks.
-    pub fn kept(&self, window: Option<usize>) -> (usize, StateKind) {
+    pub fn kv_state(&self, window: Option<usize>) -> (usize, StateKind) {
         let ring = window.zip(self.rings).and_then(|(window, block)| {
             let most = self.entries().map(|(kind, _)| kind.rows()).max().unwrap_or(1);
             let rows = window.checked_add(most - 1)?.checked_next_multiple_of(block)?;
@@ -88,7 +88,8 @@ pub fn lower(spec: &ModelSpec, shapes: &Shapes) -> Result<Module> {
             kind,
             g: GraphBuilder::new(&mut module, kind, out_rows),
             angles: Vec::new(),
-            read: [None; 2],
+            previous_input: None,
+            latest_input: None,
         };
         let logits = lowering.model().map_err(bug)?;
         lowering.g.finish(logits).map_err(bug)?;
@@ -127,8 +128,10 @@ pub struct Lowering<'a, 'm> {
     pub g: GraphBuilder<'m>,
     /// Angles of each rotation, shared by layers.
     angles: Vec<(&'a Rope, ValueId)>,
-    /// Operands of the last block of the previous layer, and of the latest block.
-    read: [Option<ValueId>; 2],
+    /// Operand of the last block of the previous layer.
+    previous_input: Option<ValueId>,
+    /// Operand of the latest block.
+    latest_input: Option<ValueId>,
 }
 
 impl<'a> Lowering<'a, '_> {
@@ -176,7 +179,7 @@ impl<'a> Lowering<'a, '_> {
         if let Some(part) = layer.mixers().map(|m| m.of().part()).find(|part| !parts.insert(part.clone())) {
             return Err(TypeError::new(format!("layers.{i}"), format!("two mixers are its `{part}`")));
         }
-        self.read[0] = self.read[1];
+        self.previous_input = self.latest_input;
         let x = layer.blocks.iter().try_fold(input, |x, block| self.block(i, block, input, x))?;
         let Some(scale) = &layer.scale else { return Ok(x) };
         let scale = self.weight(&format!("layers.{i}.scale"), WeightClass::Exact, scale)?;
@@ -195,8 +198,8 @@ impl<'a> Lowering<'a, '_> {
             Some(norm) => self.norm(&format!("{scope}.norm"), norm, x)?,
             None => x,
         };
-        let rows = Rows { normed: h, block: x, layer: input, before: self.read[0] };
-        self.read[1] = Some(h);
+        let rows = Rows { normed: h, block: x, layer: input, before: self.previous_input };
+        self.latest_input = Some(h);
         let mut sum = self.mixer(i, first, rows)?;
         for mixer in rest {
             let y = self.mixer(i, mixer, rows)?;
@@ -300,7 +303,7 @@ impl<'a> Lowering<'a, '_> {
         window: Option<usize>,
         x: ValueId,
     ) -> LowerResult<Operand> {
-        let (rows, kind) = self.shapes.kept(window);
+        let (rows, kind) = self.shapes.kv_state(window);
         let state = self.state(name, kind, [heads, rows, dim]);
         let inputs = [state.into(), x.into(), Graph::POS.into(), Graph::SLOT.into()];
         Ok(self.g.one(Op::CacheWrite, &inputs)?.into())

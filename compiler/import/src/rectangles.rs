@@ -35,10 +35,10 @@ impl Checkpoint {
         let axis = |i: usize| leaf.shape.iter().rev().nth(i).copied().unwrap_or(1);
         let extent = (axis(1), axis(0));
         let ordered = rows.start <= rows.end && cols.start <= cols.end;
-        let wanted = rows.len().checked_mul(cols.len());
+        let area = rows.len().checked_mul(cols.len());
         let within = matrix < axis(2) && rows.end <= extent.0 && cols.end <= extent.1;
         let sized = leaf.shape.iter().try_fold(4_usize, |n, &d| n.checked_mul(d));
-        if !ordered || !within || wanted != Some(numbers) || leaf.shape.len() > 3 || sized.is_none() {
+        if !ordered || !within || area != Some(numbers) || leaf.shape.len() > 3 || sized.is_none() {
             return Err(Error::bug(format!(
                 "rectangle [{matrix}, {rows:?}, {cols:?}] of {numbers} numbers requested of tensor `{}` {:?}",
                 leaf.tensor, leaf.shape
@@ -125,12 +125,12 @@ impl Checkpoint {
     }
 
     /// Copies codes and scales of a rectangle; returns `false` if a number is not finite.
-    fn take(
+    fn copy_codes(
         &self,
         leaf: &Leaf,
         at: &Rect,
         numbers: &Numbers<'_>,
-        take: encodings::coded::Take,
+        take: encodings::coded::DecodeCodes,
         out: &mut [u8],
     ) -> Result<bool> {
         for (i, out) in out.as_chunks_mut().0.chunks_exact_mut(at.cols.len()).enumerate() {
@@ -209,31 +209,33 @@ impl Source for Checkpoint {
             return Ok(decoder.take(format, at.matrix, at.rows, at.cols, out.as_chunks_mut().0));
         }
         let Ok(numbers) = self.numbers(leaf) else { return Ok(false) };
-        let Some(same) = numbers.encoding.same.filter(|same| same.format == format) else { return Ok(false) };
+        let Some(native) = numbers.encoding.native_format.filter(|native| native.format == format) else {
+            return Ok(false);
+        };
         let at = Self::rect(leaf, matrix, rows, cols, out.len() / format.stored_bytes().max(1))?;
         if out.is_empty() {
             return Ok(true);
         }
         self.touch(at.rows.len().saturating_mul(numbers.pitch));
-        Ok(match same.taken {
+        Ok(match native.conversion {
             Conversion::Whole(all_finite) => self.copy(leaf, &at, &numbers, all_finite, out)?,
-            Conversion::Coded(take) => self.take(leaf, &at, &numbers, take, out)?,
+            Conversion::Coded(take) => self.copy_codes(leaf, &at, &numbers, take, out)?,
         })
     }
 
-    fn expect(&self, leaf: &Leaf, matrix: usize, rows: Range<usize>, cols: Range<usize>) {
+    fn will_read(&self, leaf: &Leaf, matrix: usize, rows: Range<usize>, cols: Range<usize>) {
         let numbers = rows.len().saturating_mul(cols.len());
         let at = Self::rect(leaf, matrix, rows, cols, numbers);
         let Ok(at) = at else { return };
         if let Stored::Coded(coded) = &leaf.encoding {
             if let (Ok(decoder), Ok(tensor)) = (Decoder::of(self, leaf, coded), self.tensor(&leaf.tensor)) {
-                self.will_read(tensor, decoder.bytes(at.matrix, &at.rows));
+                self.will_read_bytes(tensor, decoder.bytes(at.matrix, &at.rows));
             }
             return;
         }
         let Ok(Numbers { tensor, pitch, .. }) = self.numbers(leaf) else { return };
         let first = at.matrix * at.extent.0 + at.rows.start;
-        self.will_read(tensor, first * pitch..(first + at.rows.len()) * pitch);
+        self.will_read_bytes(tensor, first * pitch..(first + at.rows.len()) * pitch);
     }
 }
 
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_stored_in_the_format_are_copied() {
+    fn numbers_already_in_the_format_are_copied() {
         let folder = tempfile::tempdir().unwrap();
         let bytes = |dtype: Dtype, x: f32| match dtype {
             Dtype::F32 => x.to_le_bytes().to_vec(),
@@ -299,7 +301,7 @@ mod tests {
                     cell(i % cols.len() * rows.len() + i / cols.len()) == &want[i * size..][..size]
                 };
                 assert!(!done || (0..n).all(same));
-                checkpoint.expect(&leaf, matrix, rows, cols);
+                checkpoint.will_read(&leaf, matrix, rows, cols);
             }
             let mut out = [0; 15 * 4];
             for other in Format::ALL.into_iter().filter(|f| *f != format) {
@@ -307,7 +309,7 @@ mod tests {
             }
             assert!(checkpoint.stored(&leaf, format, 2, 0..3, 0..5, &mut out[..15 * size]).is_err());
             assert!(checkpoint.stored(&leaf, format, 0, 0..3, 0..5, &mut out[..14 * size]).is_err());
-            checkpoint.expect(&leaf, 7, 0..usize::MAX, 0..9);
+            checkpoint.will_read(&leaf, 7, 0..usize::MAX, 0..9);
             let slice = WeightExpr::Slice {
                 axis: Axis::Cols,
                 start: 0,

@@ -29,7 +29,7 @@ fn plain() {
 }
 
 #[test]
-fn theta_comes_from_the_section_first() {
+fn theta_of_rope_scaling_has_precedence() {
     check(json!({"type": "linear", "factor": 1.0, "rope_theta": 16.0}), 8, &[1.0, 0.5, 0.25, 0.125]);
 }
 
@@ -116,7 +116,7 @@ fn longrope() {
 }
 
 #[test]
-fn the_original_context_may_stand_outside_of_the_section() {
+fn original_context_is_also_read_outside_of_rope_scaling() {
     let text = json!({
         "max_position_embeddings": 131_072, "original_max_position_embeddings": 4096,
         "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},

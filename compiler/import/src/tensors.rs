@@ -3,7 +3,7 @@
 use super::checkpoint::Checkpoint;
 use super::config::{Config, Size};
 use super::encodings::squeezed;
-use super::quantised::{self, Way, named};
+use super::quantised::{self, LayoutSpec, named};
 use super::spec::{Norm, Projection};
 use moec_base::error::{Error, Result};
 use moec_ir::{Axis, Elementwise, Encoding, Leaf, WeightExpr};
@@ -51,7 +51,7 @@ impl Dim {
     }
 
     /// Twice the extent.
-    pub fn twice(&self) -> Self {
+    pub fn doubled(&self) -> Self {
         Self { n: self.n.saturating_mul(2), why: format!("2 · {}", self.why) }
     }
 }
@@ -60,9 +60,9 @@ impl Dim {
 pub struct Tensors<'a> {
     checkpoint: &'a Checkpoint,
     /// Possible quantisations of weights.
-    ways: Vec<Way>,
+    layouts: Vec<LayoutSpec>,
     /// Number of parameters of each tensor that was read.
-    taken: RefCell<HashMap<String, u64>>,
+    read_parameters: RefCell<HashMap<String, u64>>,
 }
 
 impl<'a> Tensors<'a> {
@@ -71,9 +71,9 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// Fails if a quantisation is not supported.
     pub fn new(config: &Config, checkpoint: &'a Checkpoint) -> Result<Self> {
-        let of_part = quantised::ways(config)?;
-        let ways = if of_part.is_empty() { quantised::ways(checkpoint.config())? } else { of_part };
-        Ok(Self { checkpoint, ways, taken: RefCell::default() })
+        let of_part = quantised::layouts(config)?;
+        let specs = if of_part.is_empty() { quantised::layouts(checkpoint.config())? } else { of_part };
+        Ok(Self { checkpoint, layouts: specs, read_parameters: RefCell::default() })
     }
 
     /// The checkpoint.
@@ -91,46 +91,46 @@ impl<'a> Tensors<'a> {
 
     /// The shape of a tensor; for a quantised one, the shape for which its words have room.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        let Some((way, codes)) = self.quantised(name).next() else {
+        let Some((layout_spec, codes)) = self.quantised(name).next() else {
             return self.checkpoint.get(name).map(|t| t.shape.clone());
         };
         let mut shape = self.checkpoint.get(&codes)?.shape.clone();
-        let (packing, axes) = (&way.layout.codes, shape.len());
+        let (packing, axes) = (&layout_spec.layout.codes, shape.len());
         let axis = axes.checked_sub(if packing.by_rows() { 2 } else { 1 })?;
         let of = shape.get_mut(axis)?;
-        *of = of.checked_mul(packing.codes(way.bits))?;
-        if way.layout.transposed {
+        *of = of.checked_mul(packing.codes(layout_spec.bits))?;
+        if layout_spec.layout.transposed {
             shape.swap(axes.checked_sub(2)?, axes - 1);
         }
         Some(shape)
     }
 
     /// The layouts that fit the type of a weight's codes, each with the name of the codes.
-    fn quantised(&self, name: &str) -> impl Iterator<Item = (&Way, String)> {
-        self.ways.iter().filter_map(move |way| {
-            let codes = named(name, way.layout.codes.suffix);
-            let is = self.checkpoint.get(&codes)?.dtype == way.layout.codes.dtype;
-            is.then_some((way, codes))
+    fn quantised(&self, name: &str) -> impl Iterator<Item = (&LayoutSpec, String)> {
+        self.layouts.iter().filter_map(move |layout_spec| {
+            let codes = named(name, layout_spec.layout.codes.suffix);
+            let is = self.checkpoint.get(&codes)?.dtype == layout_spec.layout.codes.dtype;
+            is.then_some((layout_spec, codes))
         })
     }
 
     /// Counts a tensor as read without using it.
     pub fn skip(&self, name: &str) {
-        self.taken.borrow_mut().insert(name.to_owned(), 0);
+        self.read_parameters.borrow_mut().insert(name.to_owned(), 0);
     }
 
     pub(crate) fn count(&self, name: &str, parameters: u64) {
-        self.taken.borrow_mut().insert(name.to_owned(), parameters);
+        self.read_parameters.borrow_mut().insert(name.to_owned(), parameters);
     }
 
     /// Number of parameters of the tensors that were read.
     pub fn parameters(&self) -> u64 {
-        self.taken.borrow().values().sum()
+        self.read_parameters.borrow().values().sum()
     }
 
     /// Names of the tensors that were not read, in the order of the files.
     pub fn rest(&self) -> Vec<&'a str> {
-        let taken = self.taken.borrow();
+        let taken = self.read_parameters.borrow();
         self.checkpoint.tensors().map(|(name, _)| name).filter(|name| !taken.contains_key(*name)).collect()
     }
 
@@ -178,8 +178,8 @@ impl<'a> Tensors<'a> {
             return Ok(WeightExpr::Leaf(Leaf { tensor: name.to_owned(), shape, encoding: Encoding::Plain }));
         }
         let mut failed = None;
-        for (way, codes) in self.quantised(name).filter(|_| want.len() > 1) {
-            match self.take_quantised(way, name, codes, want) {
+        for (layout_spec, codes) in self.quantised(name).filter(|_| want.len() > 1) {
+            match self.take_quantised(layout_spec, name, codes, want) {
                 Ok(weight) => return Ok(weight),
                 Err(e) => failed = failed.or(Some(e)),
             }
@@ -192,7 +192,7 @@ impl<'a> Tensors<'a> {
         let Some(encoding) = self.checkpoint.encodings().iter().find(|e| e.dtype == tensor.dtype) else {
             let error = self.checkpoint.unsupported(name, tensor);
             let codes = quantised::LAYOUTS.iter().any(|layout| layout.codes.dtype == tensor.dtype);
-            let missing = "no `quantization_config` says what its codes stand for";
+            let missing = "no `quantization_config` defines the meaning of its codes";
             return Err(if codes && want.len() > 1 { error.because(missing) } else { error });
         };
         if let Some(cols) = want.last().filter(|cols| !cols.n.is_multiple_of(encoding.block)) {

@@ -14,8 +14,7 @@ const HINT: &str =
 /// # Errors
 /// Fails if the text is not a tokenizer, or if it has more tokens than the model.
 pub(crate) fn check(json: &[u8], spec: &ModelSpec) -> Result<()> {
-    let unusable =
-        |why| Error::input(format!("`{FILE}` is not a tokenizer that can be used")).because(why).hint(HINT);
+    let unusable = |why| Error::input(format!("`{FILE}` is not a usable tokenizer")).because(why).hint(HINT);
     let text = Text::parse(json, None).map_err(unusable)?;
     // Tokens that it adds before a text need not be in its vocabulary.
     let framing = text.encode("").map_err(|e| unusable(e.to_string()))?;
@@ -26,8 +25,8 @@ pub(crate) fn check(json: &[u8], spec: &ModelSpec) -> Result<()> {
             let message =
                 format!("`{FILE}` has token ids up to {id}{named}, but the model has {} tokens", spec.vocab);
             Err(Error::input(message)
-                .because("`vocab_size` in `config.json` says so")
-                .hint("tokenizer and weights are not of the same model: download them again"))
+                .because("`vocab_size` in `config.json` sets this number")
+                .hint("tokenizer and weights are of different models: download them again"))
         }
         _ => Ok(()),
     }

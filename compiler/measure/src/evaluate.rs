@@ -11,7 +11,7 @@ use moec_ir::plan::UnitRef;
 use moec_runtime::CheckLevel;
 use moec_runtime::exec::overflow::OverflowCounters;
 use moec_runtime::serving::text::Text;
-use moec_runtime::{Engine, Options, Program, Want};
+use moec_runtime::{Engine, LogitRows, Options, Program};
 use moec_targets::backends;
 use serde::{Deserialize, Serialize};
 
@@ -216,17 +216,18 @@ fn measure(
         }
     }
     if let Some(questions) = &tasks.questions {
-        let asked = ask(questions, text, progress, |prompt, answer| answers(engine, prompt, answer))?;
-        quality.exact_match = Some(asked);
+        let exact_match =
+            exact_match_rate(questions, text, progress, |prompt, answer| answers(engine, prompt, answer))?;
+        quality.exact_match = Some(exact_match);
         quality.questions = Some(questions.len());
     }
     quality.overflow = engine.overflow_counters().into_iter().map(LayerOverflow::of).collect();
     Ok(quality)
 }
 
-/// Asks every question. `answers` gets a prompt and its expected continuation, and returns whether the model
-/// gives it. Returns the share of such questions.
-fn ask(
+/// Evaluates all questions. `answers` gets a prompt and its expected continuation, and returns whether the
+/// model generates it. Returns the share of correct answers.
+fn exact_match_rate(
     questions: &[Question],
     text: &Text,
     progress: &Progress,
@@ -257,7 +258,7 @@ fn windows<'a>(ids: &'a [u32], bundle: &Bundle, tasks: &Tasks) -> Result<Vec<&'a
     let windows: Vec<_> = of.take(tasks.windows.unwrap_or(usize::MAX)).collect();
     if windows.is_empty() {
         return Err(Error::input("the text is shorter than two tokens")
-            .hint("a perplexity wants some thousand tokens of the text that the model is for"));
+            .hint("a perplexity needs some thousand tokens of text like that in use"));
     }
     Ok(windows)
 }
@@ -266,7 +267,7 @@ fn windows<'a>(ids: &'a [u32], bundle: &Bundle, tasks: &Tasks) -> Result<Vec<&'a
 pub(crate) fn log_probabilities(engine: &mut Engine<'_>, ids: &[u32]) -> moec_runtime::Result<Vec<Vec<f32>>> {
     engine.reset(0)?;
     let mut rows = Vec::with_capacity(ids.len());
-    engine.prefill(0, 0, ids, Want::All, &mut |_, logits| {
+    engine.prefill(0, 0, ids, LogitRows::All, &mut |_, logits| {
         let shift = log_sum(logits);
         rows.push(logits.iter().map(|&z| (f64::from(z) - shift) as f32).collect());
         Ok(())
@@ -291,7 +292,7 @@ fn answers(engine: &mut Engine<'_>, prompt: &[u32], answer: &[u32]) -> moec_runt
     engine.reset(0)?;
     let ids: Vec<u32> = prompt.iter().chain(answer).copied().collect();
     let mut right = true;
-    engine.prefill(0, 0, &ids[..ids.len() - 1], Want::All, &mut |pos, logits| {
+    engine.prefill(0, 0, &ids[..ids.len() - 1], LogitRows::All, &mut |pos, logits| {
         if pos + 1 >= prompt.len() {
             right &= greedy(logits) == ids[pos + 1] as usize;
         }

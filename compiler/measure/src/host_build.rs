@@ -51,9 +51,9 @@ pub enum HostBuildExperts<'a> {
     Unbounded,
     /// The capacities of a placement, all of them computed on the CPU, before `outline_graphs`.
     Bounded(&'a Placement),
-    /// Those of a bundle: the Graph is as `outline_graphs` left it, and the bundle's plan has the placement
-    /// of the rest. Experts that stay on disk in the bundle stay there in the host build, with as many in
-    /// memory at once.
+    /// The static graphs and the plan of a bundle: the Graph is as `outline_graphs` left it, and the plan has
+    /// the placement of the rest. Experts that stay on disk in the bundle stay there in the host build, with
+    /// as many in memory at once.
     Built(&'a Statics, &'a Plan),
 }
 
@@ -166,8 +166,10 @@ impl HostBuild {
             Some(units) => Statics::of(&module, &plan.placement, &units)?,
             None => Statics::default(),
         };
-        if (&statics.graphs, &statics.sets, &statics.parts) != (&plan.graphs, &plan.sets, &plan.parts) {
-            return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
+        if (&statics.graphs, &statics.sets, &statics.parts)
+            != (&plan.graphs, &plan.expert_sets, &plan.subgraphs)
+        {
+            return Err(Error::input("plan and graph are of different builds").hint("build the bundle again"));
         }
         let cache = plan.cache_format().unwrap_or(Format::F32);
         let experts = HostBuildExperts::Built(&statics, plan);

@@ -78,7 +78,7 @@ impl<'a> Measured<'a> {
 
     /// The checkpoint's tokenizer.
     pub(crate) fn text(&self, bos: Option<u32>) -> Result<Text> {
-        let none = || format!("`{}` has no tokenizer that can be used", self.checkpoint.path().display());
+        let none = || format!("`{}` has no usable tokenizer", self.checkpoint.path().display());
         let json = self
             .checkpoint
             .tokenizer(self.spec)?
@@ -204,7 +204,7 @@ mod tests {
     use super::cautious;
 
     #[test]
-    fn noise_is_added() {
+    fn standard_error_is_added_to_the_mean() {
         assert_eq!(cautious(&[0.5, 0.5, 0.5]), 0.5);
         // Two numbers of variance 2: the standard error of the mean is 1.
         assert!((cautious(&[1.0, 3.0]) - 4.0).abs() < 1e-12);

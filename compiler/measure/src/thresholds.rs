@@ -41,21 +41,20 @@ pub fn choose(
     spent: f64,
     progress: &Progress,
 ) -> Result<Option<(Thresholds, Vec<Decision>)>> {
-    let wanted = c.config.experts.threshold;
-    if wanted == Threshold::Off {
+    let setting = c.config.experts.threshold;
+    if setting == Threshold::Off {
         return Ok(None);
     }
     let needs = |what: &str| Error::input(format!("`threshold` under `[experts]` needs {what}"));
     if c.units.is_some() {
-        return Err(Error::limit("`threshold` under `[experts]` and static graphs do not go together")
-            .because("no operator of their units has the step of a threshold")
-            .hint("leave it out, or build for a target of the CPU alone"));
+        return Err(Error::limit("`threshold` under `[experts]` cannot be combined with static graphs")
+            .because("no operator of their units applies a threshold")
+            .hint("remove it, or build for a target with only a CPU"));
     }
     let profile = c.profile.ok_or_else(|| {
-        needs("a profile, which says how large gates are")
-            .hint("name `text` or `profile` under `[calibrate]`")
+        needs("a profile, which has the sizes of gates").hint("name `text` or `profile` under `[calibrate]`")
     })?;
-    let gates = known(c, profile)?;
+    let gates = recorded_gates(c, profile)?;
     let limit = c.config.quality.max_perplexity_increase;
     let measured = Measured::new(c.config, c.checkpoint()?, profile, c.spec()?, progress)?;
     let bench = measured.as_ref().map(|m| Bench::new(c, m, progress)).transpose()?;
@@ -67,7 +66,7 @@ pub fn choose(
         tried.push(cost);
         Ok(cost)
     };
-    let (share, chosen) = match wanted {
+    let (share, chosen) = match setting {
         Threshold::Off => return Ok(None),
         Threshold::Share(share) => (share, bench.as_ref().map(|b| cost(share, b)).transpose()?),
         Threshold::Auto => {
@@ -93,7 +92,7 @@ pub fn choose(
             (low.0 / STEPS, low.1)
         }
     };
-    if wanted == Threshold::Auto && chosen.is_none() {
+    if setting == Threshold::Auto && chosen.is_none() {
         progress.warn("`max_perplexity_increase` allows no threshold: the model is built without");
         return Ok(None);
     }
@@ -113,7 +112,7 @@ fn decisions(
     const PASS: &str = "threshold";
     let name = |share: f64| format!("{:.0} % of the neurons of experts count as 0", 100.0 * share);
     let why = match chosen {
-        None => "an approximation; its cost was not measured, for want of text".to_owned(),
+        None => "an approximation; its cost was not measured, since no text is named".to_owned(),
         Some(c) => format!(
             "an approximation: perplexity {:+.3} %, divergence {:.4} nats, {:.1} % of next tokens the same, as measured",
             100.0 * c.increase,
@@ -156,7 +155,7 @@ struct Cost {
 }
 
 /// The gates of the profile.
-fn known<'p>(c: &Inputs<'_>, profile: &'p Profile) -> Result<&'p [Gates]> {
+fn recorded_gates<'p>(c: &Inputs<'_>, profile: &'p Profile) -> Result<&'p [Gates]> {
     let mut lowered = c.lowered()?;
     let all = lowered.entries.iter().flat_map(|g| &g.nodes).filter_map(|n| n.scope.layer);
     let every = Thresholds { by_layer: all.map(|layer| (layer, 0.0)).collect(), percent: 0.0 };
@@ -165,12 +164,12 @@ fn known<'p>(c: &Inputs<'_>, profile: &'p Profile) -> Result<&'p [Gates]> {
             "`threshold` under `[experts]`, but no expert of this model has SiLU in its gate",
         )
         .because("thresholds are for gated experts with SiLU and without biases")
-        .hint("leave it out; gates with ReLU have zeros of their own, which `skip` skips"));
+        .hint("remove it; ReLU gates already have zeros, which `skip` skips"));
     }
     if profile.gates.iter().all(|g| g.counted() == 0) {
-        return Err(Error::input("the profile does not say how large gates are")
+        return Err(Error::input("the profile has no sizes of gates")
             .because("it is of an earlier version of moec")
-            .hint("take it anew with `moec calibrate`"));
+            .hint("record it again with `moec calibrate`"));
     }
     Ok(&profile.gates)
 }

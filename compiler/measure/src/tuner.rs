@@ -9,7 +9,7 @@ use moec_base::hashing::{hex, sha256};
 use moec_base::interrupt;
 use moec_base::progress::{Bar, Progress};
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule, Stopwatch, TuneError};
-use moec_passes::decisions::{Pieces, pieces, schedule};
+use moec_passes::decisions::{ScheduleFields, pieces, schedule};
 use moec_passes::tune::{KernelTimer, MARGIN};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 #[serde(deny_unknown_fields)]
 struct CacheRecord {
     kernel: String,
-    times: Vec<(Pieces, f64)>,
+    times: Vec<(ScheduleFields, f64)>,
 }
 
 /// Timer of kernels for one build.
@@ -40,7 +40,7 @@ pub struct Tuner<'a> {
     timed: usize,
     /// Whether the user was warned that times cannot be cached; one warning is enough.
     warned: bool,
-    kept: usize,
+    cached: usize,
     left_out: usize,
 }
 
@@ -59,7 +59,7 @@ impl KernelTimer for Tuner<'_> {
         let candidates = self.target.candidates(spec, n);
         let path = self.path(spec, n, &candidates);
         let times = if let Some(times) = self.read(&path, spec, n, &candidates) {
-            self.kept += 1;
+            self.cached += 1;
             times
         } else {
             let rest = self.end.saturating_duration_since(Instant::now());
@@ -71,8 +71,8 @@ impl KernelTimer for Tuner<'_> {
                 self.progress.detail("Timing", &what);
                 let progress = &self.progress;
                 let seconds = rest.as_secs().max(1);
-                let said = format!("kernels, {left} of them at most, for up to {seconds} s");
-                self.bar.get_or_insert_with(|| progress.phase("Timing", &said)).label(&what);
+                let limit = format!("kernels, {left} of them at most, for up to {seconds} s");
+                self.bar.get_or_insert_with(|| progress.phase("Timing", &limit)).label(&what);
                 let share = rest / u32::try_from(left.max(1)).unwrap_or(u32::MAX);
                 let times = self.time(spec, n, &candidates, model, share)?;
                 self.timed += 1;
@@ -101,9 +101,9 @@ impl<'a> Tuner<'a> {
                 .because(e)
                 .hint(format!("build on a `{name}`, or without `--tune`: a cost model then chooses"))
         })?;
-        let kept = "`--tune`, whose times are kept for later builds,";
+        let subject = "`--tune`, whose times are kept for later builds,";
         let folder =
-            cache_dir::writable_for(kept, Some("build without `--tune`: a cost model then chooses"))?;
+            cache_dir::writable_for(subject, Some("build without `--tune`: a cost model then chooses"))?;
         let folder = folder.join("schedules");
         let threads = moec_runtime::platform::cpu::threads(None).map_err(Error::from)?;
         let info = target.info();
@@ -126,19 +126,19 @@ impl<'a> Tuner<'a> {
             bar: None,
             timed: 0,
             warned: false,
-            kept: 0,
+            cached: 0,
             left_out: 0,
         })
     }
 
     /// Reports the end of tuning.
     fn report(&self) {
-        let Self { timed, kept, left_out, .. } = self;
-        self.progress.stage("Tuned", &format!("{timed} kernels timed, {kept} known from before"));
+        let Self { timed, cached, left_out, .. } = self;
+        self.progress.stage("Tuned", &format!("{timed} kernels timed, {cached} from the cache"));
         if *left_out > 0 {
             self.progress.warn(&format!(
-                "there was no time left for {left_out} kernels, whose schedules the cost model chose: \
-                 give more with `--tune-time`, or build again"
+                "the cost model chose the schedules of {left_out} kernels, as the time was over: \
+                 raise `--tune-time`, or build again"
             ));
         }
     }
@@ -184,8 +184,8 @@ impl<'a> Tuner<'a> {
         let usual = self.target.pieces(spec, Schedule::default());
         let mut best: Vec<(Knob, usize, f64)> = Vec::new();
         for &(s, time) in all.iter().filter(|(_, t)| *t < base * (1.0 - MARGIN)) {
-            let turned = self.target.pieces(spec, s).into_iter().find(|p| !usual.contains(p));
-            let Some((knob, value)) = turned else { continue };
+            let changed = self.target.pieces(spec, s).into_iter().find(|p| !usual.contains(p));
+            let Some((knob, value)) = changed else { continue };
             match best.iter_mut().find(|b| b.0 == knob) {
                 Some(b) if b.2 <= time => {}
                 Some(b) => *b = (knob, value, time),
@@ -220,22 +220,22 @@ impl<'a> Tuner<'a> {
         n: usize,
         candidates: &[Schedule],
     ) -> Option<Vec<(Schedule, f64)>> {
-        let kept: CacheRecord = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        let all = kept.times.iter().map(|(p, t)| Some((schedule(self.target, p)?, *t)));
+        let record: CacheRecord = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let all = record.times.iter().map(|(p, t)| Some((schedule(self.target, p)?, *t)));
         let all = all.collect::<Option<Vec<_>>>()?;
         let whole = candidates.iter().all(|c| all.iter().any(|(s, _)| s == c));
         let sound = all.iter().all(|(_, t)| t.is_finite() && *t > 0.0);
-        (whole && sound && kept.kernel == self.name(spec, n)).then_some(all)
+        (whole && sound && record.kernel == self.name(spec, n)).then_some(all)
     }
 
     /// Caches times for later builds. If that fails, later builds time again.
     fn keep(&mut self, path: &PathBuf, spec: &KernelSpec, n: usize, times: &[(Schedule, f64)]) {
-        let kept = CacheRecord {
+        let record = CacheRecord {
             kernel: self.name(spec, n),
             times: times.iter().map(|&(s, t)| (pieces(self.target, spec, s), t)).collect(),
         };
         let partial = path.with_extension(format!("partial-{}", std::process::id()));
-        let written = serde_json::to_vec_pretty(&kept).map_err(std::io::Error::other).and_then(|text| {
+        let written = serde_json::to_vec_pretty(&record).map_err(std::io::Error::other).and_then(|text| {
             fs::create_dir_all(&self.folder)?;
             fs::write(&partial, text)?;
             fs::rename(&partial, path)

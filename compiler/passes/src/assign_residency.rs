@@ -19,7 +19,7 @@
 //!
 //! A scope that the emitter cannot write as a graph, or that is too large for one, stays on the CPU with that
 //! reason. If the user requests the NPU for it, that is an error. Mixers other than attention always stay on
-//! the CPU: a graph holds no state that accumulates over tokens.
+//! the CPU: graphs cannot hold recurrent states.
 
 use super::parts;
 use super::tier::predict;
@@ -29,7 +29,7 @@ use moec_base::error::{Error, Result};
 use moec_config::Mix;
 use moec_costs::request::Request;
 use moec_costs::units::{ExpertSize, UnitPreference, Units, expert_sizes_on};
-use moec_ir::placement::{ExpertGroup, ExpertRow, ExpertTable, OpPlace, Placement};
+use moec_ir::placement::{ExpertGroup, ExpertRow, ExpertTable, OpAssignment, Placement};
 use moec_ir::scope::AnyLayer;
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Role, Scope, WeightClass};
 use moec_profile::loads::{LayerLoads, Loads};
@@ -63,20 +63,20 @@ pub fn assign_residency(
         assign_layer_residency(table, layer, units, options.experts);
     }
     if options.experts == UnitPreference::Auto {
-        limit_contexts(placement, loads, units, units.npu.most_contexts());
+        limit_loaded_graphs(placement, loads, units, units.npu.most_contexts());
     }
     let sizes = expert_sizes_on(module, units)?;
     let preference = options.attention;
     let ops =
         |placement: &Placement, attention| operators(module, placement, &sizes, units, preference, attention);
-    let free = if units.graphs.attends_by_default() { units.npu_index() } else { units.cpu_index() };
-    placement.ops = ops(placement, free)?;
-    let there = placement.ops.iter().any(|o| o.op == "attention" && o.unit == units.npu_index());
-    if preference != UnitPreference::Auto || !there {
+    let default_unit = if units.graphs.attends_by_default() { units.npu_index() } else { units.cpu_index() };
+    placement.ops = ops(placement, default_unit)?;
+    let attention_on_npu = placement.ops.iter().any(|o| o.op == "attention" && o.unit == units.npu_index());
+    if preference != UnitPreference::Auto || !attention_on_npu {
         return Ok(None);
     }
-    let mut here = placement.clone();
-    here.ops = ops(placement, units.cpu_index())?;
+    let mut cpu_placement = placement.clone();
+    cpu_placement.ops = ops(placement, units.cpu_index())?;
     let context = context(module);
     let context = u32::try_from(context).unwrap_or(u32::MAX);
     let request = Request::new(module, units, loads, options.mix, context)?;
@@ -84,11 +84,11 @@ pub fn assign_residency(
         let outcome = request.run(placement);
         (unit.to_owned(), outcome.timeline.wall_us * 1e-3, outcome.joules_per_token() * 1e3)
     };
-    let mut assigned = vec![cost(placement, &units.npu.name), cost(&here, &units.cpu.name)];
+    let mut assigned = vec![cost(placement, &units.npu.name), cost(&cpu_placement, &units.cpu.name)];
     assigned.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.2.total_cmp(&b.2)));
     let chosen = assigned.first().map_or_else(String::new, |h| h.0.clone());
     if chosen == units.cpu.name {
-        placement.ops = here.ops;
+        placement.ops = cpu_placement.ops;
     }
     let Mix { prompt, generate } = request.mix;
     let why = format!("a request of {prompt} tokens with {generate} generated, simulated");
@@ -156,9 +156,9 @@ fn settle(experts: &mut [ExpertRow], group: &ExpertGroup, hot: bool) {
     }
 }
 
-/// Leaves at most `most` groups of experts on the NPU, those that gain most there: each is a context that is
+/// Leaves at most `most` groups of experts on the NPU, those that gain most there: each is a graph that is
 /// loaded at the start.
-pub(super) fn limit_contexts(placement: &mut Placement, loads: &Loads, units: &Units<'_>, most: usize) {
+pub(super) fn limit_loaded_graphs(placement: &mut Placement, loads: &Loads, units: &Units<'_>, most: usize) {
     let (cpu, npu) = (units.cpu_index(), units.npu_index());
     let mut there: Vec<(f32, usize, usize)> = Vec::new();
     for (t, table) in placement.experts.iter().enumerate() {
@@ -173,7 +173,7 @@ pub(super) fn limit_contexts(placement: &mut Placement, loads: &Loads, units: &U
         let group = &mut table.groups[g];
         group.unit = cpu;
         group.why = format!(
-            "a start loads {most} contexts at most, and {} others gain more than the {gain:.1} µs per call of this one",
+            "at most {most} graphs are loaded at the start, and {} groups save more than this one ({gain:.1} µs per call)",
             most.min(there.len())
         );
         settle(&mut table.experts, group, false);
@@ -192,8 +192,8 @@ fn operators(
     units: &Units<'_>,
     preference: UnitPreference,
     attention: u32,
-) -> Result<Vec<OpPlace>> {
-    let mut found: Vec<OpPlace> = Vec::new();
+) -> Result<Vec<OpAssignment>> {
+    let mut found: Vec<OpAssignment> = Vec::new();
     let mut seen: HashMap<(EntryKind, Scope<AnyLayer>, &'static str, u32, String), usize> = HashMap::new();
     let mut add = |entry: EntryKind, node: &Node, unit: u32, why: String| {
         let (scope, op) = (node.scope.any_layer(), node.op.name());
@@ -201,7 +201,7 @@ fn operators(
         let next = found.len();
         let at = *seen.entry(key).or_insert(next);
         if at == next {
-            found.push(OpPlace { entry, scope, op: op.to_owned(), unit, nodes: 0, why });
+            found.push(OpAssignment { entry, scope, op: op.to_owned(), unit, nodes: 0, why });
         }
         found[at].nodes += 1;
     };
@@ -253,7 +253,7 @@ fn experts(kind: EntryKind, table: &ExpertTable, size: ExpertSize, units: &Units
                 both.extend((cold > 0).then(on_cpu));
                 both
             } else {
-                vec![(cpu, "decode: a launch costs more than the few rows do here".to_owned())]
+                vec![(cpu, "decode: a launch costs more than the few rows on the CPU".to_owned())]
             }
         }
     }
@@ -291,28 +291,27 @@ fn partition(
         refused.iter().map(|p| (false, p.clone().unwrap_or_default())).collect();
     for region in regions(graph, &refused) {
         let inner = between_matrices(graph, &region);
-        let [on_cpu, on_npu] = costs(module, graph, units, &inner, ctx);
-        let folds = region.first().is_some_and(|&i| graph.nodes[i].scope.role() == Role::Mixer);
-        let (mut wins, mut stays) = match preference {
-            _ if folds => (false, "a graph holds no state that folds tokens".to_owned()),
+        let [cpu_us, npu_us] = costs(module, graph, units, &inner, ctx);
+        let is_recurrent = region.first().is_some_and(|&i| graph.nodes[i].scope.role() == Role::Mixer);
+        let (mut on_npu, mut cpu_reason) = match preference {
+            _ if is_recurrent => (false, "graphs cannot hold recurrent states".to_owned()),
             UnitPreference::Cpu => (false, "requested by `placement.attention`".to_owned()),
             UnitPreference::Graphs => (true, String::new()),
             // The cache is in the memory of attention's unit in every entry point.
             UnitPreference::Auto if attends(graph, &inner) && !units.graphs.attends_by_default() => {
-                let why =
-                    "a graph of the unit keeps no state: attention goes there where `attention` requests it";
+                let why = "a graph of the unit keeps no state: attention runs there only if `attention` requests it";
                 (false, why.to_owned())
             }
             UnitPreference::Auto if attends(graph, &inner) => {
-                let why = "a request of prompt and answer ends earlier so, and the KV cache is on one unit";
+                let why = "a whole request ends earlier with it, and the KV cache is on one unit";
                 (attention == units.npu_index(), why.to_owned())
             }
             UnitPreference::Auto => {
-                (on_npu < on_cpu, "a launch costs more than these rows do here".to_owned())
+                (npu_us < cpu_us, "a launch costs more than these rows on the CPU".to_owned())
             }
         };
         if preference != UnitPreference::Cpu
-            && !folds
+            && !is_recurrent
             && let Some(&first) = inner.first()
             && let Err(why) = writable.region(entry, &graph.nodes[first].scope, &inner)
         {
@@ -322,15 +321,18 @@ fn partition(
                     .because(why)
                     .hint("set `attention = \"auto\"` under `[placement]`: then it stays on the CPU"));
             }
-            (wins, stays) = (false, format!("cannot be a graph: {why}"));
+            (on_npu, cpu_reason) = (false, format!("cannot be a graph: {why}"));
         }
         for &i in &region {
             let node = &graph.nodes[i];
             let inside = inner.contains(&i);
-            out[i] = match (inside, wins) {
+            out[i] = match (inside, on_npu) {
                 (true, true) => (true, row_of(units, node.op.name())),
-                (true, false) => (false, stays.clone()),
-                (false, _) => (false, "no matrix before it and after it: no launch for it".to_owned()),
+                (true, false) => (false, cpu_reason.clone()),
+                (false, _) => (
+                    false,
+                    "no matrix product before and after it: a launch for it alone does not pay".to_owned(),
+                ),
             };
         }
     }
@@ -366,7 +368,7 @@ impl Writable<'_> {
     /// The reason why they do not, as a message for users.
     fn region(&mut self, entry: usize, scope: &Scope, nodes: &[usize]) -> std::result::Result<(), String> {
         let (module, units) = (self.module, self.units);
-        let found = || units.graphs.part(module, scope, units.npu);
+        let found = || units.graphs.subgraph(module, scope, units.npu);
         let part = self.of.entry(scope.clone()).or_insert_with(found);
         parts::region(part, entry, nodes)
     }
@@ -382,7 +384,7 @@ fn refusal(module: &Module, node: &Node, units: &Units<'_>) -> Option<String> {
         _ => false,
     };
     let routes = matches!(node.op, Op::Linear { .. }) && node.inputs.get(1).is_some_and(exact);
-    routes.then(|| "its weights are exact: routing decides ties, and the NPU computes in f16".to_owned())
+    routes.then(|| "its weights are exact, since routing depends on them; the NPU computes in f16".to_owned())
 }
 
 /// True for matrix products and for attention: the operators that graphs are made for.

@@ -31,7 +31,7 @@ use leaving::Leaving;
 use moec_backend::CommandStreams;
 use moec_base::error::{Error, Result};
 use moec_costs::units::{DynamicUnit, Named, UnitList};
-use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
+use moec_ir::placement::{ExpertGroup, ExpertRow, OpAssignment, Placement};
 use moec_ir::plan::{
     Arg, Code, ExpertLayer, ExpertPlacement, ExpertPolicy, ExpertTable, Memory, MemoryLink, Plan, UnitRef,
 };
@@ -41,7 +41,7 @@ use moec_targets::backends;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Reason in the placement for a group of experts without a fixed unit. Memories of the units.
-pub const ASSIGNED: &str = "assigned anew in every step";
+pub const ASSIGNED: &str = "assigned in every step";
 
 /// Units of nodes and experts outside of static graphs.
 #[derive(Clone, Debug, PartialEq)]
@@ -201,16 +201,16 @@ pub fn assign_units(
     module: &Module,
     placement: &mut Option<Placement>,
     list: &UnitList<'_>,
-    wanted: &moec_config::PlacementConfig,
+    config: &moec_config::PlacementConfig,
     budget: Option<u64>,
     loads: Option<&Loads>,
 ) -> Result<(UnitAssignment, Vec<Decision>)> {
     let mut decisions = Vec::new();
     let mut assignment = UnitAssignment::all_on_cpu(list);
-    let attention = list.named("attention", &wanted.attention)?.and_then(|index| list.accelerator(index));
-    let named = list.named("experts", &wanted.experts)?;
+    let attention = list.named("attention", &config.attention)?.and_then(|index| list.accelerator(index));
+    let named = list.named("experts", &config.experts)?;
     if let Some(budget) = budget {
-        promise(&mut assignment, list, named, budget)?;
+        limit_memory(&mut assignment, list, named, budget)?;
     }
     if list.accelerators.is_empty() {
         return Ok((assignment, decisions));
@@ -221,8 +221,8 @@ pub fn assign_units(
         assignment.attention = accelerator.index;
         assign(module, placed, accelerator, Role::Attention, "requested by `placement.attention`")?;
     }
-    let rest = list.dynamic("rest", &wanted.rest)?;
-    let mixer = list.dynamic("mixer", &wanted.mixer)?;
+    let rest = list.dynamic("rest", &config.rest)?;
+    let mixer = list.dynamic("mixer", &config.mixer)?;
     if let Named::Unit(accelerator) = mixer {
         assignment.mixer = accelerator.index;
         assign(module, placed, accelerator, Role::Mixer, "requested by `placement.mixer`")?;
@@ -231,7 +231,7 @@ pub fn assign_units(
     for role in [Role::Attention, Role::Mixer] {
         *taken.entry(assignment.memory(assignment.of_role(role))).or_default() += states(module, role);
     }
-    let mut leaving = Leaving { module, list, wanted, named, layers: placed.experts.len(), taken };
+    let mut leaving = Leaving { module, list, config, named, layers: placed.experts.len(), taken };
     for layer in 0..leaving.layers {
         let table = &placed.experts[layer];
         let choice = leaving.choose(layer, table, loads, &assignment)?;
@@ -245,13 +245,13 @@ pub fn assign_units(
         Named::Unit(accelerator) => Some((accelerator, "requested by `placement.rest`")),
         Named::Cpu => None,
         Named::Auto => attention
-            .filter(|&accelerator| follows(module, &assignment, accelerator, mixer))
+            .filter(|&accelerator| rest_follows_attention(module, &assignment, accelerator, mixer))
             .map(|accelerator| (accelerator, "with all of the model")),
     };
     if let Some((accelerator, why)) = rest {
         assignment.rest = accelerator.index;
         if let Named::Auto = mixer {
-            follow(module, placed, &mut assignment, accelerator)?;
+            assign_mixers(module, placed, &mut assignment, accelerator)?;
         }
         for (graph, node) in of_rest(module, &assignment) {
             runs(accelerator, node)?;
@@ -289,7 +289,7 @@ fn states(module: &Module, role: Role) -> u64 {
 
 /// Assigns mixers to the unit of the rest; if it does not run one of their operators, records that as the
 /// reason.
-fn follow(
+fn assign_mixers(
     module: &Module,
     placed: &mut Placement,
     assignment: &mut UnitAssignment,
@@ -309,7 +309,7 @@ fn follow(
 
 /// True if the rest goes with attention: the unit has all experts, its memory holds the model, and it runs
 /// all of it.
-fn follows(
+fn rest_follows_attention(
     module: &Module,
     assignment: &UnitAssignment,
     accelerator: DynamicUnit<'_>,
@@ -344,7 +344,7 @@ fn stored(weight: &Weight) -> u64 {
 ///
 /// # Errors
 /// Fails if there is no such memory.
-fn promise(
+fn limit_memory(
     assignment: &mut UnitAssignment,
     list: &UnitList<'_>,
     named: Option<u32>,
@@ -354,11 +354,11 @@ fn promise(
     let memory = assignment.memory(unit) as usize;
     let of = assignment.memories.get_mut(memory).filter(|_| memory > 0).ok_or_else(|| {
         Error::input(format!(
-            "`device_budget` under `[memory]`, and `{}` has no memory but its own",
+            "`device_budget` under `[memory]`, but `{}` has only the CPU's memory",
             list.device.name
         ))
         .because("it is for the memory of a GPU")
-        .hint("`budget` under `[memory]` is that of the CPU's")
+        .hint("`budget` under `[memory]` limits the CPU's memory")
     })?;
     of.capacity = Some(of.capacity.map_or(budget, |c| c.min(budget)));
     Ok(())
@@ -400,7 +400,7 @@ fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], assignment:
 }
 
 /// Records where the experts of a layer start.
-pub(super) fn settle(placed: &mut Placement, of: &ExpertLayer) {
+pub(super) fn record_starts(placed: &mut Placement, of: &ExpertLayer) {
     let Some(table) = placed.experts.iter_mut().find(|t| t.layer == of.layer) else { return };
     for (row, &at) in table.experts.iter_mut().zip(&of.starts) {
         row.unit = of.units.get(at as usize).copied().unwrap_or(0);
@@ -479,7 +479,7 @@ fn runs(accelerator: DynamicUnit<'_>, node: &Node) -> Result<()> {
         return Ok(());
     }
     Err(Error::limit(format!("`{unit}` does not run `{op}` of `{}`", node.scope))
-        .hint("leave it on the CPU: `\"auto\"` or `\"cpu\"` under `[placement]`"))
+        .hint("keep it on the CPU: `\"auto\"` or `\"cpu\"` under `[placement]`"))
 }
 
 /// Assigns the nodes of a role in all layers to a unit.
@@ -500,7 +500,7 @@ fn assign(
 /// Records the unit of a node, and the reason.
 fn place(placed: &mut Placement, graph: &Graph, node: &Node, unit: u32, why: &str) {
     let (entry, scope, op) = (graph.kind, node.scope.any_layer(), node.op.name().to_owned());
-    list(placed, OpPlace { entry, scope, op, unit, nodes: 0, why: why.to_owned() });
+    list(placed, OpAssignment { entry, scope, op, unit, nodes: 0, why: why.to_owned() });
 }
 
 /// True if a unit runs the experts of a layer.
@@ -508,8 +508,8 @@ pub(super) fn takes_experts(module: &Module, layer: u32, accelerator: DynamicUni
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
     let of = nodes.filter(|n| n.scope.layer == Some(layer));
     if of.clone().any(|n| matches!(n.op, Op::ZeroExperts { .. })) {
-        return Err(Error::limit(format!("layer {layer} has experts that compute nothing"))
-            .hint("leave all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
+        return Err(Error::limit(format!("layer {layer} has zero-computation experts"))
+            .hint("keep all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
     }
     of.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })).try_for_each(|n| runs(accelerator, n))
 }
@@ -520,14 +520,13 @@ pub(super) fn expert_rows(module: &Module, placed: &mut Placement, assignment: &
         for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })) {
             let Some((_, of)) = assignment.experts.of_layer(node.scope.layer) else { continue };
             for &unit in &of.units {
-                let why = match (&assignment.experts.policy, unit) {
-                    (ExpertPolicy::Fixed, 0) => "experts that stay",
-                    (ExpertPolicy::Fixed, _) => "experts that live there",
+                let why = match &assignment.experts.policy {
+                    ExpertPolicy::Fixed => "experts with a fixed unit",
                     _ => ASSIGNED,
                 };
                 list(
                     placed,
-                    OpPlace {
+                    OpAssignment {
                         entry: graph.kind,
                         scope: node.scope.any_layer(),
                         op: node.op.name().to_owned(),
@@ -542,14 +541,14 @@ pub(super) fn expert_rows(module: &Module, placed: &mut Placement, assignment: &
 }
 
 /// Counts a node in its row of the placement. A row that is new replaces that of the CPU.
-fn list(placed: &mut Placement, row: OpPlace) {
-    let same = |o: &OpPlace| o.entry == row.entry && o.scope == row.scope && o.op == row.op;
+fn list(placed: &mut Placement, row: OpAssignment) {
+    let same = |o: &OpAssignment| o.entry == row.entry && o.scope == row.scope && o.op == row.op;
     if let Some(found) = placed.ops.iter_mut().find(|o| same(o) && o.unit == row.unit && o.why == row.why) {
         found.nodes += 1;
         return;
     }
     placed.ops.retain(|o| !(same(o) && o.unit == 0 && o.op != "expert_ffn"));
-    placed.ops.push(OpPlace { nodes: 1, ..row });
+    placed.ops.push(OpAssignment { nodes: 1, ..row });
 }
 
 /// Builds one table per MoE layer for dynamic shapes: every expert has its own group and no capacity.

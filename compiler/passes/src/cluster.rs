@@ -33,7 +33,7 @@ use std::collections::HashMap;
 
 /// Share of neurons that must be 0 while one token is decoded for `auto` to skip them. It is slightly above
 /// the share at which reading whole experts is as fast (`docs/neurons.md`).
-pub const fn worth(format: Format) -> f64 {
+pub const fn break_even_share(format: Format) -> f64 {
     if format.is_quantised() { 0.6 } else { 0.5 }
 }
 
@@ -81,7 +81,7 @@ impl Activity for Unseen {
 }
 
 /// Weights of a layer's experts: gate and up, down.
-type Halves = [WeightId; 2];
+type ExpertWeights = [WeightId; 2];
 
 /// Turns experts, and dense networks that are in memory, into neurons if that changes no result and `skip`
 /// requests it. `auto` requires enough recorded zeros. With `paged`, experts stay on disk, and all or none
@@ -89,49 +89,50 @@ type Halves = [WeightId; 2];
 ///
 /// # Errors
 /// Fails with `on` if no expert can be turned, or, with `paged`, if not all can.
-pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool) -> Result<()> {
+pub fn cluster(module: &mut Module, skip: Skip, activity: &dyn Activity, paged: bool) -> Result<()> {
     let zeros = |layer, glu| match glu {
-        Glu::Cats { threshold } => seen.below(layer, threshold),
-        _ => seen.zeros(layer),
+        Glu::Cats { threshold } => activity.below(layer, threshold),
+        _ => activity.zeros(layer),
     };
-    let wanted = |layer, glu, format| match skip {
+    let becomes_neurons = |layer, glu, format| match skip {
         Skip::Off => false,
         Skip::On => true,
-        Skip::Auto => !paged && zeros(layer, glu).is_some_and(|zeros| zeros >= worth(format)),
+        Skip::Auto => !paged && zeros(layer, glu).is_some_and(|zeros| zeros >= break_even_share(format)),
     };
-    let mut bundled: HashMap<Halves, (Vec<WeightId>, usize)> = HashMap::new();
+    let mut bundled: HashMap<ExpertWeights, (Vec<WeightId>, usize)> = HashMap::new();
     let mut left = 0;
     let mut entries = std::mem::take(&mut module.entries);
-    let mut turn = |module: &mut Module, halves: Halves, layer| {
+    let mut convert = |module: &mut Module, halves: ExpertWeights, layer| {
         let index = bundled.len();
         let bundled =
-            bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, seen, paged), index));
+            bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, activity, paged), index));
         bundled.clone()
     };
     for node in entries.iter_mut().flat_map(|g| &mut g.nodes) {
-        let (Some(layer), Some((glu, halves))) = (node.scope.layer, turned(module, node)) else {
+        let (Some(layer), Some((glu, halves))) = (node.scope.layer, convertible(module, node)) else {
             left += usize::from(matches!(node.op, Op::ExpertFfn { .. }));
             continue;
         };
-        if !wanted(layer, glu, module.weight(halves[0]).format) {
+        if !becomes_neurons(layer, glu, module.weight(halves[0]).format) {
             continue;
         }
-        let (weights, index) = turn(module, halves, layer);
+        let (weights, index) = convert(module, halves, layer);
         node.op = Op::NeuronFfn { glu, paged: paged.then_some(index), predict: None };
         node.inputs.truncate(2);
         node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
     }
     for graph in entries.iter_mut().filter(|_| !paged) {
-        let wanted = |module: &Module, graph: &Graph| {
+        let selected = |module: &Module, graph: &Graph| {
             let all = dense::networks(module, graph).into_iter();
-            all.filter(|n| wanted(n.layer, n.glu, module.weight(n.halves[0]).format)).collect::<Vec<_>>()
+            all.filter(|n| becomes_neurons(n.layer, n.glu, module.weight(n.halves[0]).format))
+                .collect::<Vec<_>>()
         };
-        if wanted(module, graph).is_empty() {
+        if selected(module, graph).is_empty() {
             continue;
         }
         let ids = dense::choices(graph)?;
-        for network in wanted(module, graph) {
-            if let [weight] = turn(module, network.halves, network.layer).0[..] {
+        for network in selected(module, graph) {
+            if let [weight] = convert(module, network.halves, network.layer).0[..] {
                 dense::replace(graph, network, ids, Operand::Weight(weight));
             }
         }
@@ -139,13 +140,13 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
     module.entries = entries;
     if bundled.is_empty() && skip == Skip::On {
         return Err(Error::input("`skip = \"on\"`, but no expert and no dense network of this model can be skipped neuron by neuron")
-            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert, none of q8h, q4h and mxfp4; with a memory budget dense networks stay whole")
-            .hint("leave `skip` under `[experts]` at `\"auto\"`"));
+            .because("it requires gates with exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert (not q8h, q4h or mxfp4); with a memory budget, dense networks are read whole")
+            .hint("set `skip = \"auto\"` under `[experts]`"));
     }
     if paged && left > 0 && !bundled.is_empty() {
         return Err(Error::input("`skip = \"on\"` with a memory budget, but not all experts of this model can be skipped neuron by neuron")
-            .because("experts stay on disk whole or by neurons, all of them alike")
-            .hint("leave `skip` under `[experts]` at `\"auto\"`: then whole experts are read"));
+            .because("all experts on disk are stored whole, or all by neurons")
+            .hint("set `skip = \"auto\"` under `[experts]`: then whole experts are read"));
     }
     crate::rewrite::drop_unused_weights(module);
     Ok(())
@@ -153,7 +154,7 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
 
 /// Function that joins gate and up of a node that becomes neurons, and its weights; `None` if the node is not
 /// turned.
-fn turned(module: &Module, node: &Node) -> Option<(Glu, Halves)> {
+fn convertible(module: &Module, node: &Node) -> Option<(Glu, ExpertWeights)> {
     let &Op::ExpertFfn { glu, bias: false, fixed: false } = &node.op else { return None };
     let &[_, _, Operand::Weight(gate_up), Operand::Weight(down)] = node.inputs.as_slice() else {
         return None;
@@ -161,21 +162,21 @@ fn turned(module: &Module, node: &Node) -> Option<(Glu, Halves)> {
     // Formats of a checkpoint's codes share scales along rows of the original weights; neurons would need
     // scales of down across its rows.
     let format = module.weight(gate_up).format;
-    let suits = format == module.weight(down).format && !format.is_published();
+    let suits = format == module.weight(down).format && !format.is_published() && !format.is_by_planes();
     (glu.skips() && suits).then_some((glu, [gate_up, down]))
 }
 
 /// Weights of experts that can become neurons, gate and up, then down; `None` if they stay whole.
 pub fn halves(module: &Module, node: &Node) -> Option<[WeightId; 2]> {
-    turned(module, node).map(|(_, halves)| halves)
+    convertible(module, node).map(|(_, halves)| halves)
 }
 
 /// The weight of neuron bundles. If neurons stay on disk, that of the gates, and that of the rest.
 fn bundle(
     module: &mut Module,
-    [gate_up, down]: Halves,
+    [gate_up, down]: ExpertWeights,
     layer: u32,
-    seen: &dyn Activity,
+    activity: &dyn Activity,
     paged: bool,
 ) -> Vec<WeightId> {
     let (gate_up, down) = (module.weight(gate_up), module.weight(down));
@@ -194,7 +195,7 @@ fn bundle(
     } else {
         vec![("neurons", PARTS, joined(vec![half(0), half(inter), columns]))]
     };
-    let orders: Vec<_> = (0..experts).map(|e| seen.hottest(layer, e)).collect();
+    let orders: Vec<_> = (0..experts).map(|e| activity.hottest(layer, e)).collect();
     let order = order(&orders, inter);
     let stem = gate_up.name.split("gate_up").next().unwrap_or_default();
     // A dense network is one expert.
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hottest_come_first_where_zeros_pay() {
+    fn hottest_neurons_come_first_if_skipping_pays() {
         let mut module = experts("relu");
         cluster(&mut module, Skip::Auto, &Backwards, false).unwrap();
         moec_ir::verify::module(&module).unwrap();
@@ -284,7 +285,7 @@ mod tests {
         assert_eq!(names, ["embed", "layers.1.gate_up", "layers.1.down", "router", "layers.0.neurons"]);
         let text = module.weights[4].expr.to_string();
         assert!(text.starts_with("arrange [0, 1, 2, 2, 1, 0] (concat cols(slice rows 0:3:1"), "{text}");
-        // Nothing was recorded: nothing is known to pay.
+        // Without recorded gates, no gain is known.
         let mut module = experts("relu");
         cluster(&mut module, Skip::Auto, &Unseen, false).unwrap();
         assert_eq!(module, experts("relu"));
@@ -316,7 +317,7 @@ mod tests {
             text.contains("{glu = relu, paged = 0}") && text.contains("{glu = relu, paged = 1}"),
             "{text}"
         );
-        // All or none.
+        // Either all layers are divided, or none.
         let mut mixed = experts("relu");
         let silu = |n: &mut Node| {
             n.op = Op::ExpertFfn { glu: Glu::Gated(moec_ir::op::Activation::Silu), bias: false, fixed: false }
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_without_zeros_stay_and_are_refused_by_name() {
+    fn gates_without_zeros_are_unchanged_or_refused_by_name() {
         let mut module = experts("silu");
         cluster(&mut module, Skip::Auto, &Backwards, false).unwrap();
         assert_eq!(module, experts("silu"));
@@ -343,13 +344,13 @@ mod tests {
             moec_ir::verify::module(&module).unwrap();
             module.weights.iter().filter(|w| w.name.ends_with("neurons")).count()
         };
-        // The first layer has no gates below the threshold, the second has that threshold's share.
+        // The first layer has no gates below the threshold; the second has the share of that threshold.
         assert_eq!([of(0.4, Skip::Auto), of(0.6, Skip::Auto)], [0, 1]);
         assert_eq!([of(0.4, Skip::On), of(0.6, Skip::Off)], [2, 0]);
     }
 
     #[test]
-    fn an_order_that_is_none_changes_nothing() {
+    fn invalid_neuron_order_is_ignored() {
         let order = |o: &[&[usize]]| order(&o.iter().map(|o| Some(o.to_vec())).collect::<Vec<_>>(), 3);
         assert_eq!(order(&[&[0, 1, 2], &[2, 2, 0]]), None);
         assert_eq!(order(&[&[0, 1, 2], &[1, 0]]), None);

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub const VERSION: u32 = 2;
 
 /// Fields of a schedule that a kernel reads, by name.
-pub type Pieces = BTreeMap<String, usize>;
+pub type ScheduleFields = BTreeMap<String, usize>;
 
 /// Numbers by name. A name ends in its unit (`_bytes`, `_share` of 1, `_us`, `_ms`, `_mj`, `_nats`); any
 /// other is a count.
@@ -124,7 +124,7 @@ impl Decision {
     }
 
     /// The chosen alternative, if alternatives were compared.
-    pub fn taken(&self) -> Option<&Alternative> {
+    pub fn chosen_alternative(&self) -> Option<&Alternative> {
         self.alternatives.iter().find(|a| a.what == self.chosen)
     }
 
@@ -135,8 +135,8 @@ impl Decision {
             share => format!("{policy}, {share} % pinned to the hottest experts"),
         };
         let reason = match choice.reason {
-            Reason::BeatsLru => "gains on LRU on text that it was not chosen on",
-            Reason::NothingBeatsLru => "nothing gains enough on LRU on text that it was not chosen on",
+            Reason::BeatsLru => "better than LRU on held-out text",
+            Reason::NothingBeatsLru => "no policy is enough better than LRU on held-out text",
         };
         let chosen = name(&choice.chosen.setting, choice.chosen.pinned);
         let mut own = Self::new("size_expert_cache", "cache of experts", chosen, reason).with(&[
@@ -176,11 +176,12 @@ pub struct Figure {
 /// Method that chose a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum By {
+pub enum ScheduleSource {
     /// The cost model.
     Model,
     /// Measurements, which may have confirmed the model.
-    Clock,
+    #[serde(rename = "clock")]
+    Measured,
 }
 
 /// A matrix kernel in an entry point.
@@ -204,9 +205,9 @@ pub struct KernelDecision {
     /// Reason for that compute type.
     pub why: String,
     /// The schedule.
-    pub schedule: Pieces,
+    pub schedule: ScheduleFields,
     /// Method that chose it.
-    pub by: By,
+    pub by: ScheduleSource,
     /// Prediction of the cost model.
     pub predicted: Predicted,
     /// Measured times of a part of the matrix, for every schedule that was tried.
@@ -249,25 +250,25 @@ pub struct Predicted {
 #[serde(deny_unknown_fields)]
 pub struct Measured {
     /// The schedule.
-    pub schedule: Pieces,
+    pub schedule: ScheduleFields,
     /// Median milliseconds.
     pub ms: f64,
 }
 
 /// A schedule by the names of its fields.
-pub fn pieces(target: &CpuTarget, spec: &KernelSpec, schedule: Schedule) -> Pieces {
+pub fn pieces(target: &CpuTarget, spec: &KernelSpec, schedule: Schedule) -> ScheduleFields {
     target.pieces(spec, schedule).into_iter().map(|(knob, value)| (knob.name().to_owned(), value)).collect()
 }
 
 /// The schedule of these fields; `None` if a name is invalid or the target has no such kernels.
-pub fn schedule(target: &CpuTarget, pieces: &Pieces) -> Option<Schedule> {
+pub fn schedule(target: &CpuTarget, pieces: &ScheduleFields) -> Option<Schedule> {
     let knob = |name: &str| Knob::ALL.into_iter().find(|k| k.name() == name);
     let all = pieces.iter().map(|(name, value)| Some((knob(name)?, *value))).collect::<Option<Vec<_>>>()?;
     target.schedule(&all)
 }
 
 /// `rows 96, unroll 4`
-pub fn shown(pieces: &Pieces) -> String {
+pub fn shown(pieces: &ScheduleFields) -> String {
     let fields = Knob::ALL.into_iter().filter_map(|k| Some(format!("{k} {}", pieces.get(k.name())?)));
     fields.collect::<Vec<_>>().join(", ")
 }

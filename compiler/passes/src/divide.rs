@@ -18,7 +18,7 @@ use super::outline_graphs::Routed;
 use moec_backend::{HotBatch, HotLayer, LayerExperts};
 use moec_base::error::{Error, Result};
 use moec_costs::units::Units;
-use moec_ir::placement::{OpPlace, Placement};
+use moec_ir::placement::{OpAssignment, Placement};
 use moec_ir::{
     Axis, EntryKind, Format, Glu, Graph, Module, Node, NodeId, Op, Operand, Patch, ValueId, Weight,
     WeightExpr, WeightId,
@@ -34,7 +34,7 @@ pub fn divide(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)]) -> Resu
         let other_form = || Error::bug(format!("the experts of layer {} have another form", layer.layer));
         let experts = LayerExperts::of(module, layer.layer).ok_or_else(other_form)?;
         for &batch in &layer.batches {
-            let halves = halves(module, &experts, batch, orders);
+            let halves = declare_weights(module, &experts, batch, orders);
             let rows = batch.batch;
             let decodes = |k: EntryKind| !k.is_prefill() && k.rows() == rows as usize;
             for graph in module.entries.iter_mut().filter(|g| decodes(g.kind)) {
@@ -49,7 +49,7 @@ pub fn divide(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)]) -> Resu
 }
 
 /// The weights of hot and cold neurons.
-struct Halves {
+struct HotColdWeights {
     /// `[E, 2n, H]` and `[E, H, n]`
     hot: [WeightId; 2],
     /// `[E, I - n, 3H]`; `None` if all neurons are hot.
@@ -62,12 +62,12 @@ const fn cold_format(experts: Format) -> Format {
 }
 
 /// Declares the weights of a layer for a batch.
-fn halves(
+fn declare_weights(
     module: &mut Module,
     experts: &LayerExperts,
     HotBatch { batch, neurons }: HotBatch,
     orders: &[Vec<u32>],
-) -> Halves {
+) -> HotColdWeights {
     let (gate_up, down) = (module.weight(experts.gate_up).clone(), module.weight(experts.down).clone());
     let (count, inter, hidden, hot) = (down.matrices(), down.cols(), down.rows(), neurons as usize);
     let of = |e: usize| orders.get(e).map(|order| order.iter().map(|&n| n as usize).collect());
@@ -97,11 +97,11 @@ fn halves(
     let cold = (hot < inter).then(|| {
         push(format!("cold.{batch}"), [inter - hot, 3 * hidden], cold_format(gate_up.format), bundles())
     });
-    Halves { hot: [hot_gate_up, hot_down], cold }
+    HotColdWeights { hot: [hot_gate_up, hot_down], cold }
 }
 
 /// Divides the experts of one layer in one entry point.
-fn split(graph: &Graph, routed: &Routed, layer: u32, glu: Glu, halves: &Halves) -> Option<Patch> {
+fn split(graph: &Graph, routed: &Routed, layer: u32, glu: Glu, halves: &HotColdWeights) -> Option<Patch> {
     let [ffn, combine] = [routed.ffn, routed.combine].map(|i| &graph.nodes[i]);
     let (&[x, table, ..], &[slots]) = (ffn.inputs.as_slice(), ffn.outputs.as_slice()) else { return None };
     let &[sum] = combine.outputs.as_slice() else { return None };
@@ -143,7 +143,7 @@ pub fn placed(placement: &mut Placement, module: &Module, units: &Units<'_>) {
         let hot = count(|op| matches!(op, Op::ExpertFfn { fixed: true, .. }));
         let cold = count(|op| matches!(op, Op::NeuronFfn { .. }));
         let whole = count(|op| matches!(op, Op::ExpertFfn { fixed: false, .. }));
-        let own = |o: &OpPlace| o.entry == graph.kind && o.op == "expert_ffn";
+        let own = |o: &OpAssignment| o.entry == graph.kind && o.op == "expert_ffn";
         let Some(at) = placement.ops.iter().position(own).filter(|_| hot > 0) else { continue };
         let row = placement.ops[at].clone();
         let parts = [
@@ -152,7 +152,7 @@ pub fn placed(placement: &mut Placement, module: &Module, units: &Units<'_>) {
         ];
         let parts = parts.into_iter().filter(|(_, nodes, _)| *nodes > 0).map(|(unit, nodes, why)| {
             let (op, why) = ("neuron_ffn".to_owned(), why.to_owned());
-            OpPlace { unit, nodes, op, why, ..row.clone() }
+            OpAssignment { unit, nodes, op, why, ..row.clone() }
         });
         placement.ops.splice(at..at, parts);
         // Rows of layers without hot neurons stay as they were.

@@ -17,13 +17,16 @@ pub fn format(module: &mut Module, weights: &Weights, chosen: &Formats) {
     }
 }
 
-/// Checks that static graphs of `unit` hold no weights in a format of a checkpoint's codes. Graphs have
-/// formats of their own and would round the codes again.
+/// Checks that static graphs of `unit` hold no weights in a format of a checkpoint's codes, or with bits in
+/// planes. Graphs have formats of their own and would round the codes again.
 ///
 /// # Errors
 /// Fails at the first such weight.
 pub fn suits_graphs(module: &Module, unit: &str) -> Result<()> {
-    let Some(weight) = module.weights.iter().find(|w| w.format.is_published()) else { return Ok(()) };
+    let Some(weight) = module.weights.iter().find(|w| w.format.is_published() || w.format.is_by_planes())
+    else {
+        return Ok(());
+    };
     let Weight { name, class, format, .. } = weight;
     Err(Error::limit(format!("weight `{name}` cannot be {format} on a target with static graphs, which `{unit}` has"))
         .hint(format!("graphs hold weights in formats of their own: set `{}` under `[weights]` to \"q8\", \"q4\" or \"bf16\"", class.name())))

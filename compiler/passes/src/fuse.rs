@@ -133,10 +133,11 @@ fn apply(entry: &mut Entry, kernels: &mut Kernels<'_>, pair: Pair) -> Result<usi
     let node = if fused.place == FusePosition::Writer { from.node } else { to.node };
     let code = Code::Kernel(kernels.id(fused.spec)?);
     let step = Step { code, args, grid, node, ..to.clone() };
-    let (kept, gone) = if fused.place == FusePosition::Writer { (writer, reader) } else { (reader, writer) };
+    let (kept, removed) =
+        if fused.place == FusePosition::Writer { (writer, reader) } else { (reader, writer) };
     entry.steps[kept] = step;
-    entry.steps.remove(gone);
-    Ok(if gone < kept { kept - 1 } else { gone.min(entry.steps.len()) })
+    entry.steps.remove(removed);
+    Ok(if removed < kept { kept - 1 } else { removed.min(entry.steps.len()) })
 }
 
 /// Removes buffers that no step touches, and the places that values had in them.
@@ -146,21 +147,21 @@ fn drop_unused(entry: &mut Entry) {
             || b == entry.logits as usize
             || entry.steps.iter().flat_map(|s| &s.args).any(|a| is_of(a, b as u32))
     };
-    let keeps: Vec<bool> = (0..entry.buffers.len()).map(touched).collect();
-    let number = |b: u32| keeps[..b as usize].iter().filter(|k| **k).count() as u32;
+    let used: Vec<bool> = (0..entry.buffers.len()).map(touched).collect();
+    let number = |b: u32| used[..b as usize].iter().filter(|k| **k).count() as u32;
     for arg in entry.steps.iter_mut().flat_map(|s| &mut s.args) {
         if let Arg::Buffer(b, _) = arg {
             *b = number(*b);
         }
     }
-    for place in &mut entry.places {
-        *place = place.filter(|p| keeps[p.buffer as usize]);
+    for place in &mut entry.locations {
+        *place = place.filter(|p| used[p.buffer as usize]);
         if let Some(p) = place {
             p.buffer = number(p.buffer);
         }
     }
     entry.logits = number(entry.logits);
-    let mut at = keeps.iter();
+    let mut at = used.iter();
     entry.buffers.retain(|_| at.next().is_some_and(|k| *k));
 }
 
@@ -168,14 +169,14 @@ fn drop_unused(entry: &mut Entry) {
 fn used(plan: &mut Plan, kernels: &mut Vec<KernelSpec>) -> Result<()> {
     let codes = || plan.entries.iter().flat_map(|e| &e.steps).map(|s| s.code);
     let calls = |id: usize| codes().any(|code| code == Code::Kernel(id as u32));
-    let keeps: Vec<bool> = (0..kernels.len()).map(calls).collect();
+    let used: Vec<bool> = (0..kernels.len()).map(calls).collect();
     for step in plan.entries.iter_mut().flat_map(|e| &mut e.steps) {
         if let Code::Kernel(id) = &mut step.code {
-            let before = keeps.get(..*id as usize).ok_or_else(|| Error::bug("a step without its kernel"))?;
+            let before = used.get(..*id as usize).ok_or_else(|| Error::bug("a step without its kernel"))?;
             *id = before.iter().filter(|k| **k).count() as u32;
         }
     }
-    let (mut a, mut b) = (keeps.iter(), keeps.iter());
+    let (mut a, mut b) = (used.iter(), used.iter());
     kernels.retain(|_| a.next().is_some_and(|k| *k));
     plan.kernels.retain(|_| b.next().is_some_and(|k| *k));
     Ok(())

@@ -12,8 +12,8 @@
 //! routing ([`mod@moec_sim::resident`]) choose the experts that begin in a frame, those that are pinned
 //! there, and the policy for the other frames.
 
-use super::assign_units::{UnitAssignment, expert_rows, expert_tables, settle, size, takes_experts};
-use super::plan_expert_schedule::{alike, curve, window_us, without_costs};
+use super::assign_units::{UnitAssignment, expert_rows, expert_tables, record_starts, size, takes_experts};
+use super::plan_expert_schedule::{curve, scheduled_layers, window_us, without_costs};
 use super::size_expert_cache::routers;
 use crate::decisions::Decision;
 use moec_base::error::{Error, Result};
@@ -24,7 +24,7 @@ use moec_ir::placement::Placement;
 use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPolicy, Plan};
 use moec_profile::Profile;
 use moec_runtime::offload::cache::{Key, Setting};
-use moec_runtime::schedule::{Keeps, System};
+use moec_runtime::schedule::{GpuResidents, System};
 use moec_sim::cache::Trace;
 use moec_sim::resident::{Prices, resident};
 use moec_sim::systems::{self, MOEC};
@@ -42,19 +42,17 @@ fn hot<'a>(list: &UnitList<'a>, options: &moec_config::PlacementConfig) -> Resul
     let name = options.policy.map_or_else(String::new, systems::key);
     let accelerator = found.ok_or_else(|| {
         Error::input(format!(
-            "`policy = \"{name}\"` under `[placement]`, and `{}` has no unit for it",
+            "`policy = \"{name}\"` under `[placement]`, but `{}` has no unit for it",
             list.device.name
         ))
-        .because(
-            "it divides experts between the CPU and a unit with dynamic shapes, with a memory of its own",
-        )
-        .hint("take a target with a GPU (`moec targets`), or leave `policy` out")
+        .because("it divides experts between the CPU and a unit with dynamic shapes and its own memory")
+        .hint("choose a target with a GPU (`moec targets`), or remove `policy`")
     })?;
     if list.has_near_data {
         return Err(Error::limit(format!("`policy = \"{name}\"` on `{}`", list.device.name))
             .because("with NDP DIMMs, experts are assigned by TriMoE's schedule")
             .hint(
-                "leave `policy` under `[placement]` out; `refine`, `moves` and `cached` say how that works",
+                "remove `policy` under `[placement]`; `refine`, `moves` and `cached` control this schedule",
             ));
     }
     Ok(accelerator)
@@ -66,7 +64,7 @@ fn hot<'a>(list: &UnitList<'a>, options: &moec_config::PlacementConfig) -> Resul
 /// # Errors
 /// Fails if the device has no such unit or lacks a cost.
 pub fn check(list: &UnitList<'_>, options: &moec_config::PlacementConfig) -> Result<()> {
-    if options.policy.is_none_or(|system| system.keeps == Keeps::Layers) {
+    if options.policy.is_none_or(|system| system.gpu_residents == GpuResidents::Layers) {
         return Ok(());
     }
     let units = [list.device.units.first(), Some(hot(list, options)?.unit)];
@@ -88,14 +86,14 @@ pub fn plan_gpu_expert_cache(
 ) -> Result<()> {
     let Some(system) = config.placement.policy else { return Ok(()) };
     let hot = hot(list, &config.placement)?;
-    let Some((experts, expert)) = alike(module)? else { return Ok(()) };
+    let Some((experts, expert)) = scheduled_layers(module)? else { return Ok(()) };
     let device = list.device;
     let own = assignment.memory(hot.index);
     let (host, there) =
         device.cpu_memory().zip(device.memory_of(hot.unit)).filter(|_| own > 0).ok_or_else(|| {
             Error::limit(format!("`{}` works in the CPU's memory", hot.unit.name))
-                .because("it would find all experts there, and needs no frames")
-                .hint("leave `policy` under `[placement]` out")
+                .because("all experts are in that memory, so no cache frames are needed")
+                .hint("remove `policy` under `[placement]`")
         })?;
     for &layer in &experts {
         takes_experts(module, layer, hot)?;
@@ -105,12 +103,12 @@ pub fn plan_gpu_expert_cache(
     let &(most, k, score) = routers.first().ok_or_else(|| Error::bug("experts without a router"))?;
     if routers.iter().any(|r| *r != (most, k, score)) || routers.len() != experts.len() {
         return Err(Error::limit(
-            "layers whose routers choose in different ways, and frames that all of them share",
+            "the layers' routers choose in different ways, but all layers share the cache frames",
         )
-        .hint("leave `policy` under `[placement]` out"));
+        .hint("remove `policy` under `[placement]`"));
     }
     let size = size(module, *experts.first().unwrap_or(&0));
-    let way = |bytes: f64| device.transfer_us(host, there, bytes).unwrap_or(0.0);
+    let transfer_us = |bytes: f64| device.transfer_us(host, there, bytes).unwrap_or(0.0);
     let back = device.transfer_us(there, host, 0.0).unwrap_or(0.0);
     let times = |unit| curve(device, unit, expert.weights()).ok_or_else(|| without_costs(device, unit));
     let cpu = device.units.first().ok_or_else(|| Error::bug("a device without a CPU"))?;
@@ -124,7 +122,7 @@ pub fn plan_gpu_expert_cache(
         // One expert of each layer, until the number of frames is known.
         let starts = (0..most).map(|e| u32::from(e == 0)).collect();
         let of = ExpertLayer { layer, units: units.clone(), starts, ..ExpertLayer::default() };
-        settle(placed, &of);
+        record_starts(placed, &of);
         assignment.experts.layers.push(of);
     }
     assignment.experts.policy = ExpertPolicy::Cached(Cached {
@@ -134,14 +132,14 @@ pub fn plan_gpu_expert_cache(
         keeps: Setting::lru().to_string(),
         ahead: system.prediction.gates() as u32,
         // A step launches one kernel for all experts of a layer, and their rows cross the link twice.
-        first_us: [hot.unit.launch_us() + way(0.0) + back, cpu.launch_us(), way(0.0)],
+        first_us: [hot.unit.launch_us() + transfer_us(0.0) + back, cpu.launch_us(), transfer_us(0.0)],
         k,
         score,
         pinned: Vec::new(),
         costs: ExpertCosts {
             hot: times(hot.unit)?,
             cpu: times(cpu)?,
-            bring_us: way(size.bytes as f64) - way(0.0),
+            bring_us: transfer_us(size.bytes as f64) - transfer_us(0.0),
             window_us: window_us(module, device, list.accelerator(assignment.attention))?,
             expert_bytes: size.bytes,
             row_bytes: 8 * size.hidden as u64,
@@ -174,36 +172,37 @@ pub fn size_gpu_expert_cache(
     options: FrameOptions<'_>,
     profile: Option<&Profile>,
 ) -> Result<Option<Decision>> {
-    let Some(room) = Room::of(plan, options)? else { return Ok(None) };
+    let Some(room) = FrameBudget::of(plan, options)? else { return Ok(None) };
     let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
     let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
-    let kept = kept(plan, options, &room, trace.as_ref())?;
-    let Room { frames, memory, unit, .. } = room;
+    let initial = initial_experts(plan, options, &room, trace.as_ref())?;
+    let FrameBudget { frames, memory, unit, .. } = room;
     let ExpertPolicy::Cached(cached) = &mut plan.experts.policy else { return Ok(None) };
     cached.frames = frames as u32;
-    cached.keeps.clone_from(&kept.keeps);
-    cached.pinned = kept.pinned.iter().map(|k| (k.layer.into(), k.expert.into())).collect();
+    cached.keeps.clone_from(&initial.keeps);
+    cached.pinned = initial.pinned.iter().map(|k| (k.layer.into(), k.expert.into())).collect();
     cached.pinned.sort_unstable();
     for (index, layer) in (0..).zip(&mut plan.experts.layers) {
         let at = layer.units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
         for (expert, start) in (0..).zip(&mut layer.starts) {
-            *start = if kept.begin.contains(&Key { layer: index, expert }) { at } else { 0 };
+            *start = if initial.begin.contains(&Key { layer: index, expert }) { at } else { 0 };
         }
-        settle(&mut plan.placement, layer);
+        record_starts(&mut plan.placement, layer);
         if let Some(of) = plan.memories.get_mut(memory as usize) {
             let moved = of.residents.iter_mut().filter(|r| layer.to_bring().contains(&r.segment));
             moved.for_each(|r| r.matrices = layer.on(unit));
         }
     }
     let memory = plan.memories.get(memory as usize).map_or("", |m| &m.name);
-    let system = format!("`{}`: {}; keeps `{}`", options.system.name, options.system.says, kept.keeps);
+    let system =
+        format!("`{}`: {}; keeps `{}`", options.system.name, options.system.description, initial.keeps);
     let decision =
-        Decision::new("size_gpu_expert_cache", &format!("cache frames in `{memory}`"), system, kept.why)
+        Decision::new("size_gpu_expert_cache", &format!("cache frames in `{memory}`"), system, initial.why)
             .with(&[
                 ("frames", frames as f64),
                 ("frame_bytes", room.each as f64),
                 ("experts", room.experts as f64),
-                ("pinned", kept.pinned.len() as f64),
+                ("pinned", initial.pinned.len() as f64),
             ]);
     Ok(Some(match room.limit {
         Some(limit) => decision.with(&[("limit_bytes", limit as f64)]),
@@ -212,7 +211,7 @@ pub fn size_gpu_expert_cache(
 }
 
 /// Room for experts.
-struct Room {
+struct FrameBudget {
     /// Unit and memory of the frames.
     unit: u32,
     memory: u32,
@@ -225,7 +224,7 @@ struct Room {
     experts: usize,
 }
 
-impl Room {
+impl FrameBudget {
     fn of(plan: &Plan, options: FrameOptions<'_>) -> Result<Option<Self>> {
         let Some(unit) = plan.experts.policy.cached().map(|c| c.hot) else { return Ok(None) };
         let memory = plan.memory_of(unit);
@@ -252,10 +251,8 @@ impl Room {
         let frames = share.min(cached).min(usize::try_from(fit).unwrap_or(usize::MAX)).min(experts);
         if frames < layers {
             return Err(Error::input(format!("{frames} frames are too few for {layers} layers of experts"))
-                .because("each layer begins with an expert in a frame")
-                .hint(
-                    "request a larger share in `experts` under `[placement]`, or for a `cached` of 1 or more",
-                ));
+                .because("each layer needs an expert in a frame at the start")
+                .hint("set a larger share in `experts` under `[placement]`, or `cached` to 1 or more"));
         }
         Ok(Some(Self { unit, memory, limit, each, frames, layers, experts }))
     }
@@ -269,10 +266,10 @@ struct InitialExperts {
     why: String,
 }
 
-fn kept(
+fn initial_experts(
     plan: &Plan,
     options: FrameOptions<'_>,
-    room: &Room,
+    room: &FrameBudget,
     trace: Option<&Trace>,
 ) -> Result<InitialExperts> {
     let (frames, each) = (room.frames, room.experts / room.layers.max(1));
@@ -285,9 +282,9 @@ fn kept(
         popular.sort_by_key(|k| std::cmp::Reverse(of(k)));
     }
     let seen =
-        if trace.is_some() { "the profile used most" } else { "come first, since no routing was recorded" };
-    let choice = match (trace, options.system.keeps) {
-        (Some(trace), Keeps::Cache(_)) if options.system.name == MOEC.name && trace.tokens() > 1 => {
+        if trace.is_some() { "the profile used most" } else { "come first, as no routing was recorded" };
+    let choice = match (trace, options.system.gpu_residents) {
+        (Some(trace), GpuResidents::Cache(_)) if options.system.name == MOEC.name && trace.tokens() > 1 => {
             let host = plan.paging.as_ref().map_or(room.experts as u64, |p| u64::from(p.frames));
             let found = resident(trace, [host, frames as u64], &prices(plan, options))
                 .map_err(|e| Error::bug(e.to_string()))?;
@@ -295,8 +292,8 @@ fn kept(
             let uses = found.held_out;
             let all = (uses.gpu + uses.host + uses.disk).max(1);
             let why = format!(
-                "replays of the profile: `{}` with {} % for good; on routing that it was not chosen on {:.0} % of the uses are in a frame, \
-                 and experts take {:.2} of the time that the hottest take who never change",
+                "replays of the profile: `{}` with {} % pinned; on held-out routing {:.0} % of the uses are in a frame, and experts take \
+                 {:.2} of the time with the hottest pinned alone",
                 found.setting,
                 found.share,
                 100.0 * uses.gpu as f64 / all as f64,
@@ -323,21 +320,22 @@ fn kept(
             begin.push(key);
         }
     }
-    Ok(match (choice, options.system.keeps) {
+    Ok(match (choice, options.system.gpu_residents) {
         (Some((pinned, keeps, why)), _) => {
             let pinned = pinned.into_iter().filter(|k| begin.contains(k)).collect();
             InitialExperts { begin, pinned, keeps, why }
         }
-        (None, Keeps::Cache(keeps)) => {
+        (None, GpuResidents::Cache(keeps)) => {
             let setting: Setting = keeps.parse().map_err(|_| Error::bug("an invalid policy"))?;
-            let why = format!("frames begin with those that {seen}; `{keeps}` keeps the others that come");
+            let why =
+                format!("the initial experts are those that {seen}; `{keeps}` chooses among later ones");
             InitialExperts { begin, pinned: Vec::new(), keeps: setting.to_string(), why }
         }
         (None, _) => {
             let passing = if systems::passes(options.system) { (frames / PASSING).max(1) } else { 0 };
             let pinned = begin.iter().copied().take(frames - passing).collect::<Vec<_>>();
             let why = format!(
-                "{} stay for good, those that {seen}; {passing} frames are for others that pass",
+                "{} are pinned, those that {seen}; {passing} frames are for temporary experts",
                 pinned.len()
             );
             InitialExperts { begin, pinned, keeps: Setting::lru().to_string(), why }

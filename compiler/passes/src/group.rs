@@ -37,7 +37,7 @@ pub struct Options {
     pub preference: UnitPreference,
 }
 
-/// Assigns tiers as [`tier`] does. The number of tiers of each layer, of `1 ..= wanted.tiers`, is the one
+/// Assigns tiers as [`tier`] does. The number of tiers of each layer, of `1 ..= config.tiers`, is the one
 /// that costs least once groups are formed. One tier fewer pads more, and saves a launch. `size` returns the
 /// size of a layer's experts. The groups themselves are formed later.
 ///
@@ -46,15 +46,15 @@ pub struct Options {
 pub fn tiered(
     loads: &Loads,
     units: &Units<'_>,
-    wanted: &ExpertsConfig,
+    config: &ExpertsConfig,
     coverage: f64,
     size: &dyn Fn(u32) -> Option<ExpertSize>,
     options: Options,
 ) -> Result<Placement> {
-    let mut best = tier(loads, units, &ExpertsConfig { tiers: 1, ..wanted.clone() }, coverage);
+    let mut best = tier(loads, units, &ExpertsConfig { tiers: 1, ..config.clone() }, coverage);
     let mut least = vec![f64::INFINITY; best.experts.len()];
-    for tiers in 1..=wanted.tiers {
-        let tried = tier(loads, units, &ExpertsConfig { tiers, ..wanted.clone() }, coverage);
+    for tiers in 1..=config.tiers {
+        let tried = tier(loads, units, &ExpertsConfig { tiers, ..config.clone() }, coverage);
         let layers = tried.experts.into_iter().zip(&loads.layers);
         for ((table, layer), (best, least)) in layers.zip(best.experts.iter_mut().zip(&mut least)) {
             let size = size(table.layer);
@@ -122,7 +122,7 @@ pub fn group_layer(
         let g = match (options.group, options.preference) {
             // Experts of the CPU need no graph.
             (wanted, UnitPreference::Cpu) => wanted.unwrap_or(members.len()),
-            (Some(wanted), _) => check(table, wanted.min(members.len()), fits, size, units)?,
+            (Some(size_limit), _) => check(table, size_limit.min(members.len()), fits, size, units)?,
             (None, preference) => {
                 let most = check(table, fits.clamp(1, members.len()), fits, size, units)?;
                 costs.cheapest(&members, most, table.tiers[tier], preference)
@@ -159,7 +159,7 @@ fn check(table: &ExpertTable, g: usize, fits: usize, size: ExpertSize, units: &U
         return Ok(g);
     }
     let error = Error::limit(format!(
-        "graph `{}` would hold {} and {} bytes; `{}` takes graphs of at most {} bytes",
+        "graph `{}` would have {} and {} bytes; the limit of `{}` is {} bytes",
         table.group_name(table.groups.len()),
         plural(g),
         size.bytes.saturating_mul(g as u64),
@@ -168,7 +168,7 @@ fn check(table: &ExpertTable, g: usize, fits: usize, size: ExpertSize, units: &U
     ));
     Err(match fits {
         0 => error.hint("not even one expert fits: set `experts = \"cpu\"` under `[placement]`"),
-        n => error.hint(format!("`group = {n}` under `[experts]` fits, and `group = \"auto\"` finds it")),
+        n => error.hint(format!("set `group = {n}` or `group = \"auto\"` under `[experts]`")),
     })
 }
 

@@ -161,7 +161,7 @@ pub fn available(units: &Units<'_>) -> Option<f64> {
 }
 
 /// Neurons of each expert that memory holds if `room` bytes are left for all experts of all layers.
-pub fn held(layers: &[Experts], experts: &Experts, room: f64) -> usize {
+pub fn resident_neurons(layers: &[Experts], experts: &Experts, room: f64) -> usize {
     let all: f64 = layers.iter().map(|l| l.bytes * (l.count * l.inter) as f64).sum();
     let share = if all <= room { 1.0 } else { (room / all).max(0.0) };
     (share * experts.inter as f64) as usize
@@ -239,20 +239,20 @@ pub fn hot(
     }
     let mut all = Vec::new();
     for experts in layers {
-        let Some(seen) = profile.neurons(experts.layer).filter(|c| c.is_exact() && c.routed) else {
+        let Some(counts) = profile.neurons(experts.layer).filter(|c| c.is_exact() && c.routed) else {
             continue;
         };
-        let fits = (seen.experts(), seen.width as usize) == (experts.count, experts.inter);
+        let fits = (counts.experts(), counts.width as usize) == (experts.count, experts.inter);
         let chosen = profile.layers.iter().find(|l| l.layer == experts.layer).filter(|_| fits);
         let Some(chosen) = chosen.filter(|l| l.tokens > 0) else { continue };
         let popularity: Vec<f64> = chosen.chosen.iter().map(|&n| n as f64 / chosen.tokens as f64).collect();
-        let held = held(layers, experts, room);
-        let read = if held < experts.inter { experts.read_seconds(units) } else { Some(0.0) };
+        let resident = resident_neurons(layers, experts, room);
+        let read = if resident < experts.inter { experts.read_seconds(units) } else { Some(0.0) };
         let Some(read) = read else { continue };
-        for batch in 1..=seen.batches() {
-            let wanted =
-                HotShareInputs { experts, units, batch, popularity: &popularity, held, read, requested };
-            let planned = wanted.plan(seen);
+        for batch in 1..=counts.batches() {
+            let inputs =
+                HotShareInputs { experts, units, batch, popularity: &popularity, resident, read, requested };
+            let planned = inputs.plan(counts);
             all.push(
                 planned.map_err(|e| Error::limit("hot neurons cannot be planned").because(e.to_string()))?,
             );
@@ -274,11 +274,9 @@ pub fn networks(
     decoded: &[u32],
 ) -> Result<Vec<(HotLayer, Vec<Vec<u32>>)>> {
     let nothing = |why: &str| {
-        Error::limit(
-            "`hot` under `[placement]` requests networks of hot neurons, and there are none to be made",
-        )
-        .because(why)
-        .hint("leave `hot` out: whole experts are placed by `experts`")
+        Error::limit("`hot` under `[placement]` requests networks of hot neurons, but none can be made")
+            .because(why)
+            .hint("remove `hot`: then `experts` places whole experts")
     };
     let mut all: Vec<(HotLayer, Vec<Vec<u32>>)> = Vec::new();
     for share in shares.iter_mut().filter(|s| s.hot > 0 && decoded.contains(&s.batch)) {
@@ -293,13 +291,14 @@ pub fn networks(
         }
     }
     for (layer, order) in &mut all {
-        let seen = profile.neurons(layer.layer).ok_or_else(|| Error::bug("a share of what was not seen"))?;
-        let own = |e: usize| seen.hottest(e, 1).into_iter().map(|n| n as u32).collect();
-        *order = (0..seen.experts()).map(own).collect();
+        let counts =
+            profile.neurons(layer.layer).ok_or_else(|| Error::bug("a share of what was not counted"))?;
+        let own = |e: usize| counts.hottest(e, 1).into_iter().map(|n| n as u32).collect();
+        *order = (0..counts.experts()).map(own).collect();
     }
     if all.is_empty() {
         return Err(nothing(
-            "the profile saw no gates that leave zeros, or no hot neurons pay for a batch that this build decodes",
+            "the profile shows no gates with zeros, or hot neurons do not pay for a batch size of this build",
         ));
     }
     Ok(all)
@@ -328,7 +327,7 @@ struct HotShareInputs<'a> {
     units: &'a Units<'a>,
     batch: usize,
     popularity: &'a [f64],
-    held: usize,
+    resident: usize,
     /// Seconds to read a neuron from disk that memory does not hold.
     read: f64,
     /// True if networks are made although their launches do not pay.
@@ -336,14 +335,14 @@ struct HotShareInputs<'a> {
 }
 
 impl HotShareInputs<'_> {
-    fn plan(&self, seen: &NeuronCounts) -> std::result::Result<HotShare, NeuronError> {
-        let Self { experts, units, batch, held, .. } = *self;
+    fn plan(&self, counts: &NeuronCounts) -> std::result::Result<HotShare, NeuronError> {
+        let Self { experts, units, batch, resident: held, .. } = *self;
         let used = used(self.popularity, batch).max(1.0);
         let rows = (batch * experts.k) as f64 / used;
         let cluster = experts.cluster();
         let dense = |n: usize| (n, experts.dense_seconds(units, n, used, rows));
         let ends = if cluster < experts.inter { vec![cluster, experts.inter] } else { vec![experts.inter] };
-        let by_rank = by_rank(seen, batch);
+        let by_rank = by_rank(counts, batch);
         let tables = Tables {
             cluster,
             dense: ends.into_iter().map(dense).collect(),

@@ -57,7 +57,7 @@ pub fn insert_copies(plan: &mut Plan) -> Result<()> {
             if !linked(from, to) {
                 let name = |m: u32| plan.memories[m as usize].name.clone();
                 return Err(Error::limit(format!("no link leads from `{}` to `{}`", name(from), name(to)))
-                    .hint("units that hand values to each other need one in the device file"));
+                    .hint("units that exchange values need one in the device file"));
             }
         }
     }
@@ -115,7 +115,7 @@ impl CopyInserter<'_> {
                 back.push((local, b));
                 local
             } else {
-                self.here(entry, b, step.unit, step.node)?
+                self.copy_in(entry, b, step.unit, step.node)?
             };
             step.args[i] = Arg::Buffer(local, offset);
         }
@@ -151,12 +151,12 @@ impl CopyInserter<'_> {
             return Ok(());
         }
         let node = self.steps.last().map_or(0, |s| s.node);
-        entry.logits = self.here(entry, logits, 0, node)?;
+        entry.logits = self.copy_in(entry, logits, 0, node)?;
         Ok(())
     }
 
     /// The buffer in the memory of `unit` with the contents of `b`, which is in another memory.
-    fn here(&mut self, entry: &mut Entry, b: u32, unit: u32, node: u32) -> Result<u32> {
+    fn copy_in(&mut self, entry: &mut Entry, b: u32, unit: u32, node: u32) -> Result<u32> {
         let own = self.memory(unit);
         if let Some(&copy) = self.copies.get(&(b, own)) {
             return Ok(copy);
@@ -165,8 +165,8 @@ impl CopyInserter<'_> {
         // the CPU's.
         let theirs = entry.buffers[b as usize].memory;
         if own != 0 && theirs != 0 {
-            let between = self.here(entry, b, 0, node)?;
-            let copy = self.here(entry, between, unit, node)?;
+            let between = self.copy_in(entry, b, 0, node)?;
+            let copy = self.copy_in(entry, between, unit, node)?;
             self.copies.insert((b, own), copy);
             return Ok(copy);
         }

@@ -19,9 +19,9 @@ use std::ops::RangeInclusive;
 /// Fails if a memory is too small for the plan.
 pub fn memory(plan: &mut Plan) -> Result<()> {
     for m in 0..plan.memories.len() as u32 {
-        let apart: Vec<Vec<u64>> = plan.entries.iter().map(|e| side_by_side(e, m)).collect();
+        let without_reuse: Vec<Vec<u64>> = plan.entries.iter().map(|e| side_by_side(e, m)).collect();
         let bytes = plan.entries.iter_mut().map(|e| assign(e, m)).max().unwrap_or(0);
-        for (entry, offsets) in plan.entries.iter_mut().zip(apart) {
+        for (entry, offsets) in plan.entries.iter_mut().zip(without_reuse) {
             let mut own: Vec<&mut Buffer> = entry.buffers.iter_mut().filter(|b| b.memory == m).collect();
             let end = own.iter().zip(&offsets).map(|(b, offset)| offset + aligned(b.bytes)).max();
             if end.is_some_and(|end| end <= bytes) {
@@ -47,7 +47,7 @@ fn fits(plan: &Plan, index: u32) -> Result<()> {
     let states: u64 = plan.states.iter().filter(|s| s.memory == index).map(|s| aligned(s.bytes())).sum();
     let weights = peak.saturating_sub(states + memory.arena_bytes);
     Err(Error::limit(format!(
-        "the plan puts {} into `{}`, which has {}",
+        "the plan needs {} in `{}`, which has {}",
         human::bytes_up(peak),
         memory.name,
         human::bytes(capacity)
@@ -59,8 +59,8 @@ fn fits(plan: &Plan, index: u32) -> Result<()> {
         human::bytes(memory.arena_bytes)
     ))
     .hint(match plan.experts.policy.cached().filter(|c| plan.memory_of(c.hot) == index) {
-        Some(_) => "each layer begins with one expert there, and that is the least: raise `device_budget` under `[memory]`, or build with a shorter `max_context`",
-        None => "place less there (`experts = \"NAME:50%\"` under `[placement]`), or build with a shorter `max_context`",
+        Some(_) => "this is with one expert of each layer, the minimum: raise `device_budget` under `[memory]`, or build with a shorter `max_context`",
+        None => "place fewer experts there (`experts = \"NAME:50%\"` under `[placement]`), or build with a shorter `max_context`",
     }))
 }
 

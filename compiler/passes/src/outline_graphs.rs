@@ -148,8 +148,8 @@ impl Statics {
     ) -> Result<()> {
         for boundary in parts::boundaries(part, placement, units) {
             let graph = module.entries.iter().find(|g| g.kind == boundary.entry);
-            let graph = graph
-                .ok_or_else(|| Error::bug(format!("`{}` stands in no {}", part.name, boundary.entry)))?;
+            let graph =
+                graph.ok_or_else(|| Error::bug(format!("`{}` is not in {}", part.name, boundary.entry)))?;
             let mut indices = Vec::new();
             for decl in part.graphs.iter().filter(|g| g.entry == boundary.entry).map(|g| &g.graph) {
                 // Entry points of equally many rows share a function.
@@ -210,12 +210,12 @@ pub fn outline_graphs(module: &mut Module, statics: &Statics, fixed: bool) -> Re
             let routed = Routed::find(graph, layer).ok_or_else(other_form)?;
             let salient = attended(graph, layer, routed.dispatch).ok_or_else(|| {
                 Error::limit(format!("layer {layer} has no attention before its experts"))
-                    .because("which rows find room in an expert's graph is decided by what attention gave for them")
-                    .hint("set `experts = \"cpu\"` under `[placement]`: the CPU takes any number of rows")
+                    .because("the attention's result decides which rows an expert's graph takes")
+                    .hint("set `experts = \"cpu\"` under `[placement]`: the CPU has no limit of rows")
             })?;
             if let Op::Dispatch { partial: true, .. } = graph.nodes[routed.dispatch].op {
-                return Err(Error::limit(format!("layer {} has experts that compute nothing", set.layer))
-                    .hint("leave all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
+                return Err(Error::limit(format!("layer {} has zero-computation experts", set.layer))
+                    .hint("keep all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
             }
             let patch = split(graph, &routed, salient, set, fixed).ok_or_else(other_form)?;
             patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;

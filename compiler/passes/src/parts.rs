@@ -13,7 +13,7 @@ pub fn placed(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<
     let mut scopes: Vec<&Scope> = graph.nodes.iter().map(|n| &n.scope).collect();
     scopes.dedup();
     let here = scopes.into_iter().filter(|s| there(s));
-    here.filter_map(|scope| units.graphs.part(module, scope, units.npu).ok()).collect()
+    here.filter_map(|scope| units.graphs.subgraph(module, scope, units.npu).ok()).collect()
 }
 
 /// True if a placement gives the matrices of a scope to the unit in one entry point.

@@ -12,7 +12,7 @@
 //! An expert with a unit requested by the user stays there: then [`assign_units`](super::assign_units) has
 //! placed it.
 
-use super::assign_units::{UnitAssignment, expert_rows, expert_tables, settle};
+use super::assign_units::{UnitAssignment, expert_rows, expert_tables, record_starts};
 use moec_backend::{CommandStreams, StreamCosts, StreamExpert};
 use moec_base::error::{Error, Result};
 use moec_config::UnitSetting;
@@ -55,13 +55,14 @@ pub fn plan_expert_schedule(
     if config.placement.experts != UnitSetting::Auto {
         return Ok(());
     }
-    let Some((layers, Expert(expert))) = alike(module)? else { return Ok(()) };
+    let Some((layers, Expert(expert))) = scheduled_layers(module)? else { return Ok(()) };
     if config.memory.budget.is_some() {
-        return Err(Error::limit(format!("`budget` under `[memory]`, and experts on `{}`", cold.unit.name))
-            .because("experts that are assigned in every step lie in memory")
-            .hint(
-                "leave the budget out, or give experts a fixed unit: `experts = \"cpu\"` under `[placement]`",
-            ));
+        return Err(Error::limit(format!(
+            "`budget` under `[memory]` cannot be combined with experts on `{}`",
+            cold.unit.name
+        ))
+        .because("experts that are assigned in every step must be in memory")
+        .hint("remove the budget, or give experts a fixed unit: `experts = \"cpu\"` under `[placement]`"));
     }
     let device = list.device;
     let hot = list
@@ -111,8 +112,8 @@ pub fn plan_expert_schedule(
     let decodes = module.entries.iter().filter(|g| !g.kind.is_prefill());
     let step = decodes.map(|g| g.kind.rows() as u32).max().unwrap_or(1);
     for (index, &layer) in layers.iter().enumerate() {
-        if let Some(seen) = loads.and_then(|l| l.layers.iter().find(|of| of.layer == layer)) {
-            let mean: Vec<f64> = (0..most).map(|e| seen.mean(e, step)).collect();
+        if let Some(recorded) = loads.and_then(|l| l.layers.iter().find(|of| of.layer == layer)) {
+            let mean: Vec<f64> = (0..most).map(|e| recorded.mean(e, step)).collect();
             scheduler.profile(index, &mean).map_err(limit)?;
         }
         let places = scheduler.placement(index).map_or(&[][..], |p| p.places());
@@ -129,7 +130,7 @@ pub fn plan_expert_schedule(
             dimms: places.iter().map(|p| p.layout.memory().map_or(-1, i32::from)).collect(),
             ..ExpertLayer::default()
         };
-        settle(placed, &of);
+        record_starts(placed, &of);
         assignment.experts.layers.push(of);
     }
     assignment.experts.policy = ExpertPolicy::Scheduled(schedule);
@@ -137,7 +138,7 @@ pub fn plan_expert_schedule(
     Ok(())
 }
 
-/// An expert of layers that are alike.
+/// An expert of equal layers.
 #[derive(Clone, Copy, Debug)]
 pub struct Expert(StreamExpert);
 
@@ -153,13 +154,13 @@ impl Expert {
 ///
 /// # Errors
 /// Fails if layers differ.
-pub fn alike(module: &Module) -> Result<Option<(Vec<u32>, Expert)>> {
+pub fn scheduled_layers(module: &Module) -> Result<Option<(Vec<u32>, Expert)>> {
     let experts = experts(module)?;
     let Some(&(_, expert)) = experts.first() else { return Ok(None) };
     if let Some((layer, other)) = experts.iter().find(|(_, other)| *other != expert) {
         return Err(Error::limit(format!("layer {layer} has experts of {} by {}", other.hidden, other.inner))
             .because(format!("those before it are {} by {}", expert.hidden, expert.inner))
-            .hint("a schedule takes layers that are alike: give experts a fixed unit, `experts = \"cpu\"` under `[placement]`"));
+            .hint("the schedule requires equal layers: give experts a fixed unit, `experts = \"cpu\"` under `[placement]`"));
     }
     Ok(Some((experts.iter().map(|(layer, _)| *layer).collect(), Expert(expert))))
 }
@@ -203,7 +204,7 @@ pub fn costs(
     streams.costs(device, cold.unit, expert, &ROWS).map_err(|why| {
         Error::limit(format!("`{}` does not run the experts of this model", cold.unit.name))
             .because(why)
-            .hint("change what it says, or leave experts to the CPU: `experts = \"cpu\"` under `[placement]`")
+            .hint("change this in the device file, or keep experts on the CPU: `experts = \"cpu\"` under `[placement]`")
     })
 }
 

@@ -2,9 +2,10 @@
 //!
 //! If experts stay on disk, the pass inserts a `request_experts` between the router's choice and the experts.
 //! Its operands are the router's scores, which rank the experts of its own layer for the cache (HybriMoE, eq.
-//! 3). When one token is decoded, it also gets the scores that the gates of the next layers compute from this
-//! layer's hidden state. The residual stream changes little from layer to layer, so that these predict their
-//! choices (HybriMoE, §IV-C). No result changes.
+//! 3), and the scores that the gates of the next layers compute from this layer's hidden state. The residual
+//! stream changes little from layer to layer, so that these predict their choices (HybriMoE, §IV-C). Frames
+//! of a GPU are filled ahead in every step; from disk, where the rows of a step request most experts anyway,
+//! only when one token is decoded. No result changes.
 
 use moec_base::error::{Error, Result};
 use moec_ir::graph::EntryKind;
@@ -21,16 +22,25 @@ struct Routed {
     gate: Option<(Operand, Node)>,
 }
 
-/// Inserts a `request_experts` after every `dispatch`. Up to `ahead` next layers are predicted, fewer at the
-/// end.
+/// Layers that are predicted ahead, by the rows of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Ahead {
+    /// Layers if one token is decoded.
+    pub token: usize,
+    /// Layers in prompts and batches.
+    pub rows: usize,
+}
+
+/// Inserts a `request_experts` after every `dispatch`. As many next layers are predicted as `ahead` says,
+/// fewer at the end.
 ///
 /// # Errors
 /// A bug of the compiler: a layer that is not of the form that `lower` makes.
-pub fn prefetch_experts(module: &mut Module, ahead: usize) -> Result<()> {
+pub fn prefetch_experts(module: &mut Module, ahead: Ahead) -> Result<()> {
     for graph in &mut module.entries {
         let layers = routed(graph)?;
         let alone = matches!(graph.kind, EntryKind::Decode(1) | EntryKind::Little(1));
-        let ahead = if alone { ahead.min(MAX_REQUEST_SCORES - 1) } else { 0 };
+        let ahead = if alone { ahead.token } else { ahead.rows }.min(MAX_REQUEST_SCORES - 1);
         // From the last layer on, so that earlier indices stay valid.
         for (i, layer) in layers.iter().enumerate().rev() {
             let next = layers.get(i + 1..).unwrap_or_default();
@@ -64,10 +74,10 @@ fn routed(graph: &Graph) -> Result<Vec<Routed>> {
         };
         if chosen.is_some_and(|(_, node)| matches!(node.op, Op::ZeroExperts { .. })) {
             return Err(Error::limit(format!(
-                "`{}` has experts that compute nothing: others stay in RAM",
+                "`{}` has zero-computation experts; their experts cannot be read from disk",
                 node.scope
             ))
-            .hint("leave `budget` under `[memory]` out"));
+            .hint("remove `budget` under `[memory]`"));
         }
         let logits = chosen
             .filter(|(_, n)| matches!(n.op, Op::Router(_)))

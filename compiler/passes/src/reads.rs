@@ -60,15 +60,15 @@ pub fn decide(
     disk: Option<&Memory>,
 ) -> Option<(bool, Decision)> {
     let (layers, weights) = layers(module, profile)?;
-    let beside = beside(module, &weights);
-    let found = expected(&layers, budget as f64 - beside);
+    let other = other_bytes(module, &weights);
+    let found = expected(&layers, budget as f64 - other);
     let bundle = layers.first()?.bundle;
     let times = times_slower(disk, (bundle.up_down_pitch() * bundle.read_together()) as u64);
     let by_neurons = found.neurons.is_some_and(|bytes| bytes * times < found.experts);
     let why = match found.neurons {
-        None => "gates would leave too little of the budget for what they activate".to_owned(),
+        None => "gates would leave too little of the budget for active neurons".to_owned(),
         Some(_) => {
-            format!("what a token is expected to read, where bytes of small reads count {times:.1} times")
+            format!("expected bytes per token, where those of small reads count {times:.1} times")
         }
     };
     let [whole, neurons] = ["whole", "by neurons"];
@@ -113,7 +113,7 @@ fn layers(module: &Module, profile: &Profile) -> Option<(Vec<Layer>, BTreeSet<We
 
 /// Bytes that a run takes besides experts, without activations: other weights, states in f32 at most, the
 /// process.
-fn beside(module: &Module, experts: &BTreeSet<WeightId>) -> f64 {
+fn other_bytes(module: &Module, experts: &BTreeSet<WeightId>) -> f64 {
     let numbers = |shape: &[usize]| shape.iter().product::<usize>() as f64;
     let ids = (0..).map(WeightId).zip(&module.weights).filter(|(id, _)| !experts.contains(id));
     let weights: f64 = ids.map(|(_, w)| numbers(&w.shape) * w.format.bits() / 8.0).sum();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_most_stays() {
+    fn most_used_items_stay_in_memory() {
         let item = |often, bytes| Item { often, read: bytes, held: bytes };
         let items = || vec![item(0.1, 10.0), item(0.5, 10.0), item(0.4, 10.0)];
         assert_eq!(missed(items(), 0.0), 10.0);
@@ -210,10 +210,10 @@ mod tests {
     fn active_neurons_are_read_and_gates_take_memory() {
         let layer = layer(Format::Bf16, 0.0);
         let gates = 200.0 * 4096.0;
-        // Room for gates and half of up and down: all active neurons.
+        // With room for gates and half of up and down, all active neurons fit.
         let found = expected(std::slice::from_ref(&layer), gates + 100.0 * 8192.0 + 200.0 * 56.0);
         assert_eq!(found.neurons, Some(0.0));
-        // One expert fits: the other is read by a quarter of the tokens.
+        // With room for one expert, the other is read by a quarter of the tokens.
         assert_eq!(found.experts, 0.25 * 100.0 * 12288.0);
         let found = expected(std::slice::from_ref(&layer), gates);
         assert_eq!(found.neurons, None);
@@ -225,13 +225,13 @@ mod tests {
         let units = |format| layer(format, 0.5).units().collect::<Vec<_>>();
         assert_eq!(units(Format::Q8).len(), 200);
         assert!(units(Format::Q8).iter().all(|u| (u.read, u.held) == (4096.0, 4096.0)));
-        // Two neurons share a block of q4, and either activates it.
+        // Two neurons share a block of q4, which is read if either is active.
         let q4 = units(Format::Q4);
         assert_eq!((q4.len(), q4[0].often, q4[99].often), (100, 0.25, 0.75 * 0.75));
     }
 
     #[test]
-    fn small_reads_count_as_the_table_says() {
+    fn small_reads_are_weighted_by_the_bandwidth_table() {
         let row = |(block_bytes, gb_per_s)| Bandwidth {
             block_bytes,
             gb_per_s,

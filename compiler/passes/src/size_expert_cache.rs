@@ -137,9 +137,9 @@ pub fn lay_out_neurons(segments: &mut [Segment], layers: &[PagedLayer]) -> Resul
         all.least = all.least.max(least);
         if (all.neurons, all.bytes) != (own.neurons, own.bytes) {
             return Err(Error::limit(
-                "layers have experts of different formats, which neurons on disk cannot",
+                "the layers' experts have different formats, which neurons on disk do not support",
             )
-            .hint("leave `skip` under `[experts]` at `\"auto\"`: then whole experts are read"));
+            .hint("set `skip = \"auto\"` under `[experts]`: then whole experts are read"));
         }
         let bytes = up_down.matrix_bytes().ok_or_else(too_large)?;
         let read = neurons as u64 * bundle.up_down_pitch() as u64;
@@ -223,7 +223,7 @@ pub fn size_expert_cache(
     if plan.paging.as_ref().is_some_and(Paging::by_neurons) {
         return size_neuron_cache(plan, options, &sums);
     }
-    let elsewhere = plan.elsewhere();
+    let elsewhere = plan.experts_off_disk();
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
     let experts: u32 = paging.layers.iter().map(|l| l.experts).sum::<u32>() - elsewhere.len() as u32;
     let lives_elsewhere = |layer: u32, expert: u32| elsewhere.binary_search(&(layer, expert)).is_ok();
@@ -241,7 +241,7 @@ pub fn size_expert_cache(
     let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
     let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
     let PinnedExperts { policy, percent, pinned, choice } =
-        kept(options, trace.as_ref(), u64::from(capacity))?;
+        choose_policy(options, trace.as_ref(), u64::from(capacity))?;
     let bypasses = policy.to_string().contains("bypass=1");
     let passing = if bypasses { STAGING_FOR_BYPASS } else { STAGING };
     let prefetched = if options.prefetch > 0 { PREFETCHED } else { 0 };
@@ -276,7 +276,7 @@ fn too_small(budget: u64, sums: &Sums, least: u64) -> Error {
     Error::input(format!("a budget of {} is too small for this model", human::bytes(budget)))
         .because(sums.to_string())
         .hint(format!(
-            "the smallest that can work is {}; a shorter `max_context`, a smaller `prefill_chunk` or smaller formats take less",
+            "the minimum is {}; a shorter `max_context`, a smaller `prefill_chunk` or smaller formats take less",
             human::bytes_up(least)
         ))
 }
@@ -289,9 +289,8 @@ fn size_neuron_cache(plan: &mut Plan, options: PagingOptions<'_>, sums: &Sums) -
     let of = |l: &PagedLayer| plan.segments.get(l.down as usize).map_or((0, 0, 0), Segment::extents);
     let Some(paging) = &plan.paging else { return Ok(Paged { choice: None }) };
     if options.policy.is_some_and(|p| p != "lru") || matches!(options.pin, Pin::Percent(1..)) {
-        return Err(Error::input("neurons on disk are kept by `lru`, and none is pinned").hint(
-            "leave `policy` and `pin` under `[memory]` out, or `skip` under `[experts]` at `\"auto\"`",
-        ));
+        return Err(Error::input("neurons on disk are cached by `lru`, without pinning")
+            .hint("remove `policy` and `pin` under `[memory]`, or set `skip = \"auto\"` under `[experts]`"));
     }
     let of_one = |l: &PagedLayer| u64::from(of(l).1.div_ceil(paging.neurons));
     let least = paging.layers.iter().map(of_one).max().unwrap_or(1).max(LEAST.into());
@@ -337,7 +336,7 @@ struct PinnedExperts {
 }
 
 /// The policy as requested, else the choice of the replays, else LRU.
-fn kept(options: PagingOptions<'_>, trace: Option<&Trace>, capacity: u64) -> Result<PinnedExperts> {
+fn choose_policy(options: PagingOptions<'_>, trace: Option<&Trace>, capacity: u64) -> Result<PinnedExperts> {
     let requested = match options.pin {
         Pin::Percent(percent) => percent,
         Pin::Auto => 0,
@@ -346,9 +345,9 @@ fn kept(options: PagingOptions<'_>, trace: Option<&Trace>, capacity: u64) -> Res
     let named = named.map_err(|e| Error::input(e.to_string()))?;
     let Some(trace) = trace else {
         if requested > 0 {
-            return Err(Error::input("`pin` needs to know which experts are used most often")
+            return Err(Error::input("`pin` requires recorded routing, to choose the most used experts")
                 .because("no routing of single tokens was recorded")
-                .hint("name texts under `[calibrate]`, or leave `pin` under `[memory]` out"));
+                .hint("name texts under `[calibrate]`, or remove `pin` under `[memory]`"));
         }
         let policy = named.unwrap_or_else(Setting::lru);
         return Ok(PinnedExperts { policy, percent: 0, pinned: Vec::new(), choice: None });
@@ -420,7 +419,7 @@ mod tests {
     use moec_device::Bandwidth;
 
     #[test]
-    fn reads_are_as_small_as_the_disk_allows() {
+    fn read_size_is_the_smallest_near_peak_bandwidth() {
         let table = |rates: &[(u64, f64)]| Memory {
             bandwidth: rates
                 .iter()
@@ -438,7 +437,7 @@ mod tests {
         assert_eq!(of(&[]), LARGEST_BLOCK);
         assert_eq!(of(&[(4096, 0.4), (65_536, 1.97), (131_072, 2.0), (524_288, 1.99)]), 65_536);
         assert_eq!(of(&[(4096, 0.4), (65_536, 1.9), (131_072, 2.0), (524_288, 1.99)]), 131_072);
-        // Blocks larger than any read do not count.
+        // Block sizes that no read has are ignored.
         assert_eq!(of(&[(4096, 1.0), (5000, 9.0), (1 << 30, 9.0)]), 4096);
         assert_eq!(of(&[(4096, 0.0)]), LARGEST_BLOCK);
     }

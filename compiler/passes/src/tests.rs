@@ -1,11 +1,11 @@
 //! Tests of the passes `tier`, `group` and `assign_residency` over many kinds of loads: 1 to 160 experts,
 //! every number of tiers.
 
-use super::assign_residency::{assign_layer_residency, limit_contexts};
+use super::assign_residency::{assign_layer_residency, limit_loaded_graphs};
 use super::group::{self, group_layer};
-use super::tier::{LADDER, few, spend, tier};
+use super::tier::{LADDER, few, smallest_coverage, tier};
 use moec_base::error::{Error, Fault};
-use moec_config::{Config, ExpertsConfig, Overflow};
+use moec_config::{Capacity, Config, ExpertsConfig, Overflow};
 use moec_costs::units::{ExpertSize, UnitPreference, Units};
 use moec_device::Device;
 use moec_ir::placement::Placement;
@@ -21,7 +21,7 @@ fn device() -> Device {
     Device::find("m2-ultra").unwrap()
 }
 
-fn wanted(tiers: usize, overflow: Overflow) -> ExpertsConfig {
+fn config(tiers: usize, overflow: Overflow) -> ExpertsConfig {
     ExpertsConfig { tiers, overflow: Some(overflow), ..Config::defaults(Path::new("model.toml")).experts }
 }
 
@@ -38,13 +38,13 @@ fn layer(chunk: u32, samples: Vec<Vec<u32>>) -> Loads {
 fn place(
     loads: &Loads,
     units: &Units<'_>,
-    wanted: &ExpertsConfig,
+    config: &ExpertsConfig,
     size: ExpertSize,
     preference: UnitPreference,
 ) -> Placement {
-    let mut p = tier(loads, units, wanted, wanted.coverage);
+    let mut p = tier(loads, units, config, config.coverage);
     moec_ir::verify::placement(&p).unwrap();
-    let options = group::Options { group: wanted.group, sizes: wanted.sizes, preference };
+    let options = group::Options { group: config.group, sizes: config.sizes, preference };
     group_layer(&mut p.experts[0], &loads.layers[0], size, units, options).unwrap();
     moec_ir::verify::placement(&p).unwrap();
     assign_layer_residency(&mut p.experts[0], &loads.layers[0], units, preference);
@@ -60,7 +60,7 @@ fn the_papers_example_of_a_capacity() {
     let units = Units::of(&device).unwrap();
     let loads = layer(256, vec![vec![64, 32, 32, 32, 32, 32, 16, 16]; 4]);
     assert_eq!(loads.layers[0].imbalance(), 2.0);
-    let p = tier(&loads, &units, &wanted(3, Overflow::Prune), 1.0);
+    let p = tier(&loads, &units, &config(3, Overflow::Prune), 1.0);
     let table = &p.experts[0];
     assert_eq!(table.tiers, [64, 32, 16]);
     let capacities: Vec<u32> = table.experts.iter().map(|r| r.capacity).collect();
@@ -68,8 +68,29 @@ fn the_papers_example_of_a_capacity() {
     let expected = table.expected.unwrap();
     assert_eq!((expected.overflow, expected.padding), (0.0, 0.0));
     // One capacity for all must be the largest, and pads half of the rows.
-    let one = tier(&loads, &units, &wanted(1, Overflow::Prune), 1.0);
+    let one = tier(&loads, &units, &config(1, Overflow::Prune), 1.0);
     assert_eq!((one.experts[0].tiers.as_slice(), one.experts[0].expected.unwrap().padding), (&[64][..], 0.5));
+}
+
+/// NPUMoE, §4.1 and §1: capacities by the mean load, by quarters, and as given.
+#[test]
+fn capacities_follow_their_policy() {
+    let device = device();
+    let units = Units::of(&device).unwrap();
+    // Means of 64, 32, 16 and five times less; the busiest has `r · B / E` tokens for r = 2.
+    let loads = layer(256, vec![vec![128, 32, 32, 32, 32, 0, 0, 0], vec![0, 32, 32, 32, 32, 48, 48, 32]]);
+    let capacities = |capacity| {
+        let config = ExpertsConfig { capacity, ..config(3, Overflow::Prune) };
+        let p = tier(&loads, &units, &config, 1.0);
+        moec_ir::verify::placement(&p).unwrap();
+        p.experts[0].experts.iter().map(|r| r.capacity).collect::<Vec<u32>>()
+    };
+    assert_eq!(loads.layers[0].imbalance(), 2.0);
+    assert_eq!(capacities(Capacity::Mean), [64, 32, 32, 32, 32, 32, 32, 16]);
+    assert_eq!(capacities(Capacity::Quartile), [128, 128, 32, 32, 32, 32, 32, 32]);
+    assert_eq!(capacities(Capacity::Rows(40)), [48; 8], "in steps of 16");
+    assert_eq!(capacities(Capacity::Rows(4096)), [256; 8], "at most a chunk");
+    assert_eq!(capacities(Capacity::Coverage), [128, 32, 32, 32, 32, 48, 48, 32]);
 }
 
 #[test]
@@ -80,7 +101,7 @@ fn coverage_trades_padding_for_overflow() {
     let samples = (0..10).map(|i| if i == 0 { vec![160, 96] } else { vec![48, 208] }).collect();
     let loads = layer(256, samples);
     let rates =
-        |coverage| tier(&loads, &units, &wanted(3, Overflow::Prune), coverage).experts[0].expected.unwrap();
+        |coverage| tier(&loads, &units, &config(3, Overflow::Prune), coverage).experts[0].expected.unwrap();
     let (most, less) = (rates(1.0), rates(0.9));
     // A burst that occurs once is expected to overflow both sets of capacities.
     assert!(most.overflow > 0.0 && less.overflow >= most.overflow, "{less:?}");
@@ -88,14 +109,14 @@ fn coverage_trades_padding_for_overflow() {
 }
 
 #[test]
-fn experts_that_were_hardly_seen_are_guarded_and_named() {
+fn rarely_used_experts_get_larger_capacities_and_a_warning() {
     let device = device();
     let units = Units::of(&device).unwrap();
     // The second expert got 60 of 400 tokens. In most chunks it got none, so that its median is 0.
     let mut samples = vec![vec![100, 0]; 4];
     samples[0] = vec![40, 60];
     let mut loads = layer(100, samples);
-    let table = |loads: &Loads| tier(loads, &units, &wanted(3, Overflow::Prune), 0.5);
+    let table = |loads: &Loads| tier(loads, &units, &config(3, Overflow::Prune), 0.5);
     let p = table(&loads);
     // 60 tokens of 400 may be a rate of (60 + 12.8 + 3) / 400: 18.9 tokens of a chunk.
     assert_eq!((p.experts[0].experts[1].capacity, p.experts[0].experts[1].few), (32, true));
@@ -109,22 +130,22 @@ fn experts_that_were_hardly_seen_are_guarded_and_named() {
 }
 
 #[test]
-fn a_budget_buys_the_smallest_coverage_that_keeps_it() {
-    let mut asked = 0;
+fn quality_budget_selects_the_smallest_sufficient_coverage() {
+    let mut calls = 0;
     let mut loss = |coverage: f64| {
-        asked += 1;
+        calls += 1;
         Ok(0.1 * (1.5 - coverage).max(0.0))
     };
-    assert_eq!(spend(0.1, &mut loss).unwrap(), 0.5);
-    assert_eq!(spend(0.061, &mut loss).unwrap(), 0.9);
-    assert_eq!(spend(0.0511, &mut loss).unwrap(), 0.99);
+    assert_eq!(smallest_coverage(0.1, &mut loss).unwrap(), 0.5);
+    assert_eq!(smallest_coverage(0.061, &mut loss).unwrap(), 0.9);
+    assert_eq!(smallest_coverage(0.0511, &mut loss).unwrap(), 0.99);
     // Coverages past the largest recorded load follow.
-    assert_eq!(spend(0.0, &mut loss).unwrap(), 1.5);
-    assert!(asked <= 4 * 5, "{asked}");
-    let e = spend(0.01, &mut |_| Ok(0.02)).unwrap_err();
+    assert_eq!(smallest_coverage(0.0, &mut loss).unwrap(), 1.5);
+    assert!(calls <= 4 * 5, "{calls}");
+    let e = smallest_coverage(0.01, &mut |_| Ok(0.02)).unwrap_err();
     assert_eq!(e.fault, Fault::Limit);
     assert!(e.to_string().contains("2.000 %") && e.hint.unwrap().contains("spill"));
-    let e = spend(0.01, &mut |_| Err(Error::environment("interrupted"))).unwrap_err();
+    let e = smallest_coverage(0.01, &mut |_| Err(Error::environment("interrupted"))).unwrap_err();
     assert_eq!(e.fault, Fault::Environment);
     assert!(LADDER.is_sorted());
 }
@@ -136,17 +157,17 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     let loads = layer(256, vec![vec![32; 16]; 3]);
     let sizes =
         |p: &Placement| -> Vec<usize> { p.experts[0].groups.iter().map(|g| g.experts.len()).collect() };
-    let all = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, UnitPreference::Graphs);
+    let all = place(&loads, &units, &config(3, Overflow::Spill), LARGE, UnitPreference::Graphs);
     assert_eq!(sizes(&all), [8, 8]);
     assert_eq!(all.experts[0].groups[0].bytes, 1_258_291_200);
-    let mut nine = wanted(3, Overflow::Spill);
+    let mut nine = config(3, Overflow::Spill);
     nine.group = Some(9);
     let mut p = tier(&loads, &units, &nine, 1.0);
     let options = group::Options { group: nine.group, sizes: 1, preference: UnitPreference::Auto };
     let e = group_layer(&mut p.experts[0], &loads.layers[0], LARGE, &units, options).unwrap_err();
     assert_eq!(
         e.to_string(),
-        "graph `layers.2.group.0` would hold 9 experts and 1415577600 bytes; `m2-ultra` takes graphs of at most 1258291200 bytes"
+        "graph `layers.2.group.0` would have 9 experts and 1415577600 bytes; the limit of `m2-ultra` is 1258291200 bytes"
     );
     assert!(e.hint.unwrap().contains("`group = 8`"));
     let huge = ExpertSize { bytes: 1 << 31, ..LARGE };
@@ -154,20 +175,20 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     let e = group_layer(&mut p.experts[0], &loads.layers[0], huge, &units, auto).unwrap_err();
     assert!(e.hint.unwrap().contains("not even one"));
     // On the CPU there is no graph, and no limit.
-    place(&loads, &units, &wanted(3, Overflow::Spill), huge, UnitPreference::Cpu);
+    place(&loads, &units, &config(3, Overflow::Spill), huge, UnitPreference::Cpu);
     // If the size does not divide the number of experts, the last group is smaller.
     nine.group = Some(6);
     assert_eq!(sizes(&place(&loads, &units, &nine, LARGE, UnitPreference::Graphs)), [6, 6, 4]);
 }
 
 #[test]
-fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
+fn hot_groups_are_on_the_npu_and_cold_ones_on_the_cpu() {
     let device = device();
     let units = Units::of(&device).unwrap();
     let mut loads = vec![60; 8];
     loads.extend([1; 8]);
     let loads = layer(256, vec![loads; 4]);
-    let p = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, UnitPreference::Auto);
+    let p = place(&loads, &units, &config(3, Overflow::Spill), LARGE, UnitPreference::Auto);
     let (table, npu) = (&p.experts[0], units.npu_index());
     let units_of: Vec<u32> = table.experts.iter().map(|r| r.unit).collect();
     assert_eq!(units_of, [[npu; 8], [units.cpu_index(); 8]].concat());
@@ -179,49 +200,49 @@ fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
     );
     // A small expert never pays for a launch, at any load.
     let small = ExpertSize { weights: 1 << 16, bytes: 1 << 17 };
-    let p = place(&loads, &units, &wanted(3, Overflow::Spill), small, UnitPreference::Auto);
+    let p = place(&loads, &units, &config(3, Overflow::Spill), small, UnitPreference::Auto);
     assert!(p.experts[0].groups.iter().all(|g| g.unit == units.cpu_index()));
     assert_eq!(p.experts[0].expected.unwrap().padding, 0.0);
 }
 
 /// A start loads a context for each graph, so that the graphs with the least gain stay on the CPU.
 #[test]
-fn contexts_are_few_enough_to_load() {
+fn number_of_contexts_is_limited_by_load_time() {
     let phone = Device::find("snapdragon-8-gen-3").unwrap();
     let units = Units::of(&phone).unwrap();
     // 4 seconds by 53.8 ms.
     assert_eq!(units.npu.most_contexts(), 74);
     let loads = layer(256, vec![(0..16).map(|e| 64 - 2 * e).collect(); 4]);
-    let mut wanted = wanted(3, Overflow::Spill);
+    let mut config = config(3, Overflow::Spill);
     // Gains of experts with 4-bit weights, each in its own graph.
-    wanted.group = Some(1);
-    let mut p = place(&loads, &units, &wanted, LARGE, UnitPreference::Auto);
+    config.group = Some(1);
+    let mut p = place(&loads, &units, &config, LARGE, UnitPreference::Auto);
     let npu = units.npu_index();
     let there = |p: &Placement| {
         let groups = p.experts[0].groups.iter().filter(|g| g.unit == npu);
         groups.flat_map(|g| g.experts.clone()).collect::<Vec<_>>()
     };
     assert_eq!(there(&p).len(), 16);
-    limit_contexts(&mut p, &loads, &units, 5);
+    limit_loaded_graphs(&mut p, &loads, &units, 5);
     moec_ir::verify::placement(&p).unwrap();
     assert_eq!(there(&p), [0, 1, 2, 3, 4]);
     let moved = &p.experts[0].groups[7];
-    assert!(moved.why.starts_with("a start loads 5 contexts at most"), "{}", moved.why);
+    assert!(moved.why.starts_with("at most 5 graphs are loaded at the start"), "{}", moved.why);
     assert!(p.experts[0].experts[5..].iter().all(|r| r.capacity == 0 && r.unit == units.cpu_index()));
-    limit_contexts(&mut p, &loads, &units, 5);
+    limit_loaded_graphs(&mut p, &loads, &units, 5);
     assert_eq!(there(&p).len(), 5);
 }
 
 /// Experts share graphs where launches have high costs.
 #[test]
-fn launches_of_a_phone_make_groups_large() {
+fn costly_launches_make_groups_large() {
     let phone = Device::find("snapdragon-8-gen-3").unwrap();
     let units = Units::of(&phone).unwrap();
     assert_eq!(units.npu.launch_us(), 159.0);
     // Experts of ferris-relu: 24 of three matrices of 192 by 64.
     let small = ExpertSize { weights: 3 * 192 * 64, bytes: 3 * 192 * 32 };
     let loads = layer(256, vec![(0..24).map(|e| 40 - e).collect(); 4]);
-    let p = place(&loads, &units, &wanted(6, Overflow::Spill), small, UnitPreference::Graphs);
+    let p = place(&loads, &units, &config(6, Overflow::Spill), small, UnitPreference::Graphs);
     assert!(p.experts[0].groups.len() <= 6, "{}", p.experts[0].groups.len());
 }
 
@@ -258,14 +279,14 @@ proptest! {
     ) {
         let device = device();
         let units = Units::of(&device).unwrap();
-        let p = tier(&loads, &units, &wanted(tiers, Overflow::Prune), coverage);
+        let p = tier(&loads, &units, &config(tiers, Overflow::Prune), coverage);
         moec_ir::verify::placement(&p).unwrap();
         let (table, layer) = (&p.experts[0], &loads.layers[0]);
         prop_assert!(table.tiers.len() <= tiers);
         prop_assert_eq!(table.experts.len(), layer.experts());
         for (e, row) in table.experts.iter().enumerate() {
-            let seen = f64::from(layer.quantile(e, coverage.min(1.0)));
-            let need = ((seen * coverage.max(1.0)).ceil() as u32).min(loads.chunk);
+            let load = f64::from(layer.quantile(e, coverage.min(1.0)));
+            let need = ((load * coverage.max(1.0)).ceil() as u32).min(loads.chunk);
             prop_assert!(row.capacity >= need);
             let smaller = table.tiers.iter().copied().filter(|c| *c < row.capacity).max().unwrap_or(0);
             prop_assert!(row.few || smaller < need.max(1), "{} would do for {}", smaller, need);
@@ -278,12 +299,12 @@ proptest! {
     }
 
     #[test]
-    fn no_other_tiers_compute_fewer_rows(needs in vec(0_u32..9, 1..12), tiers in 1_usize..=6) {
+    fn chosen_tiers_compute_the_fewest_rows(needs in vec(0_u32..9, 1..12), tiers in 1_usize..=6) {
         let device = device();
         let units = Units::of(&device).unwrap();
         // Needs are in units of 16 tokens, and 64 chunks give every expert enough tokens to be judged.
         let loads = layer(160, vec![needs.iter().map(|n| n * 16).collect(); 64]);
-        let p = tier(&loads, &units, &wanted(tiers, Overflow::Prune), 1.0);
+        let p = tier(&loads, &units, &config(tiers, Overflow::Prune), 1.0);
         let table = &p.experts[0];
         let rows: u64 = table.experts.iter().map(|r| u64::from(r.capacity)).sum();
         // An expert without tokens gets its capacity by the rule of three: 3 tokens in 64 chunks, so one
@@ -293,7 +314,7 @@ proptest! {
     }
 
     #[test]
-    fn groups_fit_the_device_and_hold_like_with_like(
+    fn groups_fit_the_device_and_are_sorted_by_popularity(
         loads in any_loads(),
         tiers in 1_usize..=6,
         spill in any::<bool>(),
@@ -306,14 +327,14 @@ proptest! {
         let limit = units.npu.graph_limit().unwrap();
         let size = ExpertSize { weights: mib << 19, bytes: mib << 20 };
         let overflow = if spill { Overflow::Spill } else { Overflow::Prune };
-        let mut wanted = wanted(tiers, overflow);
-        wanted.group = group.map(|g| g.min((limit / size.bytes) as usize));
-        let p = place(&loads, &units, &wanted, size, preference);
+        let mut config = config(tiers, overflow);
+        config.group = group.map(|g| g.min((limit / size.bytes) as usize));
+        let p = place(&loads, &units, &config, size, preference);
         let (table, layer) = (&p.experts[0], &loads.layers[0]);
         for g in &table.groups {
             prop_assert_eq!(g.bytes, size.bytes * g.experts.len() as u64);
             prop_assert!(g.bytes <= limit || preference == UnitPreference::Cpu);
-            prop_assert!(wanted.group.is_none_or(|most| g.experts.len() <= most));
+            prop_assert!(config.group.is_none_or(|most| g.experts.len() <= most));
             let popular: Vec<u64> = g.experts.iter().map(|&e| layer.chosen[e as usize]).collect();
             prop_assert!(popular.is_sorted_by(|a, b| a >= b));
             let [cpu, npu] = [units.cpu_index(), units.npu_index()].map(|u| g.cost_us[u as usize]);
@@ -344,15 +365,15 @@ proptest! {
     }
 
     #[test]
-    fn no_size_of_groups_is_cheaper_than_the_chosen_one(loads in any_loads(), mib in 1_u64..400) {
+    fn chosen_group_size_is_the_cheapest(loads in any_loads(), mib in 1_u64..400) {
         let device = device();
         let units = Units::of(&device).unwrap();
         let size = ExpertSize { weights: mib << 19, bytes: mib << 20 };
         let fits = (units.npu.graph_limit().unwrap() / size.bytes) as usize;
         let cost = |group: Option<usize>| -> f64 {
-            let mut wanted = wanted(1, Overflow::Spill);
-            wanted.group = group;
-            let p = place(&loads, &units, &wanted, size, UnitPreference::Auto);
+            let mut config = config(1, Overflow::Spill);
+            config.group = group;
+            let p = place(&loads, &units, &config, size, UnitPreference::Auto);
             let of = |g: &moec_ir::placement::ExpertGroup| g.cost_us.iter().copied().fold(f32::INFINITY, f32::min);
             p.experts[0].groups.iter().map(|g| f64::from(of(g))).sum()
         };

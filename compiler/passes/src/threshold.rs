@@ -43,7 +43,7 @@ mod tests {
     use moec_ir::text::parse_module;
 
     #[test]
-    fn layers_with_silu_get_their_own() {
+    fn each_layer_with_silu_gets_its_own_threshold() {
         let layer = |l: u32, from: u32, glu: &str| {
             format!(
                 "  scope layers.{l}.ffn\n  %{}: f32[1, 4] = expert_ffn %{from}, %8, @gate_up, @down {{glu = {glu}}}\n  \
@@ -69,7 +69,7 @@ mod tests {
         );
         let mut module = parse_module(&text).unwrap();
         let thresholds = Thresholds { by_layer: [(0, 0.25), (1, 0.5), (2, 0.125)].into(), percent: 40.0 };
-        // One for each layer with SiLU; the one with ReLU already leaves zeros.
+        // One threshold for each layer with SiLU; the layer with ReLU has exact zeros already.
         assert_eq!(threshold(&mut module, &thresholds), 2);
         moec_ir::verify::module(&module).unwrap();
         let now = module.to_string();
@@ -78,7 +78,7 @@ mod tests {
         {
             assert_eq!(now.matches(&format!("{{glu = {glu}}}")).count(), there, "{now}");
         }
-        // An existing threshold stays.
+        // An existing threshold is kept.
         assert_eq!(threshold(&mut module, &thresholds), 0);
     }
 }

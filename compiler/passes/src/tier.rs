@@ -10,14 +10,16 @@
 //! * An expert that calibration met too rarely has no meaningful quantile. After `n` tokens of `N` its rate
 //!   is at most `(n + 1.65 √n + 3) / N`, with 95 % confidence (Poisson; for n = 0 the rule of three). Its
 //!   expected load is at least that rate of a chunk. Such experts are marked, and named in a warning.
+//! * `capacity` under `[experts]` replaces the quantile by the paper's estimates, or by a number.
 //! * Tiers are multiples of the device's alignment. They are chosen to minimize the rows of all experts.
 
 use moec_base::error::{Error, Result};
-use moec_config::{ExpertsConfig, Overflow};
+use moec_config::{Capacity, ExpertsConfig, Overflow};
 use moec_costs::units::Units;
 use moec_ir::placement::{Expected, ExpertRow, ExpertTable, Placement};
 use moec_profile::importance::ENOUGH;
 use moec_profile::loads::{LayerLoads, Loads};
+use std::cmp::Reverse;
 
 /// Coverages that a quality budget chooses from. Those past 1 are multiples of the largest recorded load,
 /// since other text may load an expert more.
@@ -25,11 +27,11 @@ pub const LADDER: [f64; 16] =
     [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0, 1.25, 1.5, 2.0, 3.0, 8.0];
 
 /// Makes a placement with the capacity of every expert, all of them on the NPU: later passes choose the unit.
-pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &ExpertsConfig, coverage: f64) -> Placement {
-    let table = |layer: &LayerLoads| table(layer, loads.chunk, units, wanted, coverage);
+pub fn tier(loads: &Loads, units: &Units<'_>, config: &ExpertsConfig, coverage: f64) -> Placement {
+    let table = |layer: &LayerLoads| table(layer, loads.chunk, units, config, coverage);
     Placement {
         chunk: loads.chunk,
-        overflow: overflow(wanted),
+        overflow: overflow(config),
         units: units.names(),
         ops: Vec::new(),
         experts: loads.layers.iter().map(table).collect(),
@@ -37,22 +39,27 @@ pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &ExpertsConfig, coverage: 
 }
 
 /// Default treatment of rows past a capacity.
-fn overflow(wanted: &ExpertsConfig) -> Overflow {
-    wanted.overflow.unwrap_or(Overflow::Spill)
+fn overflow(config: &ExpertsConfig) -> Overflow {
+    config.overflow.unwrap_or(Overflow::Spill)
 }
 
 fn table(
     layer: &LayerLoads,
     chunk: u32,
     units: &Units<'_>,
-    wanted: &ExpertsConfig,
+    config: &ExpertsConfig,
     coverage: f64,
 ) -> ExpertTable {
     let align = units.alignment();
-    let needs: Vec<u32> = (0..layer.experts())
-        .map(|e| expected(layer, e, chunk, coverage).next_multiple_of(align).max(align))
-        .collect();
-    let tiers = tiers(&needs, wanted.tiers);
+    let needs: Vec<u32> = match config.capacity {
+        Capacity::Coverage => (0..layer.experts()).map(|e| expected(layer, e, chunk, coverage)).collect(),
+        Capacity::Mean => (0..layer.experts()).map(|e| layer.mean(e, chunk).ceil() as u32).collect(),
+        Capacity::Quartile => by_quartile(layer, chunk),
+        Capacity::Rows(rows) => vec![rows; layer.experts()],
+    };
+    let needs: Vec<u32> =
+        needs.into_iter().map(|need| need.min(chunk).next_multiple_of(align).max(align)).collect();
+    let tiers = tiers(&needs, config.tiers);
     let row = |(e, need): (usize, &u32)| {
         // The tiers descend, and the first covers every need.
         let tier = tiers.iter().rposition(|c| c >= need).unwrap_or(0);
@@ -61,7 +68,7 @@ fn table(
             group: 0,
             unit: units.npu_index(),
             tier: Some(tier as u32),
-            fallback: (overflow(wanted) == Overflow::Spill).then(|| units.cpu_index()),
+            fallback: (overflow(config) == Overflow::Spill).then(|| units.cpu_index()),
             load: Some(layer.mean(e, chunk) as f32),
             few: is_few(layer, e),
         }
@@ -73,6 +80,19 @@ fn table(
     table
 }
 
+/// Four times the mean load of the experts for the busiest quarter, and the mean load for the others (NPUMoE,
+/// §1).
+fn by_quartile(layer: &LayerLoads, chunk: u32) -> Vec<u32> {
+    const MULTIPLE: f64 = 4.0;
+    let experts = layer.experts();
+    let base = f64::from(chunk) * f64::from(layer.k) / experts.max(1) as f64;
+    let mut order: Vec<usize> = (0..experts).collect();
+    order.sort_by_key(|&e| (Reverse(layer.chosen[e]), e));
+    let mut needs = vec![base.ceil() as u32; experts];
+    order[..experts.div_ceil(4)].iter().for_each(|&e| needs[e] = (base * MULTIPLE).ceil() as u32);
+    needs
+}
+
 /// True if calibration met an expert too rarely to judge it.
 fn is_few(layer: &LayerLoads, expert: usize) -> bool {
     layer.chosen[expert] < ENOUGH
@@ -80,7 +100,7 @@ fn is_few(layer: &LayerLoads, expert: usize) -> bool {
 
 /// The expected load of an expert: at most the whole chunk.
 fn expected(layer: &LayerLoads, expert: usize, chunk: u32, coverage: f64) -> u32 {
-    let seen = (f64::from(layer.quantile(expert, coverage.min(1.0))) * coverage.max(1.0)).ceil() as u32;
+    let load = (f64::from(layer.quantile(expert, coverage.min(1.0))) * coverage.max(1.0)).ceil() as u32;
     let least = if is_few(layer, expert) {
         let n = layer.chosen[expert] as f64;
         let most = n + 1.65 * n.sqrt() + 3.0;
@@ -88,7 +108,7 @@ fn expected(layer: &LayerLoads, expert: usize, chunk: u32, coverage: f64) -> u32
     } else {
         0
     };
-    seen.max(least).min(chunk)
+    load.max(least).min(chunk)
 }
 
 /// Returns at most `most` capacities, descending. Every need gets the smallest capacity that is at least as
@@ -167,8 +187,8 @@ pub fn few(placement: &Placement) -> Option<String> {
     let more = if more > 0 { format!("; and {more} more layers") } else { String::new() };
     (!layers.is_empty()).then(|| {
         format!(
-            "calibration met some experts fewer than {ENOUGH} times, and their capacities are guarded estimates \
-             ({shown}{more}); more text or more `tokens` helps"
+            "calibration used some experts fewer than {ENOUGH} times, so their capacities are estimates with a margin \
+             ({shown}{more}); use more text or more `tokens`"
         )
     })
 }
@@ -178,7 +198,7 @@ pub fn few(placement: &Placement) -> Option<String> {
 ///
 /// # Errors
 /// Fails if `loss` fails, or if no coverage keeps the budget.
-pub fn spend(budget: f64, loss: &mut dyn FnMut(f64) -> Result<f64>) -> Result<f64> {
+pub fn smallest_coverage(budget: f64, loss: &mut dyn FnMut(f64) -> Result<f64>) -> Result<f64> {
     let (mut from, mut to) = (0, LADDER.len());
     let mut kept = None;
     let mut last = 0.0;
@@ -196,11 +216,11 @@ pub fn spend(budget: f64, loss: &mut dyn FnMut(f64) -> Result<f64>) -> Result<f6
     }
     kept.ok_or_else(|| {
         Error::limit(format!(
-            "even capacities for eight times the loads that calibration saw raise perplexity by {:.3} %, and \
+            "even capacities for eight times the calibrated loads raise perplexity by {:.3} %, and \
              `quality.max_perplexity_increase` allows {:.3} %",
             last * 100.0,
             budget * 100.0
         ))
-        .hint("`overflow = \"spill\"` under `[experts]` loses nothing")
+        .hint("set `overflow = \"spill\"` under `[experts]`, which drops no tokens")
     })
 }

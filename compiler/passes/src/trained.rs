@@ -21,17 +21,17 @@ type Failed = Box<dyn Error + Send + Sync>;
 
 /// Numbers by the names of their leaves.
 #[derive(Clone, Default)]
-pub struct Trained {
+pub struct TrainedTensors {
     tensors: BTreeMap<String, Vec<f32>>,
 }
 
-impl fmt::Debug for Trained {
+impl fmt::Debug for TrainedTensors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.tensors.keys()).finish()
     }
 }
 
-impl Trained {
+impl TrainedTensors {
     /// Adds the numbers of a weight, row-major, and returns the expression for them.
     pub fn add(&mut self, weight: &str, shape: Vec<usize>, numbers: Vec<f32>) -> WeightExpr {
         let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -42,8 +42,8 @@ impl Trained {
     }
 
     /// A source of these numbers, with all others from `rest`.
-    pub fn over<'a>(&'a self, rest: &'a dyn Source) -> Over<'a> {
-        Over { trained: self, rest }
+    pub fn over<'a>(&'a self, rest: &'a dyn Source) -> WithTrained<'a> {
+        WithTrained { trained: self, rest }
     }
 }
 
@@ -54,12 +54,12 @@ pub fn weight_of(tensor: &str) -> Option<&str> {
 
 /// A source of trained numbers and, for all other names, of another source.
 #[derive(Clone, Copy)]
-pub struct Over<'a> {
-    trained: &'a Trained,
+pub struct WithTrained<'a> {
+    trained: &'a TrainedTensors,
     rest: &'a dyn Source,
 }
 
-impl Over<'_> {
+impl WithTrained<'_> {
     fn own(
         &self,
         leaf: &Leaf,
@@ -80,7 +80,7 @@ impl Over<'_> {
     }
 }
 
-impl Source for Over<'_> {
+impl Source for WithTrained<'_> {
     fn read(
         &self,
         leaf: &Leaf,
@@ -110,9 +110,9 @@ impl Source for Over<'_> {
         }
     }
 
-    fn expect(&self, leaf: &Leaf, matrix: usize, rows: Range<usize>, cols: Range<usize>) {
+    fn will_read(&self, leaf: &Leaf, matrix: usize, rows: Range<usize>, cols: Range<usize>) {
         if weight_of(&leaf.tensor).is_none() {
-            self.rest.expect(leaf, matrix, rows, cols);
+            self.rest.will_read(leaf, matrix, rows, cols);
         }
     }
 }
@@ -139,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn trained_numbers_stand_beside_the_checkpoints() {
-        let mut trained = Trained::default();
+    fn trained_tensors_are_read_alongside_the_checkpoint() {
+        let mut trained = TrainedTensors::default();
         let own = trained.add("a.left", vec![2, 3, 2], (0..12).map(|i| i as f32).collect());
         let other = trained.add("a.left", vec![2, 3, 2], vec![0.0; 12]);
         assert_ne!(own, other, "other numbers have another name");
@@ -151,7 +151,7 @@ mod tests {
         let leaf = Leaf { tensor: "b".into(), shape: vec![2, 2], encoding: Encoding::Plain };
         WeightExpr::Leaf(leaf).read(0, 0..1, 0..2, &source, &mut out).unwrap();
         assert_eq!(out, [-1.0, -1.0]);
-        assert!(own.read(0, 0..1, 0..2, &Trained::default().over(&Checkpoint), &mut out).is_err());
+        assert!(own.read(0, 0..1, 0..2, &TrainedTensors::default().over(&Checkpoint), &mut out).is_err());
         let WeightExpr::Leaf(leaf) = own else { unreachable!() };
         assert_eq!((weight_of(&leaf.tensor), weight_of("a.left")), (Some("a.left"), None));
     }

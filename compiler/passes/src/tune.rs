@@ -5,7 +5,7 @@
 //! with different numbers of rows may get different schedules of it.
 
 use crate::decisions::{
-    By, DecisionLoad, Decisions, Figure, KernelDecision, Measured, Predicted, VERSION, pieces,
+    DecisionLoad, Decisions, Figure, KernelDecision, Measured, Predicted, ScheduleSource, VERSION, pieces,
 };
 use moec_base::error::{Error, Result};
 use moec_cpu::{CpuTarget, KernelSpec, Schedule};
@@ -45,7 +45,7 @@ struct Job {
 /// Result of a job.
 struct TuneResult {
     schedule: Schedule,
-    by: By,
+    by: ScheduleSource,
     measured: Vec<(Schedule, f64)>,
 }
 
@@ -144,7 +144,7 @@ fn find(
         None => Vec::new(),
     };
     let schedule = fastest(&measured, model);
-    let by = if measured.is_empty() { By::Model } else { By::Clock };
+    let by = if measured.is_empty() { ScheduleSource::Model } else { ScheduleSource::Measured };
     Ok(TuneResult { schedule, by, measured })
 }
 
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hardly_faster_is_noise() {
+    fn schedule_changes_only_for_a_clear_speedup() {
         let model = Schedule::default();
         let other = Schedule { ahead: 0, ..model };
         let third = Schedule { unroll: 8, ..model };

@@ -1,5 +1,5 @@
-//! Test that training predictors takes as much memory as is computed for it, which grows with the sides of an
-//! expert's matrices.
+//! Tests that training predictors takes as much memory as is computed in advance, which is linear in the
+//! sides of an expert's matrices.
 #![allow(unsafe_code, clippy::unwrap_used, reason = "counting allocations takes an allocator")]
 
 use moec_passes::predict::low_rank::{bytes, factors};
@@ -14,7 +14,7 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 
 struct Counted;
 
-// SAFETY: every call goes to the system's allocator unchanged; besides it, only counters change.
+// SAFETY: every call is passed to the system's allocator unchanged; only counters change.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
@@ -33,9 +33,9 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// The only test of this program: another one would allocate at the same time.
+/// The only test of this program, since another one could allocate at the same time.
 #[test]
-fn training_takes_no_more_than_it_says() {
+fn predictor_training_stays_within_its_memory_estimate() {
     for (inter, hidden, rank) in [(2000, 40, 8), (40, 2000, 8), (1500, 100, 32), (64, 48, 16)] {
         let gates: Vec<f32> =
             (0..inter * hidden).map(|i| ((i * 2_654_435_761) % 1009) as f32 / 1009.0 - 0.5).collect();
@@ -43,13 +43,13 @@ fn training_takes_no_more_than_it_says() {
         let before = NOW.load(Ordering::Relaxed);
         MOST.store(before, Ordering::Relaxed);
         let found = factors(&gates, hidden, &moments, rank).unwrap();
-        let took = MOST.load(Ordering::Relaxed) - before;
+        let peak = MOST.load(Ordering::Relaxed) - before;
         assert_eq!(found.left.len(), rank * inter);
-        let said = bytes(inter, hidden, rank);
-        assert!(took <= said, "{inter} × {hidden}, rank {rank}: {took} bytes, not {said}");
+        let limit = bytes(inter, hidden, rank);
+        assert!(peak <= limit, "{inter} × {hidden}, rank {rank}: {peak} bytes, not {limit}");
     }
-    // For an expert of Mixtral's size, training once took the square of its 14 336 neurons, 1.6 GB. A third
-    // of that is now sufficient, gates included, and doubling the neurons doubles it.
+    // For an expert of Mixtral's size, training once took memory for the square of its 14 336 neurons, 1.6
+    // GB. Now a third is enough, gates included, and doubling the neurons doubles it.
     let mixtral = training_bytes(14336, 4096, 256);
     assert!(mixtral < 600_000_000, "{mixtral}");
     let twice = training_bytes(2 * 14336, 4096, 256);

@@ -14,7 +14,7 @@ use moec_passes::assign_units::UnitAssignment;
 use moec_passes::decisions::{Decision, Decisions};
 use moec_passes::hot::HotShare;
 use moec_passes::outline_graphs::Statics;
-use moec_passes::trained::Trained;
+use moec_passes::trained::TrainedTensors;
 use moec_passes::tune::KernelTimer;
 use moec_profile::Profile;
 use moec_profile::loads::Loads;
@@ -70,7 +70,7 @@ pub struct Neurons {
     /// Decisions on reads of experts on disk, and on predictors.
     pub decisions: Vec<Decision>,
     /// Numbers that passes computed for separate weights.
-    pub trained: Trained,
+    pub trained: TrainedTensors,
 }
 
 /// The Plan, with the data that it is made from.
@@ -110,7 +110,7 @@ pub struct Compiled<'a> {
     /// Weight that each segment of the plan packs.
     pub segment_weights: Vec<WeightId>,
     /// Numbers that passes computed for separate weights.
-    pub trained: Trained,
+    pub trained: TrainedTensors,
     /// All units of the device.
     pub list: UnitList<'a>,
     /// Units of everything outside of static graphs.

@@ -79,23 +79,24 @@ pub(super) fn cluster(
         } else {
             let memory = &given.config.memory;
             let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto;
-            let asked = memory.budget.zip(given.profile).filter(|_| own);
-            let decided = asked.and_then(|(budget, p)| reads::decide(module, p, budget, given.target.disk()));
+            let budgeted = memory.budget.zip(given.profile).filter(|_| own);
+            let decided =
+                budgeted.and_then(|(budget, p)| reads::decide(module, p, budget, given.target.disk()));
             let by_neurons = decided.as_ref().is_some_and(|(by_neurons, _)| *by_neurons);
             neurons.decisions.extend(decided.map(|(_, decision)| decision));
             let skip = if by_neurons { Skip::On } else { skip };
-            let seen: &dyn cluster::Activity = match given.profile {
+            let activity: &dyn cluster::Activity = match given.profile {
                 Some(profile) => profile,
                 None => &cluster::Unseen,
             };
-            return cluster::cluster(module, skip, seen, paged);
+            return cluster::cluster(module, skip, activity, paged);
         };
     if skip != Skip::On {
         return Ok(());
     }
     Err(Error::limit("`skip = \"on\"`, but experts cannot be skipped neuron by neuron here")
         .because(elsewhere)
-        .hint("leave `skip` under `[experts]` at `\"auto\"`"))
+        .hint("set `skip = \"auto\"` under `[experts]`"))
 }
 
 /// Divides experts between the networks of their hot neurons and the CPU.
@@ -107,16 +108,18 @@ fn divide(
 ) -> Result<()> {
     let Some((units, placement)) = given.units.as_ref().zip(placed.placement.as_mut()) else { return Ok(()) };
     let refused = |what: &str| {
-        Error::limit(format!("`hot` under `[placement]` requests networks of hot neurons, with {what}"))
-            .hint("leave `hot` out: then the CPU computes the experts of decoding")
+        Error::limit(format!(
+            "`hot` under `[placement]` requests networks of hot neurons, which cannot be combined with {what}"
+        ))
+        .hint("remove `hot`: then the CPU computes the experts in decoding")
     };
     if given.config.memory.budget.is_some() {
         return Err(refused("a memory budget")
-            .because("the CPU's neurons are resident where others are a unit's, and a budget would read them from disk"));
+            .because("with hot neurons on a unit, the CPU's neurons must be in memory"));
     }
     if given.config.experts.skip == Skip::Off {
         return Err(refused("`skip = \"off\"`")
-            .because("the CPU computes what is not hot neuron by neuron, and skips those at 0"));
+            .because("the CPU computes the cold neurons one by one, and skips those at 0"));
     }
     divide::divide(module, networks)?;
     divide::placed(placement, module, units);
@@ -137,5 +140,6 @@ pub(super) fn prefetch_experts(
     }
     let paged = given.config.memory.budget.map_or(0, |_| given.config.memory.prefetch);
     let frames = assignment.experts.policy.cached().map_or(0, |c| c.ahead as usize);
-    prefetch_experts::prefetch_experts(module, paged.max(frames))
+    let ahead = prefetch_experts::Ahead { token: paged.max(frames), rows: frames };
+    prefetch_experts::prefetch_experts(module, ahead)
 }

@@ -242,12 +242,12 @@ impl<'a> Inputs<'a> {
 /// Fails if the model does not have it.
 pub fn first_token(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<u32>> {
     let config = checkpoint.tokenizer_config()?;
-    let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
-    match spec.bos.filter(|_| asks) {
+    let adds_bos = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
+    match spec.bos.filter(|_| adds_bos) {
         Some(bos) if bos as usize >= spec.vocab => {
             Err(Error::input(format!("`bos_token_id` is {bos}, but the model has {} tokens", spec.vocab))
                 .because("`add_bos_token` in `tokenizer_config.json` puts it before every text")
-                .hint("the configuration files are not of this model: download them again"))
+                .hint("the configuration files are of another model: download them again"))
         }
         bos => Ok(bos),
     }

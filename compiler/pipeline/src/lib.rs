@@ -132,7 +132,7 @@ pub const PIPELINE: &[Pass] = &[
         when: When::Always,
         ir_level: IrLevel::Graph,
         run: |c| graph::lower(&c.inputs).map(|module| c.module = module),
-        why: "the model's description becomes a Graph, op by op as the reference computes",
+        why: "lowers the model to a Graph, op by op as the reference computes",
     },
     Pass {
         name: "threshold",
@@ -142,21 +142,21 @@ pub const PIPELINE: &[Pass] = &[
             threshold::threshold(&mut c.module, &c.inputs.thresholds);
             Ok(())
         },
-        why: "what the model is changes here, once and before any other pass; all else changes how it is computed",
+        why: "the only pass that changes what the model computes; all later passes change how",
     },
     Pass {
         name: "format",
         when: When::Always,
         ir_level: IrLevel::Graph,
         run: |c| graph::format(&c.inputs, &mut c.module),
-        why: "before rewriting, which may fold a factor only into exact weights",
+        why: "before rewriting, which may fold factors only into exact weights",
     },
     Pass {
         name: "rewrite",
         when: When::Always,
         ir_level: IrLevel::Graph,
         run: |c| graph::rewrite(&c.inputs, &mut c.module),
-        why: "on the Graph, where equations hold; the target's cost picks the form",
+        why: "on the Graph, where equations hold; the target's costs choose the form",
     },
     // The placement: contents of static graphs, and units. Shapes of a CPU are dynamic.
     Pass {
@@ -164,7 +164,7 @@ pub const PIPELINE: &[Pass] = &[
         when: When::Static,
         ir_level: IrLevel::Placement,
         run: |c| placement::tier(&c.inputs, &c.module, &mut c.placed),
-        why: "the operators are final; capacities are the first thing that a static graph must know",
+        why: "the operators are final, and static graphs need capacities first",
     },
     Pass {
         name: "group",
@@ -178,21 +178,21 @@ pub const PIPELINE: &[Pass] = &[
         when: When::Static,
         ir_level: IrLevel::Placement,
         run: |c| placement::assign_residency(&c.inputs, &c.module, &mut c.placed),
-        why: "what a launch of a whole group costs decides where the group lives",
+        why: "the cost of launching a whole group decides on its unit",
     },
     Pass {
         name: "outline_graphs",
         when: When::Capacities,
         ir_level: IrLevel::Graph,
         run: |c| graph::outline_graphs(&c.inputs, &mut c.module, &mut c.placed),
-        why: "every expert has its unit; what runs on another unit leaves the CPU's path before kernels are chosen",
+        why: "every expert has its unit; graphs of other units are outlined before kernels are chosen",
     },
     Pass {
         name: "assign_units",
         when: When::Accelerators,
         ir_level: IrLevel::Placement,
         run: |c| placement::assign_units(&c.inputs, &c.module, &mut c.placed),
-        why: "what static graphs leave is the CPU's, or goes to units with dynamic shapes",
+        why: "operators outside static graphs go to the CPU or units with dynamic shapes",
     },
     Pass {
         name: "plan_expert_schedule",
@@ -206,14 +206,14 @@ pub const PIPELINE: &[Pass] = &[
         when: When::NotAsLowered,
         ir_level: IrLevel::Graph,
         run: |c| neurons::cluster(&c.inputs, &mut c.module, &mut c.placed, &mut c.neurons),
-        why: "which experts the CPU alone computes is known; what is left can lie neuron by neuron, before kernels are chosen",
+        why: "it is known which experts only the CPU computes: they can be stored by neuron, before kernels are chosen",
     },
     Pass {
         name: "prefetch_experts",
         when: When::RequestsExperts,
         ir_level: IrLevel::Graph,
         run: |c| graph::prefetch_experts(&c.inputs, &mut c.module, &c.placed.assignment),
-        why: "the CPU's experts are final; where memory has a budget, layers say which they will read",
+        why: "the CPU's experts are final; with a memory budget, layers request those that they will read",
     },
     // The Plan: kernels, memory and order.
     Pass {
@@ -228,14 +228,14 @@ pub const PIPELINE: &[Pass] = &[
         when: When::NotAsLowered,
         ir_level: IrLevel::Plan,
         run: |c| plan::fuse(&c.inputs, planned(&mut c.planned)?),
-        why: "kernels are chosen, and what one writes another reads; before schedules, which are for the kernels that stay",
+        why: "kernels are chosen, so producers and consumers can be joined; before schedules, which are for the final kernels",
     },
     Pass {
         name: "insert_copies",
         when: When::Memories,
         ir_level: IrLevel::Plan,
         run: |c| insert_copies::insert_copies(&mut planned(&mut c.planned)?.plan),
-        why: "steps are what they will be; what a unit reads of another memory is copied there first",
+        why: "the steps are final; values that a unit reads from another memory are copied first",
     },
     Pass {
         name: "tune",
@@ -244,7 +244,7 @@ pub const PIPELINE: &[Pass] = &[
         run: |c| {
             plan::tune(&c.inputs, c.timer.as_deref_mut(), &c.placed, &c.neurons, planned(&mut c.planned)?)
         },
-        why: "what a kernel computes is settled; how it cuts its work changes no result",
+        why: "the kernels are final; how a kernel divides its work changes no result",
     },
     Pass {
         name: "schedule",
@@ -254,14 +254,14 @@ pub const PIPELINE: &[Pass] = &[
             schedule::schedule(&mut planned(&mut c.planned)?.plan);
             Ok(())
         },
-        why: "steps that do not wait for each other stand together",
+        why: "independent steps become neighbours, so that fewer barriers are needed",
     },
     Pass {
         name: "memory",
         when: When::Always,
         ir_level: IrLevel::Plan,
         run: |c| memory::memory(&mut planned(&mut c.planned)?.plan),
-        why: "the order is final, and with it how long each buffer lives",
+        why: "the order is final, and with it the lifetime of each buffer",
     },
     Pass {
         name: "barriers",
@@ -273,21 +273,21 @@ pub const PIPELINE: &[Pass] = &[
             planned.ordered = true;
             Ok(())
         },
-        why: "buffers that share bytes must wait for each other, and now it is known which do",
+        why: "steps on buffers that share bytes must wait for each other, and addresses are known now",
     },
     Pass {
         name: "size_expert_cache",
         when: When::Budget,
         ir_level: IrLevel::Plan,
         run: |c| plan::size_expert_cache(&c.inputs, planned(&mut c.planned)?),
-        why: "last, since what all else takes of the budget is known; the rest holds experts",
+        why: "last, since the rest of the budget is for experts",
     },
     Pass {
         name: "size_gpu_expert_cache",
         when: When::GpuCache,
         ir_level: IrLevel::Plan,
         run: |c| plan::size_gpu_expert_cache(&c.inputs, &c.placed.assignment, planned(&mut c.planned)?),
-        why: "what all else takes of the other memory is known, and how many experts the CPU's memory holds",
+        why: "the use of the GPU's memory is known, and how many experts the CPU's memory holds",
     },
 ];
 

@@ -5,7 +5,7 @@ use moec_base::error::Result;
 use moec_config::Predict;
 use moec_ir::Module;
 use moec_passes::predict::{self, Layer};
-use moec_passes::trained::Trained;
+use moec_passes::trained::TrainedTensors;
 
 pub(super) fn cluster(
     given: &Inputs<'_>,
@@ -19,9 +19,9 @@ pub(super) fn cluster(
 
 /// Trains predictors of neurons for calls of few rows, if the build requests that.
 fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Result<()> {
-    let wanted = given.config.experts.predict;
+    let requested = given.config.experts.predict;
     // Without a profile there are no rows to train on; `build` requires one.
-    let Some(profile) = given.profile.filter(|_| wanted != Predict::Off) else { return Ok(()) };
+    let Some(profile) = given.profile.filter(|_| requested != Predict::Off) else { return Ok(()) };
     let (lowered, checkpoint) = (given.lowered()?, given.checkpoint()?);
     let mut layers = predict::choose(
         module,
@@ -31,10 +31,10 @@ fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Re
         checkpoint,
         moec_cpu::has_gate_bounds,
     )?;
-    if layers.is_empty() && wanted.is_requested() {
-        return Err(predict::nothing_to_predict(wanted));
+    if layers.is_empty() && requested.is_requested() {
+        return Err(predict::nothing_to_predict(requested));
     }
-    let increase = match wanted {
+    let increase = match requested {
         Predict::Auto if layers.iter().any(Layer::is_on) => allow_predictors(given, module, &mut layers)?,
         _ => None,
     };
@@ -51,11 +51,11 @@ fn allow_predictors(given: &Inputs<'_>, module: &Module, layers: &mut [Layer]) -
     let limit = given.config.quality.max_perplexity_increase;
     let Some((limit, probe)) = limit.zip(given.quality) else {
         let why = "no loss is allowed: `max_perplexity_increase` under `[quality]` is not set";
-        layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.give_up(why));
+        layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.discard(why));
         return Ok(None);
     };
     // Text is read in chunks; here these query the predictors, too.
-    let (mut changed, mut trained) = (module.clone(), Trained::default());
+    let (mut changed, mut trained) = (module.clone(), TrainedTensors::default());
     predict::apply(&mut changed, layers, &mut trained, |_| true);
     let model = given.model_info()?;
     let source = trained.over(given.checkpoint()?);
@@ -64,7 +64,7 @@ fn allow_predictors(given: &Inputs<'_>, module: &Module, layers: &mut [Layer]) -
     if increase > limit {
         let (more, most) = (100.0 * increase, 100.0 * limit);
         let why = format!("perplexity would rise by {more:.2} %, and {most:.2} % is allowed");
-        layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.give_up(&why));
+        layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.discard(&why));
     }
     Ok(Some(increase))
 }

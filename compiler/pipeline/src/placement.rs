@@ -2,13 +2,13 @@
 
 use super::{Candidate, Inputs, Placed};
 use moec_base::error::{Error, Result};
-use moec_config::ExpertsConfig;
+use moec_config::{Capacity, ExpertsConfig};
 use moec_costs::units::expert_sizes_on;
 use moec_ir::Module;
 use moec_ir::placement::Overflow;
 use moec_passes::{assign_residency, assign_units, gpu_expert_cache, group, plan_expert_schedule, tier};
 use moec_profile::loads::{Loads, loads};
-use moec_runtime::schedule::Keeps;
+use moec_runtime::schedule::GpuResidents;
 
 pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
     let Some(units) = &given.units else { return Ok(()) };
@@ -25,20 +25,26 @@ pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> 
     let routers = routers.map(|d| (d.experts, d.k as u32));
     if !routers.eq(loads.layers.iter().map(|l| (l.experts(), l.k))) {
         return Err(Error::input("the profile has other experts than the model")
-            .hint("take it anew with `moec calibrate`"));
+            .hint("record it again with `moec calibrate`"));
     }
     let overflow = given.config.overflow();
-    let wanted = &ExpertsConfig { overflow: Some(overflow), ..given.config.experts.clone() };
+    let config = &ExpertsConfig { overflow: Some(overflow), ..given.config.experts.clone() };
     let options = group_options(given)?;
     let sizes = expert_sizes_on(module, units)?;
     let place = |coverage: f64| {
-        group::tiered(&loads, units, wanted, coverage, &|layer| sizes.get(&layer).copied(), options)
+        group::tiered(&loads, units, config, coverage, &|layer| sizes.get(&layer).copied(), options)
     };
     let coverage = match given.config.quality.max_perplexity_increase {
         // Under `spill` no row is lost.
+        Some(_) if overflow == Overflow::Prune && config.capacity != Capacity::Coverage => {
+            return Err(Error::input("`capacity` and `max_perplexity_increase` both choose the capacities")
+                .hint(
+                    "set `capacity = \"coverage\"` under `[experts]`, or leave `max_perplexity_increase` out",
+                ));
+        }
         Some(budget) if overflow == Overflow::Prune => {
             let probe = given.quality.ok_or_else(|| {
-                Error::limit(format!("nothing here measures the loss of quality on `{}`", units.device.name))
+                Error::limit(format!("the loss of quality on `{}` cannot be measured here", units.device.name))
                     .hint("name `text` under `[quality]`, or set `coverage` under `[experts]` in place of `max_perplexity_increase`")
             })?;
             let model = &given.model_info()?;
@@ -46,9 +52,9 @@ pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> 
                 let placement = &place(coverage)?;
                 probe.perplexity_increase(&Candidate { module, model, placement })
             };
-            tier::spend(budget, &mut loss)?
+            tier::smallest_coverage(budget, &mut loss)?
         }
-        _ => wanted.coverage,
+        _ => config.coverage,
     };
     placed.placement = Some(place(coverage)?);
     placed.loads = Some(loads);
@@ -58,7 +64,7 @@ pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> 
 /// Loads of the profile in chunks of the build.
 fn recorded(given: &Inputs<'_>) -> Result<Loads> {
     let profile = given.profile.ok_or_else(|| {
-        Error::input("static capacities come from the loads that calibration saw, and there is no profile").hint(
+        Error::input("static capacities require the loads of a calibration, but there is no profile").hint(
             "`moec calibrate` records one; name it as `profile` under `[calibrate]`, or name `text` to read",
         )
     })?;
@@ -105,9 +111,9 @@ pub(super) fn assign_units(given: &Inputs<'_>, module: &Module, placed: &mut Pla
         _ => None,
     };
     let loads = placed.loads.as_ref().or(known.as_ref());
-    let (wanted, budget) = (&given.config.placement, given.config.memory.device_budget);
+    let (config, budget) = (&given.config.placement, given.config.memory.device_budget);
     (placed.assignment, placed.of_experts) =
-        assign_units::assign_units(module, &mut placed.placement, &given.list, wanted, budget, loads)?;
+        assign_units::assign_units(module, &mut placed.placement, &given.list, config, budget, loads)?;
     Ok(())
 }
 
@@ -117,7 +123,7 @@ pub(super) fn plan_expert_schedule(given: &Inputs<'_>, module: &Module, placed: 
         _ => None,
     };
     let loads = placed.loads.as_ref().or(known.as_ref());
-    if given.config.placement.policy.is_some_and(|s| s.keeps != Keeps::Layers) {
+    if given.config.placement.policy.is_some_and(|s| s.gpu_residents != GpuResidents::Layers) {
         return gpu_expert_cache::plan_gpu_expert_cache(
             module,
             &mut placed.placement,

@@ -18,9 +18,9 @@ pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Re
     let (statics, assignment) = (&placed.statics, &placed.assignment);
     // A host build has no budget of its own: nodes of its Graph read experts from SSD. The GPU's expert cache
     // uses scores even without a budget.
-    let asks = || module.entries.iter().flat_map(|e| &e.nodes).any(|n| n.op.reads_disk());
+    let reads_disk = || module.entries.iter().flat_map(|e| &e.nodes).any(|n| n.op.reads_disk());
     let framed = assignment.experts.policy.cached().is_some();
-    let paged = given.config.memory.budget.is_some() || (!framed && asks());
+    let paged = given.config.memory.budget.is_some() || (!framed && reads_disk());
     let unsynchronized = layout::layout(
         module,
         given.model_info()?,

@@ -5,7 +5,7 @@
 //! channels in one block of the diagonal. Whole matrices would grow with the square of the width.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
-use super::{MOST, MOST_TOKENS, Moments, Wrong};
+use super::{MOST, MOST_TOKENS, Moments, ProfileFault};
 use bincode::de::{Decoder, read::Reader};
 use bincode::enc::Encoder;
 use bincode::error::{DecodeError, EncodeError};
@@ -77,12 +77,14 @@ impl Correlations {
         let mut rest = sums;
         for _ in 0..tokens.len() {
             for range in blocks(cols, block) {
-                let (own, behind) = rest.split_at_checked(pairs(range.len()) + range.len())?;
-                rest = behind;
+                let (own, tail) = rest.split_at_checked(pairs(range.len()) + range.len())?;
+                rest = tail;
                 let squares: Vec<f64> = (0..range.len()).map(|i| f64::from(own[pairs(i + 1) + i])).collect();
                 for (i, square) in squares.iter().enumerate() {
                     let row = own.get(pairs(i) + i..)?.iter().zip(&squares);
-                    below.extend(row.take(i).map(|(&x, other)| kept(f64::from(x), square * other)));
+                    below.extend(
+                        row.take(i).map(|(&x, other)| stored_correlation(f64::from(x), square * other)),
+                    );
                 }
             }
         }
@@ -103,8 +105,8 @@ impl Correlations {
     pub fn of(&self, matrix: usize) -> impl Iterator<Item = (Range<usize>, impl Iterator<Item = f64>)> {
         let mut rest = self.stored(matrix);
         blocks(self.cols, self.block).map(move |range| {
-            let (own, behind) = rest.split_at_checked(pairs(range.len())).unwrap_or_default();
-            rest = behind;
+            let (own, tail) = rest.split_at_checked(pairs(range.len())).unwrap_or_default();
+            rest = tail;
             (range, own.iter().map(|&r| f64::from(r) / ONE))
         })
     }
@@ -134,7 +136,7 @@ impl Correlations {
                 let at = (0..range.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
                 below.extend(at.zip(mine.zip(theirs)).map(|((i, j), (r, s))| {
                     let sum = r * (a[i] * a[j]).sqrt() + s * (b[i] * b[j]).sqrt();
-                    kept(sum, (a[i] + b[i]) * (a[j] + b[j]))
+                    stored_correlation(sum, (a[i] + b[i]) * (a[j] + b[j]))
                 }));
             }
         }
@@ -142,7 +144,7 @@ impl Correlations {
         Some(Self { readers: self.readers.clone(), tokens, below, ..*self })
     }
 
-    pub(super) fn check(&self, moments: impl Fn(&str) -> Option<(usize, usize)>) -> Result<(), Wrong> {
+    pub(super) fn check(&self, moments: impl Fn(&str) -> Option<(usize, usize)>) -> Result<(), ProfileFault> {
         let matrices = self.matrices();
         if !(1..=MOST).contains(&matrices)
             || !(1..=MOST).contains(&self.cols)
@@ -168,7 +170,7 @@ impl Correlations {
 }
 
 /// The correlation of two channels, from the sum of their products and the product of their sums of squares.
-fn kept(sum: f64, squares: f64) -> i16 {
+fn stored_correlation(sum: f64, squares: f64) -> i16 {
     let r = sum / squares.sqrt();
     if r.is_finite() { (r.clamp(-1.0, 1.0) * ONE).round() as i16 } else { 0 }
 }

@@ -134,7 +134,7 @@ impl Profile {
         let damaged = |why: &str| {
             Error::input("it is damaged")
                 .because(why)
-                .hint("copy it again, or take it anew with `moec calibrate`")
+                .hint("copy it again, or record it again with `moec calibrate`")
         };
         let header = bytes.get(..HEADER).ok_or_else(|| damaged("it ends in its header"))?;
         let word = |at: usize| header[at..at + 4].iter().rev().fold(0_u32, |n, &b| n << 8 | u32::from(b));
@@ -142,7 +142,7 @@ impl Profile {
         if !(OLDEST..=VERSION).contains(&version) {
             return Err(Error::limit(format!("it is of version {version}"))
                 .because(format!("this moec reads versions {OLDEST} to {VERSION}"))
-                .hint("take it anew with `moec calibrate`"));
+                .hint("record it again with `moec calibrate`"));
         }
         let len = u64::from(word(12)) | u64::from(word(16)) << 32;
         let packed = &bytes[HEADER..];

@@ -5,7 +5,7 @@
 //! threshold for a share of zeros, and the share for a threshold.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
-use super::{MOST, MOST_TOKENS, Wrong};
+use super::{MOST, MOST_TOKENS, ProfileFault};
 use bincode::{Decode, Encode};
 
 /// Bins per doubling of the magnitude.
@@ -59,16 +59,16 @@ impl Gates {
     /// The magnitude that a share of the gates is below; 0 if the share is 0 or nothing was counted. Within a
     /// bin gates are assumed to be uniform by their logarithm: the error is less than a bin, 2 %.
     pub fn quantile(&self, share: f64) -> f32 {
-        let wanted = share.clamp(0.0, 1.0) * self.counted() as f64;
-        if wanted <= 0.0 {
+        let target = share.clamp(0.0, 1.0) * self.counted() as f64;
+        if target <= 0.0 {
             return 0.0;
         }
         let mut below = 0.0;
         for (bin, &n) in self.bins.iter().enumerate() {
             let n = n as f64;
-            if n > 0.0 && below + n >= wanted {
+            if n > 0.0 && below + n >= target {
                 let (from, to) = (edge(bin), edge(bin + 1));
-                return (from * (to / from).powf((wanted - below) / n)) as f32;
+                return (from * (to / from).powf((target - below) / n)) as f32;
             }
             below += n;
         }
@@ -90,7 +90,7 @@ impl Gates {
         Self { bins, ..self.clone() }
     }
 
-    fn check(&self) -> Result<(), Wrong> {
+    fn check(&self) -> Result<(), ProfileFault> {
         if self.bins.len() != BINS || self.weight.is_empty() || self.weight.len() > 256 {
             return Err(format!("{} bins of the gates of {:?}", self.bins.len(), self.weight));
         }
@@ -116,7 +116,7 @@ pub(super) fn merge(a: &[Gates], b: &[Gates]) -> Vec<Gates> {
 }
 
 /// Checks the gates of a profile.
-pub(super) fn check(all: &[Gates]) -> Result<(), Wrong> {
+pub(super) fn check(all: &[Gates]) -> Result<(), ProfileFault> {
     if all.len() > MOST || !all.is_sorted_by(|a, b| (a.layer, &a.weight) < (b.layer, &b.weight)) {
         return Err("its gates are not in order".to_owned());
     }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_and_shares_are_each_others() {
+    fn gate_quantiles_and_shares_are_inverse() {
         let gates = of((1..=1000).map(|i| if i % 2 == 0 { i as f32 } else { -(i as f32) } / 1000.0));
         for share in [0.1, 0.3, 0.5, 0.9] {
             let t = gates.quantile(share);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn two_texts_are_one_longer_text() {
+    fn merged_gates_equal_those_of_one_longer_text() {
         let (a, b) = (of([0.1, 0.2]), of([0.4]));
         let other = Gates { layer: 1, ..of([0.3]) };
         let both = merge(std::slice::from_ref(&a), &[b.clone(), other.clone()]);

@@ -11,7 +11,7 @@
 use super::{Correlations, Moments, Profile, table};
 use moec_base::error::{Error, Result};
 use moec_config::Rounding;
-use moec_cpu::{Feedback, WeightImportance, gains};
+use moec_cpu::{Feedback, WeightImportance, uses_feedback};
 use moec_ir::{Axis, Module, Source, Weight, WeightExpr};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,7 +44,7 @@ struct Channels {
 }
 
 impl Importance {
-    /// The importance for the weights that `wanted` selects in `module`, which rewriting may have changed
+    /// The importance for the weights that `select` selects in `module`, which rewriting may have changed
     /// since it was `lowered`. Weights that calibration does not record have no importance.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl Importance {
         lowered: &Module,
         module: &Module,
         source: &dyn Source,
-        wanted: impl Fn(&Weight) -> bool,
+        select: impl Fn(&Weight) -> bool,
     ) -> Result<Self> {
         let mut known = Vec::new();
         for weight in &lowered.weights {
@@ -68,14 +68,14 @@ impl Importance {
                     weight.name,
                     weight.shape
                 ))
-                .hint("take it anew with `moec calibrate`"));
+                .hint("record it again with `moec calibrate`"));
             }
             let input = profile.correlations.iter().position(|c| c.readers.contains(&weight.name));
             known.push((moments, &weight.expr, input));
         }
-        let known = Known { weights: known, source };
+        let known = RecordedWeights { weights: known, source };
         let mut found = HashMap::new();
-        for weight in module.weights.iter().filter(|w| wanted(w)) {
+        for weight in module.weights.iter().filter(|w| select(w)) {
             let cols = weight.cols();
             let fits = |all: &Vec<f32>| all.len() == weight.matrices() * cols;
             if let Some(mut all) = known.squares(&weight.expr)?.filter(fits) {
@@ -91,7 +91,7 @@ impl Importance {
                 found.insert(weight.name.clone(), Channels { cols, all, input });
             }
         }
-        let own = table::table(module).filter(|w| gains(w.format) && wanted(w));
+        let own = table::table(module).filter(|w| uses_feedback(w.format) && select(w));
         // A rewritten table is a different one.
         let own = own.filter(|w| table::table(lowered).is_some_and(|known| known.expr == w.expr));
         let table = match own {
@@ -174,13 +174,13 @@ impl WeightImportance for Importance {
 }
 
 /// Statistics of the profile by the weights of the lowered Graph.
-struct Known<'a> {
+struct RecordedWeights<'a> {
     /// Moments, expression, and the index of the input's correlations.
     weights: Vec<(&'a Moments, &'a WeightExpr, Option<usize>)>,
     source: &'a dyn Source,
 }
 
-impl Known<'_> {
+impl RecordedWeights<'_> {
     /// Recorded weight with the same channels as an expression, unscaled.
     fn known(&self, expr: &WeightExpr) -> Option<&(&Moments, &WeightExpr, Option<usize>)> {
         self.weights.iter().find(|(_, known, _)| *known == expr).or_else(|| match expr {
@@ -275,8 +275,8 @@ pub fn too_few(profile: &Profile) -> Option<String> {
     let more = if more > 0 { format!(" and {more} more layers") } else { String::new() };
     (experts > 0).then(|| {
         format!(
-            "{experts} of {all} experts saw fewer than {ENOUGH} tokens ({}{more}): their layers' mean stands in for \
-             them; more text or more `tokens` helps",
+            "{experts} of {all} experts have fewer than {ENOUGH} tokens ({}{more}): their layers' mean replaces \
+             theirs; use more text or more `tokens`",
             layers.join(", ")
         )
     })

@@ -91,7 +91,7 @@ pub struct Profile {
 }
 
 /// Fault of a profile.
-pub(crate) type Wrong = String;
+pub(crate) type ProfileFault = String;
 
 impl Profile {
     /// Merges two profiles, as if one run had read the texts of both. Commutative.
@@ -160,7 +160,7 @@ impl Profile {
     }
 
     /// Checks the properties that every reader of a profile relies on.
-    fn check(&self) -> Result<(), Wrong> {
+    fn check(&self) -> Result<(), ProfileFault> {
         self.origin.check()?;
         self.reading.check()?;
         if self.layers.len() > MOST || !self.layers.is_sorted_by(|a, b| a.layer < b.layer) {

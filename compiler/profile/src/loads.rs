@@ -100,7 +100,7 @@ impl LayerLoads {
         overflow as f64 / routed.max(1) as f64
     }
 
-    /// As [`LayerLoads::account`], with graphs of several sizes. `rows(graph, most)` is the rows of each
+    /// Like [`LayerLoads::account`], with graphs of several sizes. `rows(graph, most)` is the rows of each
     /// expert in a call whose busiest expert has `most` tokens; `None` is the capacity.
     pub fn account_sized(
         &self,
@@ -193,7 +193,7 @@ pub fn loads(profile: &Profile, chunk: u32) -> Result<Loads> {
     let of = trace.chunk;
     if trace.chunks() == 0 || of == 0 || chunk == 0 {
         return Err(Error::input("the profile holds no loads of chunks")
-            .hint("take it anew with `moec calibrate`, on text of more than one token"));
+            .hint("record it again with `moec calibrate`, on text of more than one token"));
     }
     let join = (chunk / of).max(1);
     let mut samples: Vec<(u32, Vec<u32>)> = Vec::new();

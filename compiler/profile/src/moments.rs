@@ -1,7 +1,7 @@
 //! Magnitudes of the inputs of a matrix, channel by channel.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
-use super::{MOST, MOST_TOKENS, Wrong};
+use super::{MOST, MOST_TOKENS, ProfileFault};
 use bincode::de::{Decoder, read::Reader};
 use bincode::enc::Encoder;
 use bincode::error::{DecodeError, EncodeError};
@@ -21,7 +21,7 @@ pub struct Moments {
 
 /// Rounds a number to eleven significant bits, ties away from zero. An error of 2⁻¹² in the weight of a sum
 /// is negligible, and cleared bits compress well.
-fn kept(x: f64) -> f32 {
+fn round_significant(x: f64) -> f32 {
     let x = x.clamp(0.0, f64::from(f32::MAX)) as f32;
     let rounded = f32::from_bits(x.to_bits().saturating_add(1 << 12) & !0x1fff);
     if rounded.is_finite() { rounded } else { f32::from_bits(x.to_bits() & !0x1fff) }
@@ -34,7 +34,8 @@ impl Moments {
         if cols == 0 || tokens.len().checked_mul(cols)? != sums.len() || sums.iter().any(|s| !s.is_finite()) {
             return None;
         }
-        let mean = |(sum, n): (&f32, u64)| if n == 0 { 0.0 } else { kept(f64::from(*sum) / n as f64) };
+        let mean =
+            |(sum, n): (&f32, u64)| if n == 0 { 0.0 } else { round_significant(f64::from(*sum) / n as f64) };
         let counts = tokens.iter().flat_map(|&n| std::iter::repeat_n(n, cols));
         let mean_square = sums.iter().zip(counts).map(mean).collect();
         Some(Self { cols, tokens, mean_square })
@@ -70,7 +71,11 @@ impl Moments {
         for matrix in 0..self.matrices() {
             let (n, m) = (self.tokens[matrix] as f64, other.tokens[matrix] as f64);
             let mean = |(&a, &b): (&f32, &f32)| {
-                if n + m == 0.0 { 0.0 } else { kept((f64::from(a) * n + f64::from(b) * m) / (n + m)) }
+                if n + m == 0.0 {
+                    0.0
+                } else {
+                    round_significant((f64::from(a) * n + f64::from(b) * m) / (n + m))
+                }
             };
             mean_square.extend(self.of(matrix).iter().zip(other.of(matrix)).map(mean));
         }
@@ -78,7 +83,7 @@ impl Moments {
         Some(Self { cols: self.cols, tokens, mean_square })
     }
 
-    pub(super) fn check(&self) -> Result<(), Wrong> {
+    pub(super) fn check(&self) -> Result<(), ProfileFault> {
         let matrices = self.matrices();
         if !(1..=MOST).contains(&matrices) || !(1..=MOST).contains(&self.cols) {
             return Err(format!("{matrices} matrices of {} channels", self.cols));

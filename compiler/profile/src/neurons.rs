@@ -10,7 +10,7 @@
 //! activates it. The tokens of a batch are of different sequences, at the same position of each: the last B
 //! sequences that were read.
 
-use super::{MOST, Routing, Wrong};
+use super::{MOST, ProfileFault, Routing};
 use bincode::{Decode, Encode};
 
 /// Largest batch that is counted.
@@ -187,7 +187,7 @@ impl NeuronCounts {
         self.levels.iter().flat_map(|l| &l.batches).try_fold(0_usize, |n, b| n.checked_add(b.active.len()))
     }
 
-    fn check(&self, layers: &[Routing]) -> Result<(), Wrong> {
+    fn check(&self, layers: &[Routing]) -> Result<(), ProfileFault> {
         let (experts, width) = (self.experts(), self.width as usize);
         if !(1..=MOST).contains(&experts) || !(1..=MOST).contains(&width) {
             return Err(format!("{experts} experts of {width} neurons"));
@@ -235,7 +235,7 @@ pub(super) fn merge(a: &[NeuronCounts], b: &[NeuronCounts]) -> Vec<NeuronCounts>
 }
 
 /// Checks the counts of a model against its routing.
-pub(super) fn check(all: &[NeuronCounts], layers: &[Routing]) -> Result<(), Wrong> {
+pub(super) fn check(all: &[NeuronCounts], layers: &[Routing]) -> Result<(), ProfileFault> {
     if !all.is_sorted_by(|a, b| (a.layer, &a.weight) < (b.layer, &b.weight)) {
         return Err("its neurons are not in order".to_owned());
     }

@@ -1,6 +1,6 @@
 //! The model that a profile was taken from.
 
-use super::Wrong;
+use super::ProfileFault;
 use bincode::{Decode, Encode};
 use moec_base::error::{Error, Result};
 use moec_import::{Checkpoint, ModelSpec};
@@ -53,7 +53,7 @@ impl Origin {
     }
 
     /// Fails with the difference if `other` is another model.
-    pub(super) fn same(&self, other: &Self) -> Result<(), Wrong> {
+    pub(super) fn same(&self, other: &Self) -> Result<(), ProfileFault> {
         if self.family != other.family {
             return Err(format!("one is of family `{}`, one of `{}`", self.family, other.family));
         }
@@ -83,7 +83,7 @@ impl Origin {
         })
     }
 
-    pub(super) fn check(&self) -> Result<(), Wrong> {
+    pub(super) fn check(&self) -> Result<(), ProfileFault> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
         if self.family.is_empty() || self.family.len() > 64 || !self.family.chars().all(plain) {
             return Err(format!("family {:?}", self.family));

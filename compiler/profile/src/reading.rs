@@ -1,6 +1,6 @@
 //! Text that was read, and the model's perplexity on it.
 
-use super::{MOST, MOST_TOKENS, Wrong};
+use super::{MOST, MOST_TOKENS, ProfileFault};
 use bincode::{Decode, Encode};
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ impl Reading {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), Wrong> {
+    pub(super) fn check(&self) -> Result<(), ProfileFault> {
         let tokens = self.texts.values().try_fold(0_u64, |sum, &n| sum.checked_add(n));
         if self.texts.len() > MOST || tokens.is_none_or(|n| n > MOST_TOKENS) {
             return Err("it counts more tokens than anyone can read".to_owned());

@@ -6,7 +6,7 @@
 //! not require it.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
-use super::{MOST, Routing, Wrong};
+use super::{MOST, ProfileFault, Routing};
 use bincode::{Decode, Encode};
 use moec_runtime::offload::cache::{CachedLayer, ExpertIndex};
 use moec_sim::cache::Trace;
@@ -31,18 +31,18 @@ pub struct Sequence {
     /// `[tokens, Σ min(2 k, experts)]`: experts with the largest scores, in descending order, layer after
     /// layer.
     pub ranked: Vec<u16>,
-    /// Their scores, in the form of [`kept`].
+    /// Their scores, in the form of [`stored_score`].
     pub scores: Vec<u8>,
 }
 
 /// A score, a share of 1, in its stored form.
-pub fn kept(score: f32) -> u8 {
+pub fn stored_score(score: f32) -> u8 {
     (score.clamp(0.0, 1.0).sqrt() * 255.0).round() as u8
 }
 
 /// The score of a stored form.
-pub fn score(kept: u8) -> f32 {
-    (f32::from(kept) / 255.0).powi(2)
+pub fn score(stored: u8) -> f32 {
+    (f32::from(stored) / 255.0).powi(2)
 }
 
 impl Sequence {
@@ -87,7 +87,7 @@ impl Routes {
     ///
     /// # Errors
     /// Fails if the routes do not fit the layers.
-    pub fn trace(&self, layers: &[Routing]) -> Result<Trace, Wrong> {
+    pub fn trace(&self, layers: &[Routing]) -> Result<Trace, ProfileFault> {
         let shape = |l: &Routing| CachedLayer { experts: l.chosen.len(), k: l.k as usize, bytes: 1 };
         let shapes: Vec<_> = layers.iter().map(shape).collect();
         let experts = ExpertIndex::new(&shapes).map_err(|e| e.to_string())?;
@@ -111,7 +111,7 @@ impl Routes {
         Ok(trace)
     }
 
-    pub(super) fn check(&self, layers: &[Routing]) -> Result<(), Wrong> {
+    pub(super) fn check(&self, layers: &[Routing]) -> Result<(), ProfileFault> {
         if self.sequences.is_empty() {
             return Ok(());
         }
@@ -167,11 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_kept_to_a_thousandth() {
+    fn routing_scores_are_stored_with_small_error() {
         for s in [0.0_f32, 0.001, 0.02, 0.3, 1.0] {
-            assert!((score(kept(s)) - s).abs() <= 0.004 * s.sqrt() + 1e-5, "{s}");
+            assert!((score(stored_score(s)) - s).abs() <= 0.004 * s.sqrt() + 1e-5, "{s}");
         }
-        assert!((0..=255).all(|q| kept(score(q)) == q));
+        assert!((0..=255).all(|q| stored_score(score(q)) == q));
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_hold_is_refused() {
+    fn inconsistent_routes_are_rejected() {
         type Change = fn(&mut Sequence);
         let cases: [(&str, Change); 7] = [
             ("is none", |s| s.chosen[0] = 2),

@@ -1,6 +1,6 @@
 //! Experts that the tokens chose.
 
-use super::{MOST, MOST_TOKENS, Wrong};
+use super::{MOST, MOST_TOKENS, ProfileFault};
 use bincode::{Decode, Encode};
 
 /// Routing of one layer.
@@ -104,7 +104,7 @@ impl Routing {
         })
     }
 
-    pub(super) fn check(&self) -> Result<(), Wrong> {
+    pub(super) fn check(&self) -> Result<(), ProfileFault> {
         let experts = self.chosen.len();
         if !(1..=MOST).contains(&experts) || self.weight.len() != experts {
             return Err(format!("{experts} experts with {} weights", self.weight.len()));

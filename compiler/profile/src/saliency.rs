@@ -1,7 +1,7 @@
 //! Magnitude of tokens' attention outputs: the saliency by which overflow is pruned (NPUMoE, §3.2).
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
-use super::{MOST_TOKENS, Wrong};
+use super::{MOST_TOKENS, ProfileFault};
 use bincode::{Decode, Encode};
 
 /// Bins per doubling of the norm.
@@ -49,11 +49,11 @@ impl Saliency {
     /// The norm that a share `q` of the tokens does not exceed, to within a bin (9 %); 0 if nothing was
     /// counted.
     pub fn quantile(&self, q: f64) -> f64 {
-        let wanted = (q.clamp(0.0, 1.0) * self.tokens() as f64).ceil().max(1.0) as u64;
+        let target = (q.clamp(0.0, 1.0) * self.tokens() as f64).ceil().max(1.0) as u64;
         let mut seen = 0;
         for (bin, &n) in self.bins.iter().enumerate() {
             seen += n;
-            if seen >= wanted {
+            if seen >= target {
                 return ((bin as f64 + 0.5 - (BINS / 2) as f64) / PER_OCTAVE).exp2();
             }
         }
@@ -69,7 +69,7 @@ impl Saliency {
         })
     }
 
-    pub(super) fn check(&self) -> Result<(), Wrong> {
+    pub(super) fn check(&self) -> Result<(), ProfileFault> {
         if self.bins.len() != BINS {
             return Err(format!("{} bins of norms", self.bins.len()));
         }

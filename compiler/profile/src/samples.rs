@@ -4,7 +4,7 @@
 //! enough for a range. The hashes of rows alone determine which are kept, so that the order of texts does not
 //! matter.
 
-use super::{MOST, Profile, Wrong};
+use super::{MOST, Profile, ProfileFault};
 use bincode::{Decode, Encode};
 use half::bf16;
 use moec_base::error::{Error, Result};
@@ -82,7 +82,7 @@ impl Sample {
         self.bits.iter().map(|b| bf16::from_bits(*b).to_f32()).collect()
     }
 
-    fn check(&self) -> std::result::Result<(), Wrong> {
+    fn check(&self) -> std::result::Result<(), ProfileFault> {
         if !(1..=MOST).contains(&self.cols) || !self.bits.len().is_multiple_of(self.cols) || self.len() > ROWS
         {
             return Err(format!("{} numbers in rows of {} channels", self.bits.len(), self.cols));
@@ -97,7 +97,7 @@ impl Sample {
 }
 
 /// Checks the rows of a profile.
-pub(super) fn check(profile: &Profile) -> std::result::Result<(), Wrong> {
+pub(super) fn check(profile: &Profile) -> std::result::Result<(), ProfileFault> {
     let known = |s: &Sample| {
         let cols = |name: &String| profile.weights.get(name).is_some_and(|m| m.cols == s.cols);
         !s.readers.is_empty() && s.readers.iter().all(cols)
@@ -115,10 +115,10 @@ pub(super) fn merge(a: &[Sample], b: &[Sample]) -> Vec<Sample> {
     let most = most(a.iter().map(|s| s.cols));
     let both = |s: &Sample| {
         let other = b.iter().find(|o| o.readers == s.readers && o.cols == s.cols)?;
-        let mut kept = RowSample::default();
+        let mut merged = RowSample::default();
         let rows = s.bits.chunks_exact(s.cols.max(1)).chain(other.bits.chunks_exact(s.cols.max(1)));
-        rows.for_each(|row| kept.add_bits(row.to_vec(), most));
-        Some(kept.finish(s.readers.clone(), s.cols))
+        rows.for_each(|row| merged.add_bits(row.to_vec(), most));
+        Some(merged.finish(s.readers.clone(), s.cols))
     };
     a.iter().filter_map(both).collect()
 }
@@ -173,21 +173,21 @@ fn of(
 mod tests {
     use super::*;
 
-    fn kept(rows: impl Iterator<Item = usize>, most: usize) -> Sample {
-        let mut kept = RowSample::default();
-        rows.for_each(|i| kept.add(&[i as f32, -1.0, 0.5], most));
-        kept.finish(vec!["w".to_owned()], 3)
+    fn sample_of(rows: impl Iterator<Item = usize>, most: usize) -> Sample {
+        let mut sample = RowSample::default();
+        rows.for_each(|i| sample.add(&[i as f32, -1.0, 0.5], most));
+        sample.finish(vec!["w".to_owned()], 3)
     }
 
     #[test]
-    fn the_order_of_rows_does_not_matter_and_merging_is_reading_both() {
-        let all = kept(0..200, ROWS);
-        assert_eq!((all.len(), all.clone()), (200, kept((0..200).rev(), ROWS)));
-        let (a, b) = (kept(0..120, ROWS), kept(80..200, ROWS));
+    fn samples_do_not_depend_on_row_order_and_merge() {
+        let all = sample_of(0..200, ROWS);
+        assert_eq!((all.len(), all.clone()), (200, sample_of((0..200).rev(), ROWS)));
+        let (a, b) = (sample_of(0..120, ROWS), sample_of(80..200, ROWS));
         let (a, b) = ([a], [b]);
         assert_eq!(merge(&a, &b), [all]);
         assert_eq!(merge(&a, &b), merge(&b, &a));
-        let few = kept(0..200, 8);
+        let few = sample_of(0..200, 8);
         assert_eq!(few.rows().chunks(3).filter(|r| r[1..] == [-1.0, 0.5]).count(), 8);
     }
 
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_sample_is_refused() {
+    fn invalid_samples_are_refused() {
         type Change = fn(&mut Sample);
         let cases: [(&str, Change); 4] = [
             ("rows of 4 channels", |s| s.cols = 4),
@@ -208,13 +208,13 @@ mod tests {
             ("not in order", |s| s.bits.rotate_left(3)),
         ];
         for (words, change) in cases {
-            let mut sample = kept(0..7, ROWS);
+            let mut sample = sample_of(0..7, ROWS);
             sample.check().unwrap();
             change(&mut sample);
             let e = sample.check().unwrap_err();
             assert!(e.contains(words), "`{words}` is not in `{e}`");
         }
-        let mut long = kept(0..ROWS, ROWS);
+        let mut long = sample_of(0..ROWS, ROWS);
         long.bits.extend_from_within(..3);
         assert!(long.check().is_err());
     }

@@ -16,7 +16,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_is_stored_is_read_back(p in profile()) {
+    fn profiles_round_trip(p in profile()) {
         let bytes = p.encode().unwrap();
         prop_assert_eq!(Profile::decode(&bytes).unwrap(), p);
     }
@@ -43,14 +43,14 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes in vec(any::<u8>(), 0..200), header in any::<bool>()) {
+    fn decoding_arbitrary_bytes_does_not_panic(bytes in vec(any::<u8>(), 0..200), header in any::<bool>()) {
         let mut all = if header { example().encode().unwrap()[..20].to_vec() } else { Vec::new() };
         all.extend(bytes);
         let _ = Profile::decode(&all);
     }
 
     #[test]
-    fn no_changed_byte_goes_unseen(at in any::<prop::sample::Index>(), change in 1_u8..) {
+    fn any_changed_byte_of_a_profile_is_detected(at in any::<prop::sample::Index>(), change in 1_u8..) {
         let p = example();
         let mut bytes = p.encode().unwrap();
         let at = at.index(bytes.len());
@@ -62,7 +62,7 @@ proptest! {
     }
 }
 
-/// Error for a profile that was changed before it was checked and hashed, as an attacker would do it.
+/// Error for a profile that was changed before it was hashed, as an attacker could do.
 fn forged(change: impl FnOnce(&mut Profile)) -> Error {
     let mut p = example();
     change(&mut p);
@@ -80,7 +80,7 @@ fn wrapped(version: u32, len: u64, stored: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_does_not_hold_is_refused() {
+fn inconsistent_profiles_are_rejected() {
     type Change = fn(&mut Profile);
     let cases: [(&str, Change); 25] = [
         ("family", |p| p.origin.family = "a\nb".into()),
@@ -128,7 +128,7 @@ fn what_does_not_hold_is_refused() {
 }
 
 #[test]
-fn what_is_no_profile_is_refused() {
+fn invalid_profile_files_are_refused() {
     let stored = bincode::encode_to_vec(example(), bincode::config::standard()).unwrap();
     let len = stored.len() as u64;
     let whole = wrapped(file::VERSION, len, &stored);
@@ -153,7 +153,7 @@ fn what_is_no_profile_is_refused() {
 }
 
 #[test]
-fn a_bomb_is_not_inflated() {
+fn decompression_bomb_is_refused() {
     // A gigabyte of zeros, deflated to a megabyte: the file does not have the numbers that it claims.
     let zeros = vec![0_u8; 1 << 20];
     let mut bytes = wrapped(file::VERSION, 1 << 30, &zeros);
@@ -207,7 +207,7 @@ fn figures_of_a_layer() {
 }
 
 #[test]
-fn every_pair_has_a_place_of_its_own() {
+fn every_pair_of_experts_has_its_own_index() {
     for n in [1, 2, 5, 160] {
         let layer = Routing::new(0, 1, n);
         let all: Vec<_> = (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b))).collect();
@@ -266,7 +266,7 @@ fn neurons_have_frequencies_zeros_and_an_order() {
 }
 
 #[test]
-fn correlations_are_those_of_the_sums() {
+fn correlations_are_computed_from_the_sums() {
     let of = |c: &Correlations, matrix| c.of(matrix).flat_map(|(_, r)| r).collect::<Vec<_>>();
     let seen = &example().correlations[0];
     assert!((of(seen, 0)[0] + 0.5_f64.sqrt()).abs() < 1e-4);

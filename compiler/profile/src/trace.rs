@@ -3,7 +3,7 @@
 //! The layers' totals do not show how an expert's load deviates from its mean, which experts are busy
 //! together, or the order of chunks. Simulations take these from the trace.
 
-use super::{MOST, Routing, Wrong};
+use super::{MOST, ProfileFault, Routing};
 use bincode::{Decode, Encode};
 
 /// Limit of the numbers in a trace. Past it no chunks are added; the totals still count everything.
@@ -67,7 +67,7 @@ impl Trace {
     }
 
     /// Checks a trace against the layers that it belongs to.
-    pub(super) fn check(&self, layers: &[Routing]) -> Result<(), Wrong> {
+    pub(super) fn check(&self, layers: &[Routing]) -> Result<(), ProfileFault> {
         if self.sequences.len() > MOST || self.chunk > u32::from(u16::MAX) {
             return Err(format!("{} sequences of chunks of {} tokens", self.sequences.len(), self.chunk));
         }

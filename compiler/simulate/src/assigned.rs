@@ -3,7 +3,7 @@
 
 use super::bundle::Request;
 use super::paged::routing;
-use moec_backend::{StreamRun, StreamScene};
+use moec_backend::{StreamRun, StreamWorkload};
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_ir::plan::Scheduled;
@@ -78,7 +78,7 @@ pub fn assigned(
     };
     let experts = &plan.experts;
     let scene =
-        StreamScene { experts, schedule, loads: &loads, rows: &steps, link_gb_per_s: link(schedule.hot) };
+        StreamWorkload { experts, schedule, loads: &loads, rows: &steps, link_gb_per_s: link(schedule.hot) };
     let run = streams
         .simulate(unit, &scene)
         .map_err(|why| Error::limit("the schedule cannot be simulated").because(why))?;

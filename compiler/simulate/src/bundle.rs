@@ -1,4 +1,4 @@
-//! A bundle on the device that it was built for, beside what the baselines would do with the same model.
+//! A bundle on the device that it was built for, compared with the baselines on the same model.
 
 use super::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE};
 use moec_base::error::{Error, Result};
@@ -7,7 +7,7 @@ use moec_config::ExpertsConfig;
 use moec_costs::constants::Constants;
 use moec_costs::model::Model;
 use moec_costs::request::{placed, prompt};
-use moec_costs::run::{Outcome, Scene};
+use moec_costs::run::{Outcome, Scenario};
 use moec_costs::units::Units;
 use moec_device::{BUILT_IN, Device};
 use moec_ir::placement::Placement;
@@ -77,25 +77,25 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
     }
     let model = Model::of(&bundle.graph()?, &bundle.plan.model.family, bundle.plan.model.layers)?;
     let chunk = placement.chunk;
-    let seen = match request.profile {
+    let loads = match request.profile {
         Some(profile) => loads(profile, chunk)?,
-        None => remembered(placement)?,
+        None => mean_loads(placement)?,
     };
-    check(&seen, placement)?;
+    check(&loads, placement)?;
     let context = bundle.plan.model.max_context;
-    let wanted = request.prompt.unwrap_or_else(|| chunk.saturating_mul(4).min(context)).max(1);
-    if wanted.saturating_add(decode) > context {
+    let length = request.prompt.unwrap_or_else(|| chunk.saturating_mul(4).min(context)).max(1);
+    if length.saturating_add(decode) > context {
         return Err(Error::usage(format!(
-            "a prompt of {wanted} tokens and {decode} decoded ones do not fit into a context of {context}"
+            "a prompt of {length} tokens and {decode} decoded ones do not fit into a context of {context}"
         ))
         .hint("`--prompt` and `--decode` say how many"));
     }
-    let prompt = prompt(&seen, chunk, wanted.div_ceil(chunk), decode);
-    let scene = Scene {
+    let prompt = prompt(&loads, chunk, length.div_ceil(chunk), decode);
+    let scene = Scenario {
         model: &model,
         units: &units,
         constants: Constants::NPUMOE,
-        calibration: &seen,
+        calibration: &loads,
         coverage: ExpertsConfig::DEFAULT.coverage,
         overflow: placement.overflow,
     };
@@ -104,7 +104,7 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
         outcomes.push((system.name, scene.run(&system.place(&scene)?, &prompt)));
     }
     let tokens = prompt.tokens();
-    Ok(Simulated { chunk, prompt: tokens, decode, loads: seen.origin, outcomes })
+    Ok(Simulated { chunk, prompt: tokens, decode, loads: loads.origin, outcomes })
 }
 
 /// Names of the built-in targets that fit, in words.
@@ -128,7 +128,7 @@ fn has_ndp_dimms(device: &Device) -> bool {
 }
 
 /// One chunk of mean loads, as the profile that a bundle was built with gave them.
-fn remembered(placement: &Placement) -> Result<Loads> {
+fn mean_loads(placement: &Placement) -> Result<Loads> {
     let mut layers = Vec::new();
     for table in &placement.experts {
         let sample: Option<Vec<u32>> =
@@ -189,16 +189,16 @@ experts {layer = 3, k = 1, tiers = [32]} {
     }
 
     #[test]
-    fn a_placement_says_where_calls_run() {
+    fn queues_of_calls_follow_the_placement() {
         let mut placement = moec_ir::text::parse_placement(TEXT).unwrap();
         let device = Device::find("m2-ultra").unwrap();
         let found = placed(&placement, &Units::of(&device).unwrap());
         assert_eq!((found.attention, found.decode_attention), (Queue::Npu, Queue::Cpu));
         assert!(found.decode_graphs && found.resident);
-        // An expert without a load has no mean.
-        assert!(remembered(&placement).unwrap_err().hint.unwrap().contains("--trace"));
+        // Without a load for each expert, there are no mean loads.
+        assert!(mean_loads(&placement).unwrap_err().hint.unwrap().contains("--trace"));
         placement.experts[0].experts[1].load = Some(32.4);
-        let loads = remembered(&placement).unwrap();
+        let loads = mean_loads(&placement).unwrap();
         assert_eq!(loads.layers[0].samples, [[32, 32]]);
         check(&loads, &placement).unwrap();
         let prompt = prompt(&loads, 64, 3, 1);

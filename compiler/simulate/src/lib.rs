@@ -1,7 +1,7 @@
-//! `moec simulate`: what a model costs on a CPU and a neural processing unit that are not at hand; and what a
-//! model with experts on disk does, and how long that takes, with the costs of a device file.
+//! `moec simulate`: times of a model on a CPU and an NPU that need not be available, and the decisions and
+//! times of a model with experts on disk, by the costs of a device file.
 //!
-//! [`systems`] says what runs where; [`moec_costs`] executes it, and [`perfetto`] writes the timeline for a
+//! [`systems`] has the placements; [`moec_costs`] executes them, and [`perfetto`] writes the timeline for a
 //! browser.
 //!
 //! [`paged`] has the runtime itself decide what of experts on disk is read and kept, under virtual time;

@@ -6,7 +6,7 @@ use super::bundle::Request;
 use super::costs::{Constant, Costs};
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
-use moec_costs::timeline::{Span, Task, Timeline, What, queues};
+use moec_costs::timeline::{Span, Task, TaskKind, Timeline, queues};
 use moec_cpu::DISK;
 use moec_ir::op::Score;
 use moec_ir::plan::{PagedLayer, Paging, Plan, Segment};
@@ -69,7 +69,7 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
     }
     let matrices = matrices(plan, paging)?;
     let requests = requests(&trace, &paging.layers, [prompt, chunk, decode]);
-    let elsewhere = plan.elsewhere();
+    let elsewhere = plan.experts_off_disk();
     let scene = Scene {
         paging,
         elsewhere: &elsewhere,
@@ -81,10 +81,10 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
     let mut names = queues(device);
     let link = names.len();
     names.push(format!("{DISK} → {}", device.units[costs.unit].name));
-    let mut seen = CalibrationRecord::new(costs.unit, link, prompt.div_ceil(chunk));
-    let run = simulate(scene, &costs, &requests, &mut |did, from, to| seen.add(did, from, to))
+    let mut record = CalibrationRecord::new(costs.unit, link, prompt.div_ceil(chunk));
+    let run = simulate(scene, &costs, &requests, &mut |did, from, to| record.add(did, from, to))
         .map_err(|e| Error::limit("the plan cannot be simulated").because(e.to_string()))?;
-    let prefill = seen.prefill.unwrap_or(run.wall);
+    let prefill = record.prefill.unwrap_or(run.wall);
     let wall_us = run.wall.as_secs_f64() * 1e6;
     Ok(Simulated {
         chunk,
@@ -92,8 +92,8 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
         decode,
         recorded: trace.tokens(),
         prefill,
-        stalled: seen.stalled,
-        timeline: Timeline { queues: names, tasks: seen.tasks, spans: seen.spans, wall_us },
+        stalled: record.stalled,
+        timeline: Timeline { queues: names, tasks: record.tasks, spans: record.spans, wall_us },
         link,
         unit: costs.unit,
         constants: costs.constants,
@@ -155,7 +155,7 @@ fn requests(trace: &Trace, layers: &[PagedLayer], [prompt, chunk, decode]: [u32;
                 rows,
                 k: shape.k as usize,
                 active,
-                beside: Vec::new(),
+                accelerator_experts: Vec::new(),
                 scores,
             });
         }
@@ -226,18 +226,18 @@ impl CalibrationRecord {
         }
         let call = self.call.unwrap_or(0);
         let (queue, what, layer, index, from) = match did {
-            UnitWork::Between { layer } => (self.unit, What::Between, layer, None, from),
+            UnitWork::Between { layer } => (self.unit, TaskKind::Between, layer, None, from),
             UnitWork::Expert(key) => {
-                (self.unit, What::Experts, usize::from(key.layer), Some(key.expert), from)
+                (self.unit, TaskKind::Experts, usize::from(key.layer), Some(key.expert), from)
             }
             UnitWork::Wait(key) => {
                 self.stalled[usize::from(call >= self.prompt)] += to.saturating_sub(from);
-                (self.unit, What::Wait, usize::from(key.layer), Some(key.expert), from)
+                (self.unit, TaskKind::Wait, usize::from(key.layer), Some(key.expert), from)
             }
             // A link reads one after the other: from the moment when the one before was done.
             UnitWork::Read { key, ahead } => {
                 let from = from.max(std::mem::replace(&mut self.read, to));
-                let what = if ahead { What::ReadAhead } else { What::Read };
+                let what = if ahead { TaskKind::ReadAhead } else { TaskKind::Read };
                 (self.link, what, usize::from(key.layer), Some(key.expert), from)
             }
         };
@@ -246,7 +246,7 @@ impl CalibrationRecord {
         self.spans.push(span);
         self.tasks.push(Task {
             queue,
-            what,
+            kind: what,
             part: what,
             us: span.end - span.start,
             lag_us: 0.0,
@@ -273,14 +273,14 @@ mod tests {
             let ranked = [(3, 0.5), (0, 0.25), (5, 0.125), (1, 0.0625)];
             let found = logits(&ranked, &shape);
             let mut ranking = Ranking::new(6, 4);
-            for (found, wanted) in ranking.of_logits(&found, score).iter().zip(ranked) {
-                assert!(found.0 == wanted.0 && (found.1 - wanted.1).abs() < 1e-3, "{score:?}: {found:?}");
+            for (found, expected) in ranking.of_logits(&found, score).iter().zip(ranked) {
+                assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-3, "{score:?}: {found:?}");
             }
         }
     }
 
     #[test]
-    fn a_prompt_requests_what_its_tokens_chose() {
+    fn prompt_requests_the_experts_of_its_tokens() {
         let shape = PagedLayer { layer: 0, experts: 4, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
         let experts = ExpertIndex::uniform(2, CachedLayer { experts: 4, k: 1, bytes: 1 }).unwrap();
         let mut trace = Trace::new(experts, true);
@@ -289,8 +289,8 @@ mod tests {
             trace.push(&[token, 3 - token], &ranked).unwrap();
         }
         let found = requests(&trace, &[shape; 2], [5, 2, 1]);
-        let said: Vec<_> = found.iter().map(|a| (a.layer, a.rows, a.active.clone())).collect();
-        let wanted = [
+        let requests: Vec<_> = found.iter().map(|a| (a.layer, a.rows, a.active.clone())).collect();
+        let expected = [
             (0, 2, vec![0, 1]),
             (1, 2, vec![2, 3]),
             (0, 2, vec![0, 2]),
@@ -300,7 +300,7 @@ mod tests {
             (0, 1, vec![2]),
             (1, 1, vec![1]),
         ];
-        assert_eq!(said, wanted);
+        assert_eq!(requests, expected);
         assert!(found.iter().all(|a| a.scores.len() == usize::from(a.rows == 1)));
     }
 }

@@ -22,7 +22,7 @@ pub fn trace(timelines: &[(&str, &Timeline)]) -> Value {
                 args.insert("index".into(), json!(index));
             }
             events.push(json!({
-                "ph": "X", "name": task.what.name(), "cat": task.part.name(), "pid": pid,
+                "ph": "X", "name": task.kind.name(), "cat": task.part.name(), "pid": pid,
                 "tid": task.queue + 1, "ts": nanos(span.start), "dur": nanos(span.end - span.start),
                 "args": args,
             }));

@@ -13,11 +13,11 @@ use super::costs::Constant;
 use super::paged::routing;
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
-use moec_costs::timeline::{Span, Task, Timeline, What};
+use moec_costs::timeline::{Span, Task, TaskKind, Timeline};
 use moec_costs::units::Units;
 use moec_device::DeviceUnit;
 use moec_passes::hot::HotShare;
-use moec_passes::hot::{Experts, available, held};
+use moec_passes::hot::{Experts, available, resident_neurons};
 use moec_profile::NeuronCounts;
 use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};
 use moec_sim::neurons::synthetic::Independent;
@@ -88,7 +88,7 @@ pub fn phone(
     let decode = request.decode.unwrap_or(DECODED).max(1);
     let hot: Vec<HotShare> = hot.iter().filter(|h| h.batch == batch).cloned().collect();
     if hot.is_empty() {
-        return Err(Error::usage(format!("the bundle says nothing of hot neurons for {batch} sequences"))
+        return Err(Error::usage(format!("the bundle has no hot neurons for {batch} sequences"))
             .hint("`--batch` is 1 to 4"));
     }
     let all = Experts::of(&bundle.graph()?, Some(&bundle.plan.placement), &units);
@@ -98,12 +98,12 @@ pub fn phone(
     let (routed, layers): (Vec<usize>, Vec<Experts>) =
         all.into_iter().enumerate().filter(|(_, l)| hot.iter().any(|h| h.layer == l.layer)).unzip();
     let room = memory.map(|m| m as f64).or(available(&units)).unwrap_or(f64::INFINITY);
-    let mut scene = Scene::new(&layers, &hot, &units, request, room)?;
-    let stretch = (trace.tokens() / batch as usize).max(1);
+    let mut scene = PhoneState::new(&layers, &hot, &units, request, room)?;
+    let section = (trace.tokens() / batch as usize).max(1);
     for step in 0..decode {
         for (layer, &routed) in routed.iter().enumerate() {
             let tokens =
-                (0..batch as usize).map(|s| (s * stretch + step as usize % stretch) % trace.tokens().max(1));
+                (0..batch as usize).map(|s| (s * section + step as usize % section) % trace.tokens().max(1));
             let chosen: Vec<Vec<u16>> = tokens.map(|t| trace.step(t, routed).chosen.to_vec()).collect();
             scene.layer(step, layer, &chosen)?;
         }
@@ -132,10 +132,10 @@ struct ResidentNeurons {
     resident: usize,
 }
 
-struct Scene<'a> {
+struct PhoneState<'a> {
     layers: &'a [Experts],
     units: &'a Units<'a>,
-    held: Vec<ResidentNeurons>,
+    residency: Vec<ResidentNeurons>,
     /// Cores that compute; the last of them reads where anything is read.
     cores: usize,
     reads: bool,
@@ -147,7 +147,7 @@ struct Scene<'a> {
     timeline: Timeline,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> PhoneState<'a> {
     fn new(
         layers: &'a [Experts],
         hot: &[HotShare],
@@ -166,7 +166,12 @@ impl<'a> Scene<'a> {
                     .hint("`--trace` names a profile of `moec calibrate`, of the same model")
             })?;
             let hot = hot.iter().find(|h| h.layer == layer.layer).map_or(0, |h| h.hot as usize);
-            all.push(ResidentNeurons::new(layer, counts, hot.min(layer.inter), held(layers, layer, room))?);
+            all.push(ResidentNeurons::new(
+                layer,
+                counts,
+                hot.min(layer.inter),
+                resident_neurons(layers, layer, room),
+            )?);
         }
         let reads = all.iter().zip(layers).any(|(h, l)| h.resident < l.inter);
         let (names, cores) = rows(units);
@@ -182,7 +187,7 @@ impl<'a> Scene<'a> {
         Ok(Self {
             layers,
             units,
-            held: all,
+            residency: all,
             cores,
             reads,
             random: Independent::new(SEED),
@@ -198,10 +203,10 @@ impl<'a> Scene<'a> {
         self.cores - usize::from(self.reads)
     }
 
-    fn did(
+    fn push_task(
         &mut self,
         queue: usize,
-        what: What,
+        what: TaskKind,
         (start, end): (f64, f64),
         (call, layer, index): (u32, u32, Option<u32>),
     ) {
@@ -209,7 +214,7 @@ impl<'a> Scene<'a> {
             let us = end - start;
             let task = Task {
                 queue,
-                what,
+                kind: what,
                 part: what,
                 us,
                 lag_us: 0.0,
@@ -233,35 +238,35 @@ impl<'a> Scene<'a> {
         let attends = if experts.attends { vec![0] } else { (1..=self.workers()).collect() };
         let attended = self.now + attention;
         for queue in attends {
-            self.did(queue, What::Attention, (self.now, attended), id);
+            self.push_task(queue, TaskKind::Attention, (self.now, attended), id);
         }
         let used: BTreeSet<u16> = chosen.iter().flatten().copied().collect();
         let rows = (batch * experts.k) as f64 / used.len().max(1) as f64;
         // Hot neurons that memory lacks come while attention computes, and keep the rest waiting if they come
         // late.
-        let (hot, held) = (self.held[at].hot, self.held[at].resident);
+        let (hot, held) = (self.residency[at].hot, self.residency[at].resident);
         let late = hot.saturating_sub(held) as f64 * experts.bytes * used.len() as f64;
         let come = self.now + late / experts.sequential(self.units) * 1e6;
         self.disk_bytes += late;
-        self.did(disk, What::ReadAhead, (self.now, come), id);
+        self.push_task(disk, TaskKind::ReadAhead, (self.now, come), id);
         let start = attended.max(come);
         let dense = experts.dense_seconds(self.units, hot, used.len() as f64, rows) * 1e6;
-        self.did(0, What::Experts, (start, start + dense), id);
+        self.push_task(0, TaskKind::Experts, (start, start + dense), id);
 
         let (jobs, bytes) = self.jobs(at, chosen, rows)?;
         let out = neurons::simulate(&jobs, self.workers(), Order::Cluster).map_err(wrong)?;
         for span in &out.spans {
             let (what, queue) =
-                if span.worker == 0 { (What::Read, disk) } else { (What::Experts, span.worker) };
+                if span.worker == 0 { (TaskKind::Read, disk) } else { (TaskKind::Experts, span.worker) };
             let us = |ns: u64| start + ns as f64 * 1e-3;
-            self.did(
+            self.push_task(
                 queue,
                 what,
                 (us(span.from), us(span.to)),
                 (call, experts.layer, Some(span.task.cluster)),
             );
             if span.worker == 0 {
-                self.did(
+                self.push_task(
                     self.cores,
                     what,
                     (us(span.from), us(span.to)),
@@ -277,7 +282,7 @@ impl<'a> Scene<'a> {
     /// Clusters of cold neurons with something to do: those in memory, and those that are read; and the bytes
     /// of all neurons that are computed.
     fn jobs(&mut self, at: usize, chosen: &[Vec<u16>], rows: f64) -> Result<(Vec<Job>, f64)> {
-        let (experts, own) = (self.layers[at], &mut self.held[at]);
+        let (experts, own) = (self.layers[at], &mut self.residency[at]);
         let ns = |seconds: f64| Some((seconds * 1e9).round() as u64).filter(|&ns| ns > 0);
         // A core has its part of the CPU.
         let neuron = experts.sparse_seconds(self.units, rows) * self.cores as f64;
@@ -312,7 +317,7 @@ impl<'a> Scene<'a> {
                 let mut job = Job { block: block as u32, ..Job::default() };
                 job.stages[Stage::ReadGate as usize] = if missing { ns(n * read) } else { None };
                 job.stages[Stage::Gate as usize] = ns(n * neuron / 3.0);
-                job.stages[Stage::Rest as usize] = ns(n * neuron * 2.0 / 3.0);
+                job.stages[Stage::UpDown as usize] = ns(n * neuron * 2.0 / 3.0);
                 jobs.push(job);
             }
         }
@@ -328,7 +333,7 @@ impl ResidentNeurons {
             neurons: layer.inter as u32,
             cluster: layer.cluster() as u32,
             gate: 1,
-            rest: 0,
+            up_down: 0,
         };
         let room = held.saturating_sub(hot) * layer.count;
         let regions = Regions::of(room as u64, 0, 0).map_err(wrong)?;
@@ -368,7 +373,7 @@ fn rows(units: &Units<'_>) -> (Vec<String>, usize) {
     (all.collect(), count)
 }
 
-fn constants(units: &Units<'_>, layers: &[Experts], scene: &Scene<'_>) -> Vec<Constant> {
+fn constants(units: &Units<'_>, layers: &[Experts], scene: &PhoneState<'_>) -> Vec<Constant> {
     let table = |what: &'static str, unit: &DeviceUnit| {
         let row = unit.matmul.first()?;
         Some(Constant {

@@ -6,7 +6,7 @@
 use moec_base::error::{Error, Result};
 use moec_config::ExpertsConfig;
 use moec_costs::model::{Model, ModelLayer};
-use moec_costs::run::{Placed, Scene};
+use moec_costs::run::{Placed, Scenario};
 use moec_costs::timeline::Queue;
 use moec_costs::units::{UnitPreference, Units};
 use moec_ir::placement::{ExpertTable, Overflow};
@@ -238,7 +238,7 @@ impl System {
     ///
     /// # Errors
     /// An expert that fits into no graph.
-    pub fn place(&self, scene: &Scene<'_>) -> Result<Placed> {
+    pub fn place(&self, scene: &Scenario<'_>) -> Result<Placed> {
         let tables =
             self.tables(scene.model, scene.calibration, scene.units, scene.coverage, scene.overflow)?;
         let mut placed = Placed {

@@ -1,4 +1,4 @@
-//! Timelines keep their promises.
+//! Tests of the invariants of timelines.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::perfetto;
@@ -6,8 +6,8 @@ use super::systems::{ABLATIONS, OURS, SYSTEMS, System};
 use moec_costs::constants::Constants;
 use moec_costs::energy::Energy;
 use moec_costs::model::{Model, ModelLayer, Moe};
-use moec_costs::run::{Outcome, Prompt, Scene};
-use moec_costs::timeline::{Queue, Task, Timeline, What, queues};
+use moec_costs::run::{Outcome, Prompt, Scenario};
+use moec_costs::timeline::{Queue, Task, TaskKind, Timeline, queues};
 use moec_costs::units::{ExpertSize, Units};
 use moec_device::Device;
 use moec_ir::placement::Overflow;
@@ -34,12 +34,12 @@ const CONSTANTS: Constants = Constants {
 };
 
 fn task(queue: Queue, us: f64, lag_us: f64, after: Vec<usize>) -> Task {
-    let what = What::Experts;
+    let what = TaskKind::Experts;
     let queue = queue.of(&units());
-    Task { queue, what, part: what, us, lag_us, after, layer: 0, call: 0, index: None, rows: 1 }
+    Task { queue, kind: what, part: what, us, lag_us, after, layer: 0, call: 0, index: None, rows: 1 }
 }
 
-/// Invariants of every timeline.
+/// Checks the invariants of a timeline.
 fn check(line: &Timeline) {
     assert_eq!(line.tasks.len(), line.spans.len());
     for (queue, name) in line.queues.iter().enumerate() {
@@ -77,11 +77,12 @@ fn tasks() -> impl Strategy<Value = Vec<Task>> {
 
 proptest! {
     #[test]
-    fn queues_do_one_thing_at_a_time_and_wait_for_what_they_read(tasks in tasks()) {
+    fn queues_run_one_task_at_a_time_after_its_dependencies(tasks in tasks()) {
         let line = Timeline::of(tasks.clone(), queues(&DEVICE));
         check(&line);
         prop_assert_eq!(&line, &Timeline::of(tasks, queues(&DEVICE)));
-        // No unit idles while something is ready: some task starts when the task that it waited for ends.
+        // No unit idles while a task is ready: a task that starts late starts when another task of its queue
+        // ends.
         let ready = |t: &Task| t.after.iter().map(|&b| line.spans[b].end + line.tasks[b].lag_us).fold(0.0, f64::max);
         for (t, s) in line.tasks.iter().zip(&line.spans).filter(|(t, s)| s.start > ready(t)) {
             let before = line.tasks.iter().zip(&line.spans).filter(|(o, _)| o.queue == t.queue);
@@ -90,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn any_loads_on_any_system_keep_the_promises(
+    fn timelines_are_consistent_for_any_loads_and_system(
         loads in prop::collection::vec(prop::collection::vec(prop::collection::vec(0_u32..64, 6), 2), 1..3),
         decode in prop::collection::vec(prop::collection::vec(prop::collection::vec(0_u32..2, 6), 2), 0..3),
         spill in any::<bool>(),
@@ -106,7 +107,7 @@ proptest! {
             let units = Units::of(&DEVICE).unwrap();
             let again = Energy::of(&out.timeline, out.cpu_us, &units);
             prop_assert_eq!(again, e);
-            // Every pair is computed, or dropped where that is allowed.
+            // Every pair is computed, or dropped if that is permitted.
             let pairs: u32 = loads.iter().chain(&decode).flatten().flatten().sum();
             prop_assert_eq!(out.routed, u64::from(pairs));
             prop_assert!(!spill || out.dropped == 0);
@@ -115,7 +116,7 @@ proptest! {
     }
 }
 
-/// A model of two layers with experts as large as PhiMoE's, the first half of them popular.
+/// A model of two layers with experts as large as PhiMoE's; the first half of them is popular.
 fn model(experts: usize) -> Model {
     let size = ExpertSize { weights: EXPERT, bytes: 2 * EXPERT };
     let layer = |layer| ModelLayer {
@@ -144,7 +145,7 @@ fn calibration(experts: usize) -> Loads {
 
 fn small(experts: usize, system: &System, prompt: &Prompt, overflow: Overflow) -> Outcome {
     let (model, calibration, units) = (model(experts), calibration(experts), Units::of(&DEVICE).unwrap());
-    let scene = Scene {
+    let scene = Scenario {
         model: &model,
         units: &units,
         constants: CONSTANTS,
@@ -155,7 +156,7 @@ fn small(experts: usize, system: &System, prompt: &Prompt, overflow: Overflow) -
     scene.run(&system.place(&scene).unwrap(), prompt)
 }
 
-/// A timeline, a line for each task.
+/// Text of a timeline, one line per task.
 fn lines(line: &Timeline) -> String {
     let mut text = String::new();
     for (task, span) in line.tasks.iter().zip(&line.spans) {
@@ -169,7 +170,7 @@ fn lines(line: &Timeline) -> String {
             task.call,
             task.layer,
             task.part.name(),
-            task.what.name(),
+            task.kind.name(),
             task.rows,
         );
     }
@@ -196,22 +197,22 @@ fn a_small_timeline() {
     });
     // Cold neurons run while the NPU computes.
     let spans = |queue: Queue| {
-        let of = move |t: &Task| t.what == What::Experts && t.queue == queue.of(&units());
+        let of = move |t: &Task| t.kind == TaskKind::Experts && t.queue == queue.of(&units());
         out.timeline.tasks.iter().zip(&out.timeline.spans).filter(move |(t, _)| of(t)).map(|(_, s)| *s)
     };
     assert!(spans(Queue::Cpu).any(|c| spans(Queue::Npu).any(|n| c.start < n.end && n.start < c.end)));
-    // Capacities of 48 hold 40 tokens, the load that calibration saw: 2 and 12 find no room.
+    // Capacities of 48 rows: 40 tokens, as in the calibration, fit; here 2 and 12 rows do not.
     assert_eq!((out.routed, out.dropped), (203, 2 + 12));
 }
 
 #[test]
-fn no_loads_and_one_expert() {
+fn systems_handle_zero_loads_and_one_expert() {
     for system in SYSTEMS.iter().chain(&ABLATIONS) {
         let none = Prompt { chunk: 64, chunks: vec![vec![vec![0; 4]; 2]], decode: Vec::new() };
         let out = small(4, system, &none, Overflow::Prune);
         check(&out.timeline);
         assert!(
-            out.timeline.wall_us.is_finite() && out.timeline.sum_us(What::Experts) == 0.0,
+            out.timeline.wall_us.is_finite() && out.timeline.sum_us(TaskKind::Experts) == 0.0,
             "{}",
             system.name
         );
@@ -221,6 +222,6 @@ fn no_loads_and_one_expert() {
         let one = Prompt { chunk: 64, chunks: vec![vec![vec![64]; 2]], decode: Vec::new() };
         let out = small(1, system, &one, Overflow::Spill);
         check(&out.timeline);
-        assert!(out.timeline.sum_us(What::Experts) > 0.0 && out.dropped == 0, "{}", system.name);
+        assert!(out.timeline.sum_us(TaskKind::Experts) > 0.0 && out.dropped == 0, "{}", system.name);
     }
 }

@@ -9,12 +9,12 @@ mod shapes;
 mod sparse;
 
 pub use popularity::Popularity;
-pub use shapes::{Cut, Like, Popular};
+pub use shapes::{Like, Popular, ReducedDims};
 
 use moec_base::progress::Progress;
 use moec_base::{Error, Result, disk, human, interrupt};
 use serde_json::{Map, Value, json};
-use shapes::{Draw, Tensor, first_numbers};
+use shapes::{Normal, Tensor, first_numbers};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
@@ -33,7 +33,7 @@ const SHARD: u64 = 2_000_000_000;
 pub fn write(
     dir: &Path,
     like: Like,
-    cut: Cut,
+    cut: ReducedDims,
     seed: u64,
     popular: Option<Popular<'_>>,
     progress: &Progress,
@@ -69,14 +69,14 @@ fn write_tensors(
     }
     let _hold = interrupt::hold();
     fs::create_dir_all(dir).map_err(|e| failed(dir, &e))?;
-    let done = write_files(dir, config, tensors, seed, shard, progress);
-    if done.is_err() {
+    let result = write_files(dir, config, tensors, seed, shard, progress);
+    if result.is_err() {
         // The error that stopped the writing is the one to tell.
         let _ = fs::remove_dir_all(dir);
     } else {
         progress.finished(&format!("`{shown}`, {}", human::bytes(total)), start);
     }
-    done
+    result
 }
 
 fn write_files(
@@ -165,12 +165,12 @@ fn write_shard(
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
-    let mut tables: Vec<(Draw, Vec<u16>)> = Vec::new();
+    let mut tables: Vec<(Normal, Vec<u16>)> = Vec::new();
     let mut chunk = Vec::with_capacity(1 << 16);
     for t in tensors {
-        let known = tables.iter().position(|(draw, _)| *draw == t.draw);
+        let known = tables.iter().position(|(draw, _)| *draw == t.distribution);
         let at = known.unwrap_or_else(|| {
-            tables.push((t.draw, quantiles(t.draw)));
+            tables.push((t.distribution, quantiles(t.distribution)));
             tables.len() - 1
         });
         let table = &tables[at].1;
@@ -219,7 +219,7 @@ fn fnv(name: &str) -> u64 {
 }
 
 /// 65536 equally likely numbers of a normal distribution, in bf16.
-fn quantiles(draw: Draw) -> Vec<u16> {
+fn quantiles(draw: Normal) -> Vec<u16> {
     (0..=u16::MAX)
         .map(|i| {
             let z = probit((f64::from(i) + 0.5) / 65536.0);
@@ -244,8 +244,8 @@ mod tests {
     use shapes::First;
 
     #[test]
-    fn the_numbers_are_normal() {
-        let table = quantiles(Draw { mean: 0.0, std: 0.02 });
+    fn drawn_weights_are_normally_distributed() {
+        let table = quantiles(Normal { mean: 0.0, std: 0.02 });
         let value = |b: &u16| half::bf16::from_bits(*b).to_f64();
         let mean = table.iter().map(value).sum::<f64>() / 65536.0;
         let std = (table.iter().map(|b| value(b).powi(2)).sum::<f64>() / 65536.0).sqrt();
@@ -265,7 +265,7 @@ mod tests {
             (Like::GptOss20b, 20.91, 24),
             (Like::Nemotron3Nano, 31.58, 52),
         ] {
-            let (config, tensors) = like.describe(Cut::default(), None).unwrap();
+            let (config, tensors) = like.describe(ReducedDims::default(), None).unwrap();
             let count: u64 = tensors.iter().map(|t| t.bytes() / 2).sum();
             assert!((count as f64 / 1e9 - billions).abs() < 0.01, "{like:?}: {count}");
             assert_eq!(config["num_hidden_layers"], layers);
@@ -273,8 +273,8 @@ mod tests {
     }
 
     #[test]
-    fn shards_hold_every_tensor_once() {
-        let (_, tensors) = Like::Olmoe.describe(Cut::default(), None).unwrap();
+    fn every_tensor_is_in_exactly_one_shard() {
+        let (_, tensors) = Like::Olmoe.describe(ReducedDims::default(), None).unwrap();
         let shards = split(&tensors, SHARD);
         assert_eq!(shards.concat(), tensors);
         assert!(shards.iter().all(|s| s.iter().map(Tensor::bytes).sum::<u64>() <= SHARD));
@@ -282,12 +282,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn synthetic_checkpoint_round_trips() {
         let dir = tempfile::tempdir().unwrap();
         let tensor = |name: &str, rows| Tensor {
             name: name.into(),
             shape: vec![rows, 3],
-            draw: Draw { mean: 1.0, std: 0.1 },
+            distribution: Normal { mean: 1.0, std: 0.1 },
             first: First::Drawn,
         };
         let tensors = [tensor("a", 5), tensor("b", 20_000), tensor("c", 7)];

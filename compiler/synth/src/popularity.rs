@@ -16,14 +16,14 @@
 //! The gates of experts can read channel 0, too: then they are ReLU, and so many of a token's neurons are 0
 //! as is requested ([`super::sparse`]).
 
-use super::shapes::{Draw, First, NORM, Shape, Tensor, WEIGHT};
+use super::shapes::{First, NORM, Normal, Shape, Tensor, WEIGHT};
 use super::{GRID, Numbers, fnv, probit, sparse};
 use moec_base::error::{Error, Result};
 use moec_sim::cache::synthetic;
 use std::collections::BTreeSet;
 
 /// Value of channel 0, where the others have a standard deviation of one.
-const MARK: f64 = 4.0;
+const CHANNEL_0_VALUE: f64 = 4.0;
 /// Standard deviation of what attention (for the first token) and the experts add in a layer, relative to the
 /// embedding's.
 const CHANGE: f64 = 0.3;
@@ -117,7 +117,7 @@ pub(super) fn skew(
     let renorm = shape.config["norm_topk_prob"].as_bool().unwrap_or(false);
     // A row of a matrix of `WEIGHT` times a normalised vector.
     let row = WEIGHT.std * (shape.hidden as f64).sqrt() * (1.0 + NORM.std.powi(2)).sqrt();
-    let draw = |std| Draw { mean: 0.0, std };
+    let draw = |std| Normal { mean: 0.0, std };
     let attention = CHANGE / (row * ((shape.heads * shape.head_dim) as f64).sqrt());
     let gates = zeros.map(|zeros| sparse::biases(zeros, shape.inner));
     let inner = match &gates {
@@ -148,16 +148,18 @@ pub(super) fn skew(
         let [gate, up, down] = shape.names;
         // What the layers before have added to the channels that are not marked.
         let before = (1.0 + CHANGE.powi(2) * layer.unwrap_or(0) as f64).sqrt();
-        let scale = row * before / MARK;
+        let scale = row * before / CHANNEL_0_VALUE;
         match (short, fit) {
-            ("embed_tokens", _) => (tensor.draw, tensor.first) = (draw(1.0), First::OfRows(vec![MARK])),
+            ("embed_tokens", _) => {
+                (tensor.distribution, tensor.first) = (draw(1.0), First::OfRows(vec![CHANNEL_0_VALUE]));
+            }
             ("post_attention_layernorm", _) => tensor.first = First::OfRows(vec![1.0]),
-            ("o_proj", _) => (tensor.draw, tensor.first) = (draw(attention), First::NoRow),
+            ("o_proj", _) => (tensor.distribution, tensor.first) = (draw(attention), First::NoRow),
             ("gate", Some(fit)) => {
                 tensor.first = First::OfRows(fit.biases.iter().map(|b| b * scale).collect());
             }
             (name, Some(fit)) if name == down => {
-                (tensor.draw, tensor.first) = (draw(fit.down), First::NoRow);
+                (tensor.distribution, tensor.first) = (draw(fit.down), First::NoRow);
             }
             ("v_proj", _) => tensor.first = First::OfRows(vec![0.0]),
             (name, _) if name == gate && gates.is_some() => {
@@ -193,16 +195,16 @@ struct Router<'a> {
 fn fit(counts: &[f64], k: usize) -> Result<Vec<f64>> {
     let sum: f64 = counts.iter().sum();
     let least = 1.0 / TOKENS as f64;
-    let wanted: Vec<f64> = counts.iter().map(|c| (c * k as f64 / sum).max(least)).collect();
-    if !(sum.is_finite() && sum > 0.0) || k > counts.len() || wanted.iter().any(|&w| w >= 1.0) {
+    let targets: Vec<f64> = counts.iter().map(|c| (c * k as f64 / sum).max(least)).collect();
+    if !(sum.is_finite() && sum > 0.0) || k > counts.len() || targets.iter().any(|&w| w >= 1.0) {
         return Err(Error::input(format!("no router that chooses {k} experts has these counts")));
     }
-    let mut biases: Vec<f64> = wanted.iter().map(|&w| probit(w)).collect();
+    let mut biases: Vec<f64> = targets.iter().map(|&w| probit(w)).collect();
     for _ in 0..STEPS {
         let mut got = vec![0.0_f64; counts.len()];
         each_token(&biases, k, &mut |chosen| chosen.iter().for_each(|c| got[c.0] += least));
-        for ((bias, &wanted), got) in biases.iter_mut().zip(&wanted).zip(got) {
-            *bias += probit(wanted) - probit(got.clamp(least / 2.0, 1.0 - least / 2.0));
+        for ((bias, &target), got) in biases.iter_mut().zip(&targets).zip(got) {
+            *bias += probit(target) - probit(got.clamp(least / 2.0, 1.0 - least / 2.0));
         }
     }
     Ok(biases)
@@ -257,7 +259,7 @@ mod tests {
     const VOCAB: usize = 2048;
 
     #[test]
-    fn domains_add_up_and_models_are_told_apart() {
+    fn popularity_sums_domains_and_separates_models() {
         let csv =
             "model,domain,layer,expert,count\na,x,0,0,1\na,x,0,1,2\na,y,0,0,10\na,y,0,1,20\nb,x,0,0,5\n";
         assert_eq!(Popularity::parse(csv, Some("a")).unwrap().at(0, 1, 1), [11.0, 22.0]);
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_take_the_counts_of_their_depth() {
+    fn layers_take_counts_by_relative_depth() {
         let counts = |layer: u32| (layer, vec![f64::from(layer)]);
         let popularity = Popularity { layers: vec![counts(0), counts(7), counts(15)] };
         let at =
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fit_has_the_shares_it_was_fitted_to() {
+    fn fitted_biases_reproduce_the_routing_shares() {
         let popularity = Popularity::parse(OLMOE, None).unwrap();
         for layer in [0, 7, 15] {
             let counts = popularity.at(layer, 16, 16);
@@ -353,20 +355,20 @@ mod tests {
     }
 
     #[test]
-    fn a_model_routes_as_it_was_counted() {
+    fn synthetic_model_routes_like_the_counts() {
         let popularity = Popularity::parse(OLMOE, None).unwrap();
         for routing in profile(&popularity, None).layers {
-            let wanted = popularity.at(routing.layer as usize, 3, 16);
+            let expected = popularity.at(routing.layer as usize, 3, 16);
             let got: Vec<f64> = routing.chosen.iter().map(|&n| n as f64).collect();
-            let (off, even) = (distance(wanted, &got), distance(wanted, &vec![1.0; wanted.len()]));
-            let same = overlap(wanted, &got, 8);
+            let (off, even) = (distance(expected, &got), distance(expected, &vec![1.0; expected.len()]));
+            let same = overlap(expected, &got, 8);
             assert!(off < 0.06 && even > 0.1, "layer {}: {off} of {even}, overlap {same}", routing.layer);
             assert!(same >= 0.7, "layer {}: overlap {same}", routing.layer);
         }
     }
 
     #[test]
-    fn a_model_has_the_zeros_that_are_requested() {
+    fn model_has_the_requested_share_of_zeros() {
         let popularity = Popularity::parse(OLMOE, None).unwrap();
         for zeros in [0.5, 0.9] {
             let profile = profile(&popularity, Some(zeros));

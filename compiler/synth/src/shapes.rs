@@ -34,7 +34,7 @@ pub enum Like {
 
 /// Dimensions that are smaller than in the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cut {
+pub struct ReducedDims {
     /// Layers; `None`: all.
     pub layers: Option<usize>,
     /// Vocabulary; `None`: all.
@@ -53,7 +53,7 @@ pub struct Popular<'a> {
 
 /// A normal distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Draw {
+pub(super) struct Normal {
     /// Mean.
     pub(super) mean: f64,
     /// Standard deviation.
@@ -61,9 +61,9 @@ pub(super) struct Draw {
 }
 
 /// Matrices and embeddings, as models are initialised.
-pub(super) const WEIGHT: Draw = Draw { mean: 0.0, std: 0.02 };
+pub(super) const WEIGHT: Normal = Normal { mean: 0.0, std: 0.02 };
 /// Weights of norms.
-pub(super) const NORM: Draw = Draw { mean: 1.0, std: 0.1 };
+pub(super) const NORM: Normal = Normal { mean: 1.0, std: 0.1 };
 
 /// A tensor to write, in bf16.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +73,7 @@ pub(super) struct Tensor {
     /// Shape.
     pub(super) shape: Vec<usize>,
     /// Its numbers.
-    pub(super) draw: Draw,
+    pub(super) distribution: Normal,
     /// Those that are not drawn.
     pub(super) first: First,
 }
@@ -290,13 +290,17 @@ impl Like {
     ///
     /// # Errors
     /// A popularity of another number of experts, or a model whose router cannot have one.
-    pub(super) fn describe(self, cut: Cut, popular: Option<Popular<'_>>) -> Result<(Value, Vec<Tensor>)> {
+    pub(super) fn describe(
+        self,
+        cut: ReducedDims,
+        popular: Option<Popular<'_>>,
+    ) -> Result<(Value, Vec<Tensor>)> {
         let Some(mut s) = self.shape() else {
             if popular.is_some() {
                 return Err(popularity::refused("this model's layers are not attention and experts alone"));
             }
             let (config, there) = self.published();
-            let config = cut_to(config, cut);
+            let config = reduce(config, cut);
             let tensors = tensors(&config, there)?;
             return Ok((config, tensors));
         };
@@ -323,7 +327,7 @@ fn merged(of: [Value; 3]) -> Value {
 }
 
 /// A configuration with fewer layers, and a smaller vocabulary.
-fn cut_to(mut config: Value, cut: Cut) -> Value {
+fn reduce(mut config: Value, cut: ReducedDims) -> Value {
     if let Some(layers) = cut.layers {
         config["num_hidden_layers"] = json!(layers);
         for key in ["layer_types", "hybrid_override_pattern"] {
@@ -343,18 +347,22 @@ fn cut_to(mut config: Value, cut: Cut) -> Value {
 /// The tensors that the importer requests, with how each is drawn.
 pub(super) fn tensors(config: &Value, there: &'static [&'static str]) -> Result<Vec<Tensor>> {
     let map = config.as_object().cloned().unwrap_or_default();
-    let of =
-        |(name, shape): (String, Vec<usize>)| Tensor { draw: draw(&name), name, shape, first: First::Drawn };
+    let of = |(name, shape): (String, Vec<usize>)| Tensor {
+        distribution: draw(&name),
+        name,
+        shape,
+        first: First::Drawn,
+    };
     Ok(moec_import::tensors_of(map, there)?.into_iter().map(of).collect())
 }
 
 /// Distribution of a tensor's numbers: decays and steps of recurrences as Mamba draws them at first (rates of
 /// 1 to 16, steps of 0.001 to 0.1).
-fn draw(name: &str) -> Draw {
+fn draw(name: &str) -> Normal {
     let short = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
     match short {
-        "A_log" => Draw { mean: 1.9, std: 0.5 },
-        "dt_bias" => Draw { mean: -4.6, std: 1.0 },
+        "A_log" => Normal { mean: 1.9, std: 0.5 },
+        "dt_bias" => Normal { mean: -4.6, std: 1.0 },
         _ if short.contains("norm") || short == "D" => NORM,
         _ => WEIGHT,
     }

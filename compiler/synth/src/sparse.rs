@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_power_of_a_gate_without_bias_is_half_of_the_products() {
+    fn gate_power_follows_its_bias() {
         assert!((power(&[0.0, 0.0], 1.0) - 1.0).abs() < 2e-3);
         assert!((power(&[9.0], 1.0) - 82.0).abs() < 0.1);
     }

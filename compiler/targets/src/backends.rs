@@ -58,14 +58,14 @@ pub fn gpu_kernels(backend: &str) -> Option<&'static dyn GpuKernels> {
 /// # Errors
 /// What the backends say of it.
 pub fn print_command_streams(bytes: &[u8]) -> Result<String, String> {
-    let mut said = Vec::new();
+    let mut errors = Vec::new();
     for streams in BACKENDS.iter().filter_map(|f| f.command_streams()) {
         match streams.print(bytes) {
             Ok(text) => return Ok(text),
-            Err(why) => said.push(why),
+            Err(why) => errors.push(why),
         }
     }
-    Err(said.join("; "))
+    Err(errors.join("; "))
 }
 
 /// Executor of a backend's units on this machine.
@@ -82,7 +82,7 @@ pub fn attached(backend: &str, unit: &str) -> Option<Result<Executor>> {
     Some(found.map_err(Error::from))
 }
 
-/// Units of a device beside the CPU that this machine does not have, each with the reason: a run emulates
+/// Accelerators of a device that this machine does not have, each with the reason: a run emulates
 /// them.
 ///
 /// # Errors
@@ -123,16 +123,16 @@ pub fn bench() -> Result<(&'static str, Box<dyn Bench>)> {
 /// # Errors
 /// Units of two backends that bring something.
 pub fn runner(plan: &Plan) -> Result<Option<&'static Runner>> {
-    let mut brings: Option<&Runner> = None;
+    let mut required: Option<&Runner> = None;
     for step in plan.entries.iter().flat_map(|e| &e.steps) {
         let Some(unit) = plan.units.get(step.unit as usize) else { continue };
         let Some(found) = runner_of(named(&unit.backend), &plan.target.triple) else { continue };
-        if brings.replace(found).is_some_and(|other| other.feature != found.feature) {
+        if required.replace(found).is_some_and(|other| other.feature != found.feature) {
             return Err(Error::limit("units of two backends that a `run` drives by itself")
                 .hint("build with one of them, or with `--no-run`"));
         }
     }
-    Ok(brings)
+    Ok(required)
 }
 
 /// Libraries of a backend's `run` besides the runtime on machines of a triple.
@@ -162,8 +162,8 @@ pub fn statics(device: &Device) -> Result<&'static dyn StaticGraphs> {
 /// The first thing that a backend misses.
 pub fn check(device: &Device, name: &str) -> Result<()> {
     for unit in &device.units {
-        of(unit, device)?.check(device, unit).map_err(|flaw| {
-            Error::input(format!("device `{name}`, unit `{}`: `{}`: {}", unit.name, flaw.key, flaw.message))
+        of(unit, device)?.check(device, unit).map_err(|error| {
+            Error::input(format!("device `{name}`, unit `{}`: `{}`: {}", unit.name, error.key, error.message))
                 .hint("`moec targets m2-ultra` prints a device file that is right")
         })?;
     }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_file_lacks_for_its_backend_is_reported() {
+    fn device_keys_missing_for_the_backend_are_reported() {
         let text = built_in("m2-ultra");
         let refused = |from: &str, to: &str| {
             assert!(text.contains(from), "{from}");

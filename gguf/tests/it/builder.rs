@@ -1,6 +1,6 @@
-//! Writes files, whole or with a mistake wherever a test wants one.
+//! Writes GGUF files, valid ones and ones with a chosen mistake.
 
-/// Types of values.
+/// Type codes of values.
 pub(crate) const U8: u32 = 0;
 pub(crate) const I8: u32 = 1;
 pub(crate) const U32: u32 = 4;
@@ -67,7 +67,7 @@ impl Builder {
         self.build_of(self.tensors.len() as u64, self.keys.len() as u64)
     }
 
-    /// The same with other counts in its header.
+    /// The bytes of the file, with other counts in its header.
     pub(crate) fn build_of(&self, tensors: u64, keys: u64) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());

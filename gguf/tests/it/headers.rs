@@ -1,4 +1,4 @@
-//! Contents of a whole file.
+//! Contents of a valid file.
 
 use super::builder::*;
 use moec_gguf::{Header, Kind, Value};
@@ -90,7 +90,7 @@ fn tensors_in_the_order_of_their_data() {
 }
 
 #[test]
-fn version_2_is_read_and_bytes_behind_the_last_tensor_are_nothing() {
+fn version_2_is_read_and_trailing_bytes_are_ignored() {
     let mut builder = Builder::default().tensor("a", &[4], 0, &[7; 16]);
     builder.version = 2;
     builder.data.extend([0; 100]);

@@ -1,4 +1,4 @@
-//! Files that are whole, damaged and hostile, and numbers against ggml's own Python package.
+//! Valid, damaged and hostile files; and decoded numbers, compared with ggml's own Python package.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Numbers against the dequantiser of the `gguf` package (`tests/samples/write.py`).
+//! Decoded numbers, compared with the dequantiser of the `gguf` package (`tests/samples/write.py`).
 
 use moec_gguf::Header;
 use moec_gguf::types::TYPES;
@@ -37,16 +37,16 @@ fn compare(file: &[u8]) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_type_decodes_as_the_package_does() {
+fn every_type_decodes_like_the_python_package() {
     let file = fs::read(samples().join("numbers.gguf")).unwrap();
     // The largest scales of MXFP4 overflow.
     assert_eq!(compare(&file), ["MXFP4"]);
 }
 
-/// A quarter of a million numbers of each type: every point of every grid, and every kind of scale.
+/// A quarter of a million numbers of each type: every point of every grid, and all kinds of scales.
 #[test]
-fn any_bytes_decode_as_the_package_does() {
-    if !GGUF.here() {
+fn any_bytes_decode_like_the_python_package() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! For any bytes: no panic, and every result is inside the file.
+//! For any bytes there is no panic, and every result is inside the file.
 
 use super::builder::*;
 use moec_gguf::Header;
@@ -52,7 +52,7 @@ fn seeds_of_fuzzing_are_read() {
 
 proptest! {
     #[test]
-    fn bytes_that_change(changes in proptest::collection::vec((0_usize..700, any::<u8>()), 1..8)) {
+    fn changed_bytes_do_not_panic(changes in proptest::collection::vec((0_usize..700, any::<u8>()), 1..8)) {
         let mut file = sample();
         for (at, byte) in changes {
             let at = at % file.len();
@@ -62,12 +62,12 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_behind_the_magic(rest in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn any_bytes_after_the_magic_do_not_panic(rest in proptest::collection::vec(any::<u8>(), 0..300)) {
         walk(&[b"GGUF\x03\0\0\0".as_slice(), &rest].concat());
     }
 
     #[test]
-    fn numbers_that_change(at in 0_usize..60, n in any::<u64>(), small in 0_u64..70) {
+    fn changed_header_numbers_do_not_panic(at in 0_usize..60, n in any::<u64>(), small in 0_u64..70) {
         for n in [n, small, u64::MAX - small, 1 << (small % 64)] {
             let mut file = sample();
             let at = (8 * at).min(file.len() - 8);
@@ -76,9 +76,10 @@ proptest! {
         }
     }
 
-    /// Any part of a row, from any number on, is that part of the whole; what is not there stays as it was.
+    /// A part of a row, from any number on, equals that part of the whole row. Numbers past the row's end are
+    /// unchanged.
     #[test]
-    fn parts_of_rows(row in 0_usize..34, from in 0_usize..600, len in 0_usize..600, seed in any::<u64>()) {
+    fn parts_of_a_row_decode_like_the_whole_row(row in 0_usize..34, from in 0_usize..600, len in 0_usize..600, seed in any::<u64>()) {
         let kind = TYPES[row];
         let Some(decode) = kind.decode else { return Ok(()) };
         let rows = 768 / kind.block;

@@ -76,13 +76,13 @@ impl<'a> Evaluator<'a> {
         Ok(slot.get_or_insert_with(|| Tensor::zeros(module.state(id).ty.clone())))
     }
 
-    /// Copies of the states that fold tokens together.
+    /// Copies of the recurrent states.
     fn folded(&self) -> Vec<(usize, Option<Tensor>)> {
         let all = self.module.states.iter().zip(&self.states).enumerate();
         all.filter(|(_, (decl, _))| decl.kind.needs_snapshots()).map(|(s, (_, t))| (s, t.clone())).collect()
     }
 
-    /// Zeros for a sequence that begins in a slot, where its states fold tokens together.
+    /// Zeros for a sequence that begins in a slot, if its states are recurrent.
     fn begin(&mut self, slot: i32) {
         for (decl, state) in self.module.states.iter().zip(&mut self.states) {
             let (Some(Tensor { data: super::Data::F32(data), .. }), true) =
@@ -293,8 +293,8 @@ impl<'a> Evaluator<'a> {
         let unknown = || EvalError::Call(format!("no entry {entry}"));
         let graph = self.module.entries.get(entry).ok_or_else(unknown)?;
         let rows = graph.kind.rows();
-        let wanted = graph.values.get(Graph::ROWS.0 as usize).map_or(0, Type::rows);
-        if ids.is_empty() || rows == 0 || wanted == 0 {
+        let outputs = graph.values.get(Graph::ROWS.0 as usize).map_or(0, Type::rows);
+        if ids.is_empty() || rows == 0 || outputs == 0 {
             return Err(EvalError::Call("an empty sequence or entry".into()));
         }
         if start == 0 {
@@ -313,17 +313,17 @@ impl<'a> Evaluator<'a> {
                 pos[i] = (first + i) as i32;
             }
             // Fewer output rows than tokens: the chunk runs again, which writes the same cache rows again,
-            // from what states that fold tokens together were before it.
-            let before = (part.len() > wanted).then(|| self.folded());
-            for block in (0..part.len()).step_by(wanted) {
+            // from the recurrent states before it.
+            let before = (part.len() > outputs).then(|| self.folded());
+            for block in (0..part.len()).step_by(outputs) {
                 if let Some(before) = before.as_ref().filter(|_| block > 0) {
                     for (s, tensor) in before {
                         self.states[*s].clone_from(tensor);
                     }
                 }
-                let count = wanted.min(part.len() - block);
+                let count = outputs.min(part.len() - block);
                 let rows: Vec<i32> =
-                    (0..wanted).map(|r| if r < count { (block + r) as i32 } else { -1 }).collect();
+                    (0..outputs).map(|r| if r < count { (block + r) as i32 } else { -1 }).collect();
                 let out = self.run(entry, &chunk_ids, &pos, &slots, &rows)?;
                 vocab = out.ty.cols();
                 logits.extend_from_slice(out.as_f32().get(..count * vocab).unwrap_or_default());

@@ -91,8 +91,8 @@ impl Operator for AttentionDesc {
                 continue;
             }
             // Positions that a state of `ctx` rows holds, up to the last: all of them, or its window.
-            let held = if d.window.is_some_and(|w| w <= ctx) { usize::MAX } else { ctx };
-            let last = a.index("position", pos[t], held)?;
+            let retained = if d.window.is_some_and(|w| w <= ctx) { usize::MAX } else { ctx };
+            let last = a.index("position", pos[t], retained)?;
             let slot = a.index("slot", slot[t], slots)?;
             let first = match d.window {
                 Some(chunk) if d.chunked => last / chunk * chunk,

@@ -67,9 +67,9 @@ impl Operator for CausalConv {
         let mut out = vec![0.0; x.len()];
         for ((row, y), slot) in x.chunks_exact(c).zip(out.chunks_exact_mut(c)).zip(slots_of(a, slots)?) {
             let Some(slot) = slot else { continue };
-            let held = &mut state[slot * before * c..(slot + 1) * before * c];
+            let window = &mut state[slot * before * c..(slot + 1) * before * c];
             for (i, y) in y.iter_mut().enumerate() {
-                let taps = held.iter().skip(i).step_by(c).chain([&row[i]]);
+                let taps = window.iter().skip(i).step_by(c).chain([&row[i]]);
                 let sum: f64 =
                     taps.zip(w.iter().skip(i).step_by(c)).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
                 let sum = (sum + bias.map_or(0.0, |b| f64::from(b[i]))) as f32;
@@ -77,8 +77,8 @@ impl Operator for CausalConv {
             }
             // The oldest row goes, this one is the last.
             if before > 0 {
-                held.copy_within(c.., 0);
-                held[(before - 1) * c..].copy_from_slice(row);
+                window.copy_within(c.., 0);
+                window[(before - 1) * c..].copy_from_slice(row);
             }
         }
         Ok(one(out))

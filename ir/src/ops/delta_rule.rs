@@ -44,8 +44,8 @@ fn eval(a: &Args<'_>, [key_heads, heads]: [usize; 2], corrects: bool) -> Evaluat
                 let dot = |with: &[f32], column: &[f64]| -> f64 {
                     with.iter().zip(column).map(|(&x, s)| f64::from(x) * s).sum()
                 };
-                let said = if corrects { dot(k, &column) } else { 0.0 };
-                let change = f64::from(beta[at]) * (f64::from(v) - said);
+                let retrieved = if corrects { dot(k, &column) } else { 0.0 };
+                let change = f64::from(beta[at]) * (f64::from(v) - retrieved);
                 for (s, &k) in column.iter_mut().zip(k) {
                     *s += f64::from(k) * change;
                 }

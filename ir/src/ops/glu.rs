@@ -100,7 +100,8 @@ impl Glu {
 }
 
 impl Word for Glu {
-    const WHAT: &'static str = "an activation, `drelu`, `fatrelu`, `cats`, `limited`, `clamped` or `ungated`";
+    const EXPECTED: &'static str =
+        "an activation, `drelu`, `fatrelu`, `cats`, `limited`, `clamped` or `ungated`";
 
     fn word(&self, w: &mut Writer) {
         match self {

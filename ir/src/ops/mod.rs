@@ -15,7 +15,7 @@ macro_rules! attributes {
         attributes! { $(#[$meta])* $vis struct $T { $($body)* } }
 
         impl Word for $T {
-            const WHAT: &'static str = concat!("`", $word, "(…)`");
+            const EXPECTED: &'static str = concat!("`", $word, "(…)`");
             fn word(&self, w: &mut Writer) {
                 w.word($word);
                 self.write(w);
@@ -59,7 +59,7 @@ macro_rules! words {
         }
 
         impl Word for $T {
-            const WHAT: &'static str = $what;
+            const EXPECTED: &'static str = $what;
             fn word(&self, w: &mut Writer) {
                 w.word(self.name());
             }
@@ -511,13 +511,13 @@ impl Op {
     }
 
     /// Operand kinds in order. [`Op::Concat`] takes two or more values; its signature gives two.
-    /// [`Self::takes`] tells whether a number of operands is valid.
+    /// [`Self::accepts_operands`] tells whether a number of operands is valid.
     pub fn signature(&self) -> Vec<Kind> {
         each!(self, op => op.signature())
     }
 
-    /// Whether this many operands are right.
-    pub fn takes(&self, operands: usize) -> bool {
+    /// Whether this number of operands is valid.
+    pub fn accepts_operands(&self, operands: usize) -> bool {
         let n = self.signature().len();
         operands == n || (operands > n && each!(self, op => op.takes_more()))
     }
@@ -570,7 +570,7 @@ impl Op {
     /// A wrong number of operands, a wrong element type or shape, or attributes out of range.
     pub fn infer(&self, operands: &[&Type]) -> Result<Vec<Type>, TypeError> {
         let o = Operands { op: self.name(), types: operands };
-        o.require(self.takes(operands.len()), || {
+        o.require(self.accepts_operands(operands.len()), || {
             format!("{} operands, expected {}", operands.len(), self.signature().len())
         })?;
         if let Some(empty) = operands.iter().find(|t| t.shape.contains(&0)) {

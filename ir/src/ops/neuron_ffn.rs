@@ -59,13 +59,13 @@ fn predicted(
 fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu, predicted: Option<&[f32]>) -> Vec<f32> {
     let mut sums = vec![0.0_f64; x.len()];
     for (i, bundle) in bundles.chunks_exact(3 * x.len()).enumerate() {
-        if predicted.and_then(|said| said.get(i)).is_some_and(|&said| said <= 0.0) {
+        if predicted.and_then(|p| p.get(i)).is_some_and(|&p| p <= 0.0) {
             continue;
         }
         let (gate, rest) = bundle.split_at(x.len());
         let (up, down) = rest.split_at(x.len());
         let gate = dot(x, gate) as f32;
-        if silent(glu, gate) {
+        if is_inactive(glu, gate) {
             continue;
         }
         let h = f64::from(glu.at(gate, dot(x, up) as f32));
@@ -77,7 +77,7 @@ fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu, predicted: Option<&[f32]>) -
 }
 
 /// Whether the gate alone makes the result 0.
-fn silent(glu: Glu, gate: f32) -> bool {
+fn is_inactive(glu: Glu, gate: f32) -> bool {
     match glu {
         Glu::Gated(Activation::Relu) | Glu::DRelu => gate <= 0.0,
         Glu::FatRelu { threshold } => gate < threshold,
@@ -134,8 +134,8 @@ impl Operator for NeuronFfn {
         let mut out = vec![0.0; slots * hidden];
         for_each_slot(a, (rows, slots, experts), |e, slot, row| {
             let x = &x[row * hidden..(row + 1) * hidden];
-            let said = self.predict.map(|p| predicted(a, p, e, experts, x)).transpose()?;
-            let y = by_neurons(x, matrix(&neurons, e, experts), self.glu, said.as_deref());
+            let prediction = self.predict.map(|p| predicted(a, p, e, experts, x)).transpose()?;
+            let y = by_neurons(x, matrix(&neurons, e, experts), self.glu, prediction.as_deref());
             out[slot * hidden..(slot + 1) * hidden].copy_from_slice(&y);
             Ok(())
         })?;

@@ -12,7 +12,7 @@ pub struct LongSwitch {
 }
 
 impl Word for LongSwitch {
-    const WHAT: &'static str = "`long(…)`";
+    const EXPECTED: &'static str = "`long(…)`";
 
     fn word(&self, w: &mut Writer) {
         w.put("after", &self.after).put("scale", &self.long_scale).word("long");

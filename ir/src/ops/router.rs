@@ -55,7 +55,7 @@ pub struct Groups {
 }
 
 impl Word for Groups {
-    const WHAT: &'static str = "`groups(…)`";
+    const EXPECTED: &'static str = "`groups(…)`";
 
     fn word(&self, w: &mut Writer) {
         let mask = if self.mask_neg_inf { Mask::NegInf } else { Mask::Zero };
@@ -93,7 +93,7 @@ pub enum WeightFrom {
 }
 
 impl Word for WeightFrom {
-    const WHAT: &'static str = "a source of weights";
+    const EXPECTED: &'static str = "a source of weights";
 
     fn word(&self, w: &mut Writer) {
         match self {
@@ -133,7 +133,7 @@ pub enum Renorm {
 }
 
 impl Word for Renorm {
-    const WHAT: &'static str = "`none`, `sum` or `clamp`";
+    const EXPECTED: &'static str = "`none`, `sum` or `clamp`";
 
     fn word(&self, w: &mut Writer) {
         match self {
@@ -164,7 +164,7 @@ attributes! {
     pub struct RouterDesc {
         /// Number of experts.
         pub experts: usize,
-        /// Experts that compute nothing, numbered after the others; `None` if the model has none.
+        /// Zero-computation experts, numbered after the others; `None` if the model has none.
         pub zero: Option<usize>,
         /// Experts per token.
         pub k: usize,
@@ -184,7 +184,7 @@ attributes! {
 }
 
 impl RouterDesc {
-    /// Logits of a token: one for each expert, those that compute nothing included.
+    /// Logits of a token: one for each expert, zero-computation experts included.
     pub fn scores(&self) -> usize {
         self.experts.saturating_add(self.zero.unwrap_or(0))
     }

@@ -40,10 +40,10 @@ impl Operator for SelectiveScan {
                 let mut sum = 0.0;
                 for i in 0..n {
                     let [c, b] = [c, b].map(|of| f64::from(of[t * n + i]));
-                    let held = &mut s[i * channels + j];
+                    let value = &mut s[i * channels + j];
                     let new =
-                        (f64::from(rate[i * channels + j]) * dt).exp() * f64::from(*held) + b * (dt * x);
-                    *held = new as f32;
+                        (f64::from(rate[i * channels + j]) * dt).exp() * f64::from(*value) + b * (dt * x);
+                    *value = new as f32;
                     sum += c * new;
                 }
                 *y = sum as f32;

@@ -1,4 +1,4 @@
-//! Choices of experts that compute nothing.
+//! Choices of zero-computation experts.
 
 use super::*;
 

@@ -20,7 +20,7 @@ pub(crate) trait Attribute: Sized {
 /// = 7.0)`.
 pub(crate) trait Word: Sized {
     /// Name of the expected value, for messages.
-    const WHAT: &'static str;
+    const EXPECTED: &'static str;
     /// Writes the word and its arguments.
     fn word(&self, w: &mut Writer);
     /// The value of a word, if it is one.
@@ -201,7 +201,7 @@ impl<T: Word> Attribute for T {
         w.push(key, self.text());
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        r.attrs.required(r.cursor, key, T::WHAT, <T as Item>::of)
+        r.attrs.required(r.cursor, key, T::EXPECTED, <T as Item>::of)
     }
 }
 
@@ -212,7 +212,7 @@ impl<T: Word> Attribute for Option<T> {
         }
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        r.attrs.optional(r.cursor, key, T::WHAT, <T as Item>::of)
+        r.attrs.optional(r.cursor, key, T::EXPECTED, <T as Item>::of)
     }
 }
 

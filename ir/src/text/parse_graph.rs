@@ -56,7 +56,7 @@ pub(super) fn parse(text: &str) -> Parsed<Module> {
     Ok(module)
 }
 
-/// The kind of a state, where it is said.
+/// The kind of a state, if it is given.
 pub(super) fn state_kind(c: &mut Cursor<'_>) -> Parsed<Option<StateKind>> {
     for kind in [StateKind::Cache, StateKind::Recurrent, StateKind::Convolution] {
         if c.eat_word(kind.name())? {

@@ -4,7 +4,7 @@ use super::cursor::{Cursor, Parsed};
 use super::items::{index, with_attrs};
 use super::ops::{get, read_braces};
 use super::parse_graph::{kind, scope};
-use crate::placement::{ExpertTable, OpPlace, Placement};
+use crate::placement::{ExpertTable, OpAssignment, Placement};
 
 pub(super) fn parse(text: &str) -> Parsed<Placement> {
     let mut cursor = Cursor::new(text)?;
@@ -33,11 +33,11 @@ pub(super) fn part(c: &mut Cursor<'_>, into: &mut Placement) -> Parsed<bool> {
     Ok(true)
 }
 
-fn op(c: &mut Cursor<'_>) -> Parsed<OpPlace> {
+fn op(c: &mut Cursor<'_>) -> Parsed<OpAssignment> {
     let (entry, scope, op) = (kind(c)?, scope(c, Cursor::string)?, c.string("an operator")?);
     with_attrs(c, |c, a| {
         let (unit, nodes, why) = (get(c, a, "unit")?, get(c, a, "nodes")?, get(c, a, "why")?);
-        Ok(OpPlace { entry, scope, op, unit, nodes, why })
+        Ok(OpAssignment { entry, scope, op, unit, nodes, why })
     })
 }
 

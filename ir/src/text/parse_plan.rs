@@ -11,8 +11,8 @@ use super::parse_placement::part as placement;
 use super::units;
 use crate::experts::ExpertPlacement;
 use crate::plan::{
-    Arg, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
-    Placement, Plan, RowSpace, Segment, Span, StateBuf, Step, TargetInfo,
+    Arg, Buffer, BufferColumns, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout,
+    ModelInfo, Placement, Plan, RowSpace, Segment, Span, StateBuf, Step, TargetInfo,
 };
 
 pub(super) fn parse(text: &str) -> Parsed<Plan> {
@@ -39,8 +39,8 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         kernels: Vec::new(),
         launches: Vec::new(),
         graphs: Vec::new(),
-        sets: Vec::new(),
-        parts: Vec::new(),
+        expert_sets: Vec::new(),
+        subgraphs: Vec::new(),
         entries: Vec::new(),
         placement: Placement::default(),
         paging: None,
@@ -80,11 +80,11 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             index(c, plan.graphs.len())?;
             plan.graphs.push(read_braces(c)?);
         } else if c.eat_word("set")? {
-            index(c, plan.sets.len())?;
-            plan.sets.push(read_braces(c)?);
+            index(c, plan.expert_sets.len())?;
+            plan.expert_sets.push(read_braces(c)?);
         } else if c.eat_word("part")? {
-            index(c, plan.parts.len())?;
-            plan.parts.push(read_braces(c)?);
+            index(c, plan.subgraphs.len())?;
+            plan.subgraphs.push(read_braces(c)?);
         } else if plan.paging.is_none() && c.eat_word("paging")? {
             plan.paging = Some(read_braces(c)?);
         } else if plan.experts == ExpertPlacement::default() && c.eat_word("expert_placement")? {
@@ -219,7 +219,7 @@ fn entry(c: &mut Cursor<'_>) -> Parsed<Entry> {
     let kind = kind(c)?;
     let (out_rows, logits) = with_attrs(c, |c, a| Ok((a.int(c, "out_rows")?, a.int(c, "logits")?)))?;
     let mut entry =
-        Entry { kind, out_rows, buffers: Vec::new(), logits, places: Vec::new(), steps: Vec::new() };
+        Entry { kind, out_rows, buffers: Vec::new(), logits, locations: Vec::new(), steps: Vec::new() };
     c.punct('{')?;
     while !c.eat('}')? {
         if c.eat_word("buffer")? {
@@ -227,8 +227,8 @@ fn entry(c: &mut Cursor<'_>) -> Parsed<Entry> {
             entry.buffers.push(buffer(c)?);
         } else if c.eat_word("place")? {
             c.punct('%')?;
-            index(c, entry.places.len())?;
-            entry.places.push(place(c)?);
+            index(c, entry.locations.len())?;
+            entry.locations.push(place(c)?);
         } else if c.eat_word("step")? {
             index(c, entry.steps.len())?;
             entry.steps.push(step(c)?);
@@ -256,14 +256,14 @@ fn buffer(c: &mut Cursor<'_>) -> Parsed<Buffer> {
     })
 }
 
-fn place(c: &mut Cursor<'_>) -> Parsed<Option<Place>> {
+fn place(c: &mut Cursor<'_>) -> Parsed<Option<BufferColumns>> {
     if c.eat_word("none")? {
         return Ok(None);
     }
     c.keyword("buffer")?;
     let buffer = c.int("the index of a buffer")?;
     let [column, cols] = pair(c, "first column and number of columns")?;
-    Ok(Some(Place { buffer, column, cols }))
+    Ok(Some(BufferColumns { buffer, column, cols }))
 }
 
 fn arg(c: &mut Cursor<'_>) -> Parsed<Arg> {
@@ -365,7 +365,7 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
     } else if c.eat_word("launch")? {
         with_attrs(c, |c, a| Ok(Builtin::Launch { kernel: a.int(c, "kernel")? }))?
     } else if c.eat_word("part_graphs")? {
-        with_attrs(c, |c, a| Ok(Builtin::Part { part: a.int(c, "part")? }))?
+        with_attrs(c, |c, a| Ok(Builtin::Subgraph { subgraph: a.int(c, "part")? }))?
     } else if c.eat_word("expert_streams")? {
         with_attrs(c, |c, a| {
             Ok(Builtin::Streams { set: a.int(c, "set")?, rows: a.int(c, "rows")?, k: a.int(c, "k")? })

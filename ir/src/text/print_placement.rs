@@ -2,7 +2,7 @@
 
 use super::lex::{quote, quoted};
 use super::ops::{Item, braces};
-use crate::placement::{ExpertTable, OpPlace, Overflow, Placement};
+use crate::placement::{ExpertTable, OpAssignment, Overflow, Placement};
 use std::fmt;
 
 impl fmt::Display for Placement {
@@ -17,7 +17,7 @@ pub(super) fn write_placement(f: &mut fmt::Formatter<'_>, p: &Placement) -> fmt:
         let (chunk, overflow, units) = (p.chunk, p.overflow, quoted(&p.units));
         writeln!(f, "\nplacement {{chunk = {chunk}, overflow = {overflow}, units = {units}}}")?;
     }
-    for OpPlace { entry, scope, op, unit, nodes, why } in &p.ops {
+    for OpAssignment { entry, scope, op, unit, nodes, why } in &p.ops {
         write!(f, "placed {entry} {} {} ", quote(&scope.to_string()), quote(op))?;
         writeln!(f, "{{unit = {unit}, nodes = {nodes}, why = {}}}", quote(why))?;
     }

@@ -7,8 +7,8 @@ use super::ops::{Item, braces};
 use super::print_placement::write_placement;
 use super::units;
 use crate::plan::{
-    Arg, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, Place, Plan, RowSpace, Span,
-    StateKind, Step,
+    Arg, BufferColumns, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, Plan, RowSpace,
+    Span, StateKind, Step,
 };
 use std::fmt::{self, Write};
 
@@ -110,7 +110,7 @@ impl fmt::Display for Builtin {
                 write!(f, "expert_streams {{set = {set}, rows = {rows}, k = {k}}}")
             }
             Self::Launch { kernel } => write!(f, "launch {{kernel = {kernel}}}"),
-            Self::Part { part } => write!(f, "part_graphs {{part = {part}}}"),
+            Self::Subgraph { subgraph: part } => write!(f, "part_graphs {{part = {part}}}"),
             Self::Experts { set, rows, k, hidden } => {
                 write!(f, "expert_graphs {{set = {set}, rows = {rows}, k = {k}, hidden = {hidden}}}")
             }
@@ -178,10 +178,10 @@ fn write_entry(f: &mut fmt::Formatter<'_>, plan: &Plan, entry: &Entry) -> fmt::R
             elsewhere(b.memory, ", memory = ")
         )?;
     }
-    for (i, place) in entry.places.iter().enumerate() {
+    for (i, place) in entry.locations.iter().enumerate() {
         match place {
             None => writeln!(f, "  place %{i} none")?,
-            Some(Place { buffer, column, cols }) => {
+            Some(BufferColumns { buffer, column, cols }) => {
                 writeln!(f, "  place %{i} buffer {buffer} [{column}, {cols}]")?;
             }
         }
@@ -270,10 +270,10 @@ impl fmt::Display for Plan {
         for (i, graph) in self.graphs.iter().enumerate() {
             writeln!(f, "graph {i}{}", braces(graph))?;
         }
-        for (i, set) in self.sets.iter().enumerate() {
+        for (i, set) in self.expert_sets.iter().enumerate() {
             writeln!(f, "set {i}{}", braces(set))?;
         }
-        for (i, part) in self.parts.iter().enumerate() {
+        for (i, part) in self.subgraphs.iter().enumerate() {
             writeln!(f, "part {i}{}", braces(part))?;
         }
         experts::write(f, self)?;

@@ -23,7 +23,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
             format!("units {:?}", l.units)
         })?;
         let start = l.starts.iter().all(|&at| (at as usize) < l.units.len());
-        require(!l.starts.is_empty() && start, at, || "an expert that starts on no unit".into())?;
+        require(!l.starts.is_empty() && start, at, || "an expert without an initial unit".into())?;
     }
     check_streams(plan)
 }
@@ -36,7 +36,7 @@ fn check_streams(plan: &Plan) -> Result<(), VerifyError> {
         let at = || format!("streams[{i}]");
         let StreamSet { layer, unit, artifact, experts, hidden, inner, bias: _ } = s;
         require((*unit as usize) < plan.units.len() && *unit > 0, at, || format!("unit {unit}"))?;
-        require(seen.insert((*layer, *unit)), at, || format!("layer {layer} comes twice"))?;
+        require(seen.insert((*layer, *unit)), at, || format!("layer {layer} occurs twice"))?;
         require(super::stays_inside(artifact), at, || format!("the path `{artifact}`"))?;
         let some = *experts > 0 && (*experts as usize) <= MOST && *hidden > 0 && *inner > 0;
         require(some, at, || format!("{experts} experts of {hidden} by {inner}"))?;
@@ -98,9 +98,9 @@ pub(super) fn check_policy(plan: &Plan) -> Result<(), VerifyError> {
 /// No layer is without a frame, and pinned experts start in one.
 fn check_cached(plan: &Plan, cached: &Cached) -> Result<(), String> {
     let layers = &plan.experts.layers;
-    let held: Vec<Vec<u32>> = layers.iter().map(|l| l.on(cached.hot)).collect();
-    if held.iter().any(Vec::is_empty) {
-        return Err("a layer that begins without an expert in a frame".into());
+    let resident: Vec<Vec<u32>> = layers.iter().map(|l| l.on(cached.hot)).collect();
+    if resident.iter().any(Vec::is_empty) {
+        return Err("a layer without an initial expert in a frame".into());
     }
     // A frame is a place for an expert of any layer.
     let bytes = |l: &ExpertLayer| -> Vec<Option<u64>> {
@@ -115,13 +115,14 @@ fn check_cached(plan: &Plan, cached: &Cached) -> Result<(), String> {
     if cached.k == 0 || cached.k as usize > experts {
         return Err(format!("{} of {experts} experts for a token", cached.k));
     }
-    let all = held.iter().map(|own| own.len() as u64).sum::<u64>();
+    let all = resident.iter().map(|own| own.len() as u64).sum::<u64>();
     if all > u64::from(cached.frames) {
         return Err(format!("{all} experts in {} frames", cached.frames));
     }
-    let there = |(l, e): &(u32, u32)| held.get(*l as usize).is_some_and(|own| own.binary_search(e).is_ok());
+    let there =
+        |(l, e): &(u32, u32)| resident.get(*l as usize).is_some_and(|own| own.binary_search(e).is_ok());
     if !cached.pinned.is_sorted_by(|a, b| a < b) || !cached.pinned.iter().all(there) {
-        return Err("a pinned expert that begins in no frame, or out of order".into());
+        return Err("a pinned expert that is not initially in a frame, or out of order".into());
     }
     Ok(())
 }
@@ -131,7 +132,7 @@ fn check_layer(plan: &Plan, layer: &ExpertLayer) -> Result<(), String> {
     let ExpertLayer { layer: of, units, starts, segments, brought, dimms } = layer;
     if policy.is_fixed() {
         let none = segments.is_empty() && brought.is_empty() && dimms.is_empty();
-        return if none { Ok(()) } else { Err("experts with a fixed unit that move".into()) };
+        return if none { Ok(()) } else { Err("experts with a fixed unit must not move".into()) };
     }
     let mut candidates: Vec<u32> = [Some(0), policy.hot(), policy.cold()].into_iter().flatten().collect();
     candidates.sort_unstable();
@@ -140,9 +141,9 @@ fn check_layer(plan: &Plan, layer: &ExpertLayer) -> Result<(), String> {
     }
     let scheduled = match policy {
         ExpertPolicy::Scheduled(s) => {
-            let (held, frames) = (s.hot.map_or(0, |hot| layer.on(hot).len()), s.frames);
-            if held > frames as usize {
-                return Err(format!("{held} experts in {frames} frames"));
+            let (resident, frames) = (s.hot.map_or(0, |hot| layer.on(hot).len()), s.frames);
+            if resident > frames as usize {
+                return Err(format!("{resident} experts in {frames} frames"));
             }
             Some(s.dimms)
         }
@@ -189,14 +190,14 @@ fn check_layer(plan: &Plan, layer: &ExpertLayer) -> Result<(), String> {
     let all = || (0..starts.len() as u32).collect();
     let hot = policy.hot().map(|hot| (hot, layer.on(hot), layer.to_bring()));
     let cold = policy.cold().map(|cold| (cold, all(), segments.as_slice()));
-    for (unit, held, segments) in hot.into_iter().chain(cold) {
+    for (unit, resident, segments) in hot.into_iter().chain(cold) {
         let memory = plan.memory_of(unit);
         if memory == 0 {
             continue;
         }
         let residents = plan.memories.get(memory as usize).map_or(&[][..], |m| &m.residents);
         for &segment in segments {
-            if !residents.iter().any(|r| r.segment == segment && r.matrices == held) {
+            if !residents.iter().any(|r| r.segment == segment && r.matrices == resident) {
                 return Err(format!("unit {unit} does not hold the experts of segment {segment}"));
             }
         }

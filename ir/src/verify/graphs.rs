@@ -83,7 +83,7 @@ fn check_entry(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
         require(
             have == want,
             || format!("{} %{v}", graph.kind),
-            || format!("declared {have}, but it is {want}"),
+            || format!("declared {have}, expected {want}"),
         )?;
         require(sized(have), || format!("{} %{v}", graph.kind), || format!("the size of {have} overflows"))?;
     }
@@ -146,14 +146,14 @@ fn check_windows(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
             let Some(Operand::State(s)) = written(operand) else { continue };
             let Some(state) = module.states.get(s.0 as usize) else { continue };
             let StateKind::Ring { window } = state.kind else { continue };
-            let held = (window as usize).min(state.ty.shape[2]);
-            let fits = desc.window.is_some_and(|w| w <= held);
+            let retained = (window as usize).min(state.ty.shape[2]);
+            let fits = desc.window.is_some_and(|w| w <= retained);
             require(
                 fits,
                 || at_node(graph, i),
                 || {
                     let sees = desc.window.map_or("all positions".to_owned(), |w| format!("{w} positions"));
-                    format!("it sees {sees}, and the ring {:?} keeps {held}", state.name)
+                    format!("it reads {sees}, but the ring {:?} keeps {retained}", state.name)
                 },
             )?;
         }

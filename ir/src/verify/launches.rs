@@ -15,11 +15,11 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     for (i, kernel) in plan.launches.iter().enumerate() {
         let at = || format!("launches[{i}]");
         let GpuKernel { unit, artifact, symbol, operands, results, launch } = kernel;
-        let beside = *unit > 0 && plan.units.get(*unit as usize).is_some_and(|u| u.memory > 0);
-        require(beside, at, || format!("unit {unit}"))?;
+        let on_accelerator = *unit > 0 && plan.units.get(*unit as usize).is_some_and(|u| u.memory > 0);
+        require(on_accelerator, at, || format!("unit {unit}"))?;
         require(super::stays_inside(artifact), at, || format!("the path `{artifact}`"))?;
         require(super::is_identifier(symbol), at, || format!("{symbol:?} is not a C identifier"))?;
-        require(seen.insert((artifact, symbol)), at, || format!("{symbol} comes twice"))?;
+        require(seen.insert((artifact, symbol)), at, || format!("{symbol} occurs twice"))?;
         require(results.are_among(*operands as usize), at, || {
             format!("its results are {results} of {operands} operands")
         })?;

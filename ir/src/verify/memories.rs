@@ -18,7 +18,7 @@ pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
     let mut names = HashSet::new();
     for (i, u) in plan.units.iter().enumerate() {
         let at = || format!("units[{i}]");
-        require(!u.name.is_empty() && names.insert(&u.name), at, || "no name, or one that is taken".into())?;
+        require(!u.name.is_empty() && names.insert(&u.name), at, || "no name, or a duplicate".into())?;
         require(!u.backend.is_empty(), at, || "no backend".into())?;
         require((u.memory as usize) < plan.memories.len(), at, || {
             format!("memory {} is out of range", u.memory)
@@ -28,12 +28,12 @@ pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
     require(few, at, || format!("more than {MOST} units or memories"))?;
     for m in 1..plan.memories.len() as u32 {
         let units = plan.units.iter().filter(|u| u.memory == m).count();
-        require(units <= 1, at, || format!("{units} units in memory {m}, which one unit has taken"))?;
+        require(units <= 1, at, || format!("{units} units in memory {m}, which one unit has reserved"))?;
     }
     let mut names = HashSet::new();
     for (i, m) in plan.memories.iter().enumerate() {
         let at = || format!("memories[{i}]");
-        require(!m.name.is_empty() && names.insert(&m.name), at, || "no name, or one that is taken".into())?;
+        require(!m.name.is_empty() && names.insert(&m.name), at, || "no name, or a duplicate".into())?;
     }
     for (i, link) in plan.links.iter().enumerate() {
         let joins = link.from < link.to && (link.to as usize) < plan.memories.len();
@@ -106,7 +106,7 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
         let (from, to) = (of_buffer(step.args.get(ends)), of_buffer(step.args.get(ends + 1)));
         let table = ends == 0 || of_buffer(step.args.first()) == Some(0);
         let (Some(from), Some(to)) = (from, to) else {
-            return require(false, at, || "a copy of what is not a buffer".into());
+            return require(false, at, || "a copy of an argument that is not a buffer".into());
         };
         let linked = plan.links.iter().any(|l| (l.from, l.to) == (from.min(to), from.max(to)));
         // A unit moves bytes between its own memory and the CPU's.
@@ -116,9 +116,9 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
         });
     }
     for (i, arg) in step.args.iter().enumerate() {
-        let resident = |segment: u32, apart: bool| {
+        let resident = |segment: u32, by_expert: bool| {
             let of = plan.memories.get(own as usize).map_or(&[][..], |m| &m.residents);
-            of.iter().any(|r| r.segment == segment && r.matrices.is_empty() != apart)
+            of.iter().any(|r| r.segment == segment && r.matrices.is_empty() != by_expert)
         };
         let paged = |segment: u32| plan.paging.iter().flat_map(Paging::segments).any(|s| s == segment);
         let here = match *arg {

@@ -7,7 +7,7 @@ use crate::plan::{Entry, Plan};
 use std::collections::{BTreeMap, HashMap};
 
 /// Dependencies point backwards and hold, and steps that touch the same bytes are ordered, in every entry
-/// point. In a `unsynchronized` with several units, steps are taken to be executed one after the other.
+/// point. In an unsynchronized plan of several units, steps are taken to be executed one after the other.
 pub(super) fn check(plan: &Plan, unsynchronized: bool) -> Result<(), VerifyError> {
     let accesses = Accesses::new(plan);
     let mut entries = plan.entries.iter().enumerate();
@@ -44,7 +44,7 @@ fn check_entry(
     require(
         hazards.holds(logits),
         || format!("{here}.logits"),
-        || format!("buffer {logits} is not written, or written over"),
+        || format!("buffer {logits} is not written, or was overwritten"),
     )
 }
 
@@ -52,9 +52,9 @@ fn check_entry(
 fn check_inputs(entry: &Entry, here: &str) -> Result<(), VerifyError> {
     for (i, a) in entry.buffers.iter().take(INPUTS).enumerate() {
         for (j, b) in entry.buffers.iter().enumerate().take(i) {
-            let apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+            let disjoint = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
             require(
-                apart,
+                disjoint,
                 || format!("{here}.buffers[{i}]"),
                 || format!("overlaps buffer {j}, another input"),
             )?;
@@ -153,7 +153,7 @@ impl Last {
         Self { reads: vec![0; units], writes: vec![0; units] }
     }
 
-    /// Whether a step that conflicts has not ended for certain: that step.
+    /// Finds a conflicting step that may not have ended.
     fn unfinished(&self, write: bool, clock: &Clock) -> Option<(&'static str, u32)> {
         let first = |of: &[u32], what| {
             of.iter()
@@ -165,7 +165,7 @@ impl Last {
         first(&self.writes, "writes").or_else(read)
     }
 
-    /// Fails if a step that conflicts has not ended for certain, and notes the access.
+    /// Fails if a conflicting step may not have ended; records the access.
     fn touch(&mut self, write: bool, now: Now<'_>, what: impl Fn() -> String) -> Result<(), String> {
         if let Some((theirs, step)) = self.unfinished(write, now.clock) {
             let mine = if write { "writes" } else { "reads" };
@@ -173,7 +173,7 @@ impl Last {
             return Err(if step as usize == now.step {
                 format!("{mine} {what}, which it also {theirs} by another argument")
             } else {
-                format!("{mine} {what}, and step {step}, which {theirs} it, has not ended for certain")
+                format!("{mine} {what}, and step {step}, which {theirs} it, may not have ended")
             });
         }
         let of = if write { &mut self.writes } else { &mut self.reads };
@@ -245,14 +245,14 @@ impl<'e> Hazards<'e> {
             return piece.last.touch(access.write, now, || name(b));
         }
         if !access.write {
-            return Err(format!("reads {}, which is not written, or written over", name(b)));
+            return Err(format!("reads {}, which is not written, or was overwritten", name(b)));
         }
         // The buffer that was there has been used for the last time.
         for ((memory, start), piece) in self.overlapping(memory, access) {
             if let Some((what, step)) = piece.last.unfinished(true, now.clock) {
                 let of = piece.buffer.map_or_else(|| "an earlier buffer".to_owned(), name);
                 return Err(format!(
-                    "writes {}, which shares bytes with {of}, and step {step}, which {what} them, has not ended for certain",
+                    "writes {}, which shares bytes with {of}, and step {step}, which {what} them, may not have ended",
                     name(b),
                 ));
             }

@@ -44,7 +44,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         if p.by_neurons() {
             let fits = neurons_fit(plan, p, layer);
             require(fits, at, || {
-                "its neurons do not lie as they are read, or do not fit into frames".into()
+                "its neurons are not stored as they are read, or do not fit into frames".into()
             })?;
             continue;
         }
@@ -58,18 +58,20 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
 fn check_pinned(plan: &Plan, p: &Paging) -> Result<(), VerifyError> {
     let at = || "paging.pinned".to_owned();
     let (pinned, frames) = (p.pinned.len(), p.frames);
-    require(pinned == 0 || !p.by_neurons(), at, || "experts are pinned where neurons are read".into())?;
+    require(pinned == 0 || !p.by_neurons(), at, || "experts are pinned although neurons are read".into())?;
     require(pinned == 0 || (pinned as u64) < u64::from(frames), at, || {
         format!("{pinned} experts in {frames} frames")
     })?;
-    let (elsewhere, mut seen) = (plan.elsewhere(), BTreeSet::new());
+    let (elsewhere, mut seen) = (plan.experts_off_disk(), BTreeSet::new());
     for &(layer, expert) in &p.pinned {
         let there = p.layers.get(layer as usize).is_some_and(|l| expert < l.experts);
         require(there, at, || format!("layer {layer} has no expert {expert}"))?;
         require(elsewhere.binary_search(&(layer, expert)).is_err(), at, || {
-            format!("expert {expert} of layer {layer} lives elsewhere")
+            format!("expert {expert} of layer {layer} is on another unit")
         })?;
-        require(seen.insert((layer, expert)), at, || format!("expert {expert} of layer {layer} twice"))?;
+        require(seen.insert((layer, expert)), at, || {
+            format!("expert {expert} of layer {layer} occurs twice")
+        })?;
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ pub(super) fn check(p: &Placement, units: usize) -> Result<(), VerifyError> {
     let named = names.len() == p.units.len() && p.units.iter().all(|u| !u.is_empty());
     require(named, at, || "a unit without a name, or two of one name".into())?;
     let fixed = p.overflow == Overflow::default();
-    require(!p.is_dynamic() || fixed, at, || "overflow where shapes are dynamic".into())?;
+    require(!p.is_dynamic() || fixed, at, || "overflow on a unit with dynamic shapes".into())?;
     for (i, op) in p.ops.iter().enumerate() {
         let at = || format!("placement.ops[{i}]");
         require((op.unit as usize) < units, at, || format!("unit {} is out of range", op.unit))?;
@@ -53,7 +53,7 @@ fn check_tiers(p: &Placement, table: &ExpertTable, here: &str) -> Result<(), Ver
     let tiers = &table.tiers;
     if p.is_dynamic() {
         return require(tiers.is_empty() && table.groups.is_empty(), at, || {
-            "tiers or groups where shapes are dynamic".into()
+            "tiers or groups on a unit with dynamic shapes".into()
         });
     }
     let fit = (1..=MOST_TIERS).contains(&tiers.len())
@@ -64,7 +64,7 @@ fn check_tiers(p: &Placement, table: &ExpertTable, here: &str) -> Result<(), Ver
         let rate = |x: f32| (0.0..=1.0).contains(&x);
         rate(e.overflow) && rate(e.padding) && e.imbalance.is_finite() && e.imbalance >= 0.0
     });
-    require(rates, at, || "a rate that cannot be one".into())
+    require(rates, at, || "an invalid rate".into())
 }
 
 fn check_rows(p: &Placement, table: &ExpertTable, units: usize, here: &str) -> Result<(), VerifyError> {
@@ -85,7 +85,7 @@ fn check_rows(p: &Placement, table: &ExpertTable, units: usize, here: &str) -> R
         let spills = row.capacity > 0 && p.overflow == Overflow::Spill;
         let falls = row.fallback.is_none_or(|u| (u as usize) < units && u != row.unit);
         require(falls && row.fallback.is_some() == spills, at, || {
-            format!("fallback {:?} where tokens past the capacity {}", row.fallback, p.overflow)
+            format!("fallback {:?} with the overflow policy {}", row.fallback, p.overflow)
         })?;
     }
     Ok(())
@@ -114,7 +114,7 @@ fn check_groups(table: &ExpertTable, units: usize, here: &str) -> Result<(), Ver
             let agrees = row
                 .is_some_and(|r| r.group as usize == g && r.tier == Some(group.tier) && r.unit == group.unit);
             let first = seen.get_mut(e as usize).is_some_and(|s| !std::mem::replace(s, true));
-            require(agrees && first, at, || format!("expert {e} is not there, twice there or disagrees"))?;
+            require(agrees && first, at, || format!("expert {e} is missing, a duplicate or inconsistent"))?;
         }
     }
     let missing = seen.iter().position(|s| !s);

@@ -96,7 +96,7 @@ fn check_files(plan: &Plan) -> Result<(), VerifyError> {
         require(super::stays_inside(&file.path), at, || {
             format!("path {:?} does not stay inside the bundle", file.path)
         })?;
-        require(paths.insert(&file.path), at, || format!("path {:?} comes twice", file.path))?;
+        require(paths.insert(&file.path), at, || format!("path {:?} occurs twice", file.path))?;
     }
     Ok(())
 }
@@ -112,10 +112,10 @@ fn check_segments(plan: &Plan) -> Result<(), VerifyError> {
         let needed = s.packed_bytes();
         require(needed == Some(s.bytes), at, || format!("{} bytes, expected {needed:?}", s.bytes))?;
         let file = plan.files.get(s.file as usize);
-        let apart = s.matrix_bytes().is_some_and(|bytes| s.pitch >= bytes);
-        require(apart, at, || format!("matrices {} bytes apart", s.pitch))?;
+        let disjoint = s.matrix_bytes().is_some_and(|bytes| s.pitch >= bytes);
+        require(disjoint, at, || format!("a matrix stride of {} bytes", s.pitch))?;
         let inside = file.zip(s.end()).is_some_and(|(f, end)| end <= f.bytes);
-        require(inside, at, || format!("does not lie inside file {}", s.file))?;
+        require(inside, at, || format!("is not inside file {}", s.file))?;
     }
     Ok(())
 }
@@ -124,7 +124,7 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
     let mut names = HashSet::new();
     for (i, s) in plan.states.iter().enumerate() {
         let at = || format!("states[{i}] ({})", s.name);
-        require(!s.name.is_empty() && names.insert(&s.name), at, || "no name, or one that is taken".into())?;
+        require(!s.name.is_empty() && names.insert(&s.name), at, || "no name, or a duplicate".into())?;
         require((s.memory as usize) < plan.memories.len(), at, || {
             format!("memory {} is out of range", s.memory)
         })?;
@@ -143,8 +143,8 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
                 require(window > 0, at, || "a ring without a window".into())?;
                 // The rows of a call are all written before the first of them looks back.
                 let call = plan.entries.iter().filter(|e| e.kind.is_prefill()).map(|e| e.kind.rows() as u64);
-                let seen = u64::from(window) + call.max().unwrap_or(1).saturating_sub(1);
-                holds(seen.min(context.into()))?;
+                let visible = u64::from(window) + call.max().unwrap_or(1).saturating_sub(1);
+                holds(visible.min(context.into()))?;
             }
             StateKind::Recurrent | StateKind::Convolution => {
                 require(slots >= needed, at, || format!("{slots} slots do not hold the model's {needed}"))?;
@@ -159,7 +159,7 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
             }
         }
         require(s.memory == 0 || !s.kind.needs_snapshots(), at, || {
-            format!("{} in memory {}: no copy brings it back there", s.kind, s.memory)
+            format!("{} in memory {}, where snapshots cannot be restored", s.kind, s.memory)
         })?;
         let most = if s.kind.needs_snapshots() { context } else { 0 };
         require(s.snapshots <= most, at, || {
@@ -174,7 +174,7 @@ fn check_kernels(plan: &Plan) -> Result<(), VerifyError> {
     for (i, k) in plan.kernels.iter().enumerate() {
         let at = || format!("kernels[{i}]");
         require(super::is_identifier(&k.symbol), at, || format!("{:?} is not a C identifier", k.symbol))?;
-        require(symbols.insert(&k.symbol), at, || format!("{} comes twice", k.symbol))?;
+        require(symbols.insert(&k.symbol), at, || format!("{} occurs twice", k.symbol))?;
         require(k.results != Results::default(), at, || format!("{} writes nothing", k.symbol))?;
     }
     Ok(())
@@ -227,14 +227,14 @@ fn check_entry(plan: &Plan, entry: &Entry, here: &str, unsynchronized: bool) -> 
         || format!("{here}.logits"),
         || format!("buffer {} is not f32[{}, {}]", entry.logits, entry.out_rows, plan.model.vocab),
     )?;
-    for (i, place) in entry.places.iter().enumerate() {
+    for (i, place) in entry.locations.iter().enumerate() {
         if let Some(p) = place {
             let end = p.column.checked_add(p.cols);
             let buffer = entry.buffers.get(p.buffer as usize);
             let inside = buffer.zip(end).is_some_and(|(b, end)| p.cols > 0 && end <= b.stride);
             require(
                 inside,
-                || format!("{here}.places[{i}]"),
+                || format!("{here}.locations[{i}]"),
                 || format!("columns {} + {} are not in buffer {}", p.column, p.cols, p.buffer),
             )?;
         }
@@ -329,7 +329,7 @@ fn holds_table(entry: &Entry, arg: &Arg, layout: DispatchLayout) -> bool {
 
 /// Whether the arguments of `request_neurons` are a dispatch table, and perhaps the lists of a layer whose
 /// neurons are read one by one.
-fn wakes(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: [u32; 3]) -> bool {
+fn has_active_lists(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: [u32; 3]) -> bool {
     let paging = plan.paging.as_ref().filter(|p| p.by_neurons());
     let Some(own) = paging.and_then(|p| p.layers.get(layer as usize)) else { return false };
     let Some(up_down) = plan.segments.get(own.down as usize) else { return false };
@@ -373,8 +373,8 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
             let [pos, tables @ .., out] = args else {
                 return false;
             };
-            let wanted = if long.is_some() { 2 } else { 1 };
-            tables.len() == wanted
+            let expected = if long.is_some() { 2 } else { 1 };
+            tables.len() == expected
                 && tables.iter().all(table)
                 && holds(*pos, DType::I32, Some(1))
                 && holds(*out, DType::F32, half.checked_mul(2))
@@ -464,14 +464,14 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
         }
         Builtin::RequestNeurons { layer, rows: table_rows, k } => {
-            table_rows >= rows && wakes(plan, entry, args, [layer, table_rows, k])
+            table_rows >= rows && has_active_lists(plan, entry, args, [layer, table_rows, k])
         }
         Builtin::LimitCapacity { set, k, channels } => {
             let [ids, added, stay, rest] = args else {
                 return false;
             };
             k > 0
-                && plan.sets.get(set as usize).is_some_and(|s| s.hot.is_none())
+                && plan.expert_sets.get(set as usize).is_some_and(|s| s.hot.is_none())
                 && holds(*added, DType::F32, Some(channels))
                 && [ids, stay, rest].iter().all(|&&a| holds(a, DType::I32, Some(k)))
         }
@@ -515,8 +515,8 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
         }
         // The kernel determines the arguments and the blocks of its launch.
         Builtin::Launch { .. } => true,
-        Builtin::Part { part } => {
-            let Some(part) = plan.parts.get(part as usize) else { return false };
+        Builtin::Subgraph { subgraph: part } => {
+            let Some(part) = plan.subgraphs.get(part as usize) else { return false };
             // A graph takes the rows of a call at once; where they are sequences of their own, one of them.
             let at_once = if part.attention.is_some_and(|a| a.one_call_per_row) { 1 } else { rows };
             let takes = |&g: &u32| {
@@ -542,7 +542,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
             let [x, Arg::Buffer(table, offset), y] = args else {
                 return false;
             };
-            let Some(set) = plan.sets.get(set as usize) else { return false };
+            let Some(set) = plan.expert_sets.get(set as usize) else { return false };
             let layout =
                 DispatchLayout { rows: table_rows as usize, k: k as usize, experts: set.capacities.len() };
             let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));

@@ -13,7 +13,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         require(super::stays_inside(&g.package), at, || {
             format!("path {:?} does not stay inside the bundle", g.package)
         })?;
-        require(!g.inputs.is_empty() && !g.outputs.is_empty(), at, || "nothing goes in or out".into())?;
+        require(!g.inputs.is_empty() && !g.outputs.is_empty(), at, || "no inputs, or no outputs".into())?;
         let mut names = HashSet::new();
         for tensor in g.inputs.iter().chain(&g.outputs) {
             let fits = tensor.checked_elements().is_some_and(|n| n > 0 && n <= isize::MAX as usize / 4);
@@ -23,10 +23,10 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         }
     }
     let mut layers = HashSet::new();
-    for (i, s) in plan.sets.iter().enumerate() {
+    for (i, s) in plan.expert_sets.iter().enumerate() {
         let at = || format!("sets[{i}]");
         let own = (s.layer, s.hot.map(|h| h.batch));
-        require(layers.insert(own), at, || format!("layer {} comes twice", s.layer))?;
+        require(layers.insert(own), at, || format!("layer {} occurs twice", s.layer))?;
         require(!s.capacities.is_empty(), at, || "no experts".into())?;
         let mut seen = HashSet::new();
         for group in &s.groups {
@@ -43,8 +43,9 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         }
         if let Some(hot) = s.hot {
             let room = hot.batch > 0 && hot.neurons > 0 && s.capacities.iter().all(|&c| c == hot.batch);
-            let apart = s.groups.len() == s.capacities.len() && s.groups.iter().all(|g| g.experts.len() == 1);
-            require(room && apart, at, || {
+            let separate =
+                s.groups.len() == s.capacities.len() && s.groups.iter().all(|g| g.experts.len() == 1);
+            require(room && separate, at, || {
                 format!("experts without a graph of their own for {} rows of hot neurons", hot.batch)
             })?;
         }
@@ -69,7 +70,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
 
 /// Every graph of a part takes what the runtime gives, and their results have the part's channels in all.
 fn check_parts(plan: &Plan) -> Result<(), VerifyError> {
-    for (i, p) in plan.parts.iter().enumerate() {
+    for (i, p) in plan.subgraphs.iter().enumerate() {
         let at = || format!("parts[{i}]");
         require(!p.graphs.is_empty() && p.inputs > 0, at, || "no graphs, or no channels".into())?;
         let (mut channels, mut anywhere) = (0u64, 0);
@@ -77,21 +78,23 @@ fn check_parts(plan: &Plan) -> Result<(), VerifyError> {
         for &g in &p.graphs {
             let graph = plan.graphs.get(g as usize);
             let fits = graph.is_some_and(|g| part_takes(p, g, &mut rows));
-            require(fits, at, || format!("graph {g} takes something else"))?;
+            require(fits, at, || format!("graph {g} has other inputs"))?;
             let own: u64 = graph.map_or(0, |g| g.outputs.iter().map(|o| u64::from(o.shape[1])).sum());
             let fixed = p.attention.is_some() && graph.is_some_and(|g| g.fixed_start().is_some());
             // Of an attention's graphs one runs: that of the place where the rows begin, or the one that
             // writes anywhere.
             if fixed {
-                require(own == u64::from(p.outputs), at, || format!("graph {g} gives {own} channels"))?;
+                require(own == u64::from(p.outputs), at, || format!("graph {g} has {own} output channels"))?;
             } else {
                 channels += own;
                 anywhere += 1;
             }
         }
         let one = p.attention.is_none() || anywhere == 1;
-        require(one, at, || format!("{anywhere} graphs of attention write at any position"))?;
-        require(channels == u64::from(p.outputs), at, || format!("{channels} channels, not {}", p.outputs))?;
+        require(one, at, || format!("{anywhere} attention graphs write at any position"))?;
+        require(channels == u64::from(p.outputs), at, || {
+            format!("{channels} channels, expected {}", p.outputs)
+        })?;
     }
     Ok(())
 }
@@ -99,21 +102,21 @@ fn check_parts(plan: &Plan) -> Result<(), VerifyError> {
 /// Whether a graph has the tensors that a part gives and takes, with as many rows as the graphs before it.
 fn part_takes(p: &Subgraph, g: &GraphDecl, rows: &mut Option<u32>) -> bool {
     let t = *rows.get_or_insert(g.inputs[0].shape[0]);
-    let mut wanted = vec![("x", [t, p.inputs, 1, 1])];
+    let mut expected = vec![("x", [t, p.inputs, 1, 1])];
     if let Some(a) = p.attention {
-        wanted.extend((a.angles > 0).then_some(("angles", [t, a.angles, 1, 1])));
+        expected.extend((a.angles > 0).then_some(("angles", [t, a.angles, 1, 1])));
         match g.fixed_start() {
-            None => wanted.extend([("mask", [1, 1, t, a.context]), ("write", [1, 1, a.context, t])]),
+            None => expected.extend([("mask", [1, 1, t, a.context]), ("write", [1, 1, a.context, t])]),
             Some(start) => match start.checked_add(t).filter(|end| *end <= a.context) {
-                Some(end) => wanted.push(("mask", [1, 1, t, end])),
+                Some(end) => expected.push(("mask", [1, 1, t, end])),
                 None => return false,
             },
         }
     }
     let given =
         |&(name, shape): &(&str, [u32; 4])| g.inputs.iter().any(|i| i.name == name && i.shape == shape);
-    g.inputs.len() == wanted.len()
-        && wanted.iter().all(given)
+    g.inputs.len() == expected.len()
+        && expected.iter().all(given)
         && g.outputs.iter().all(|o| o.shape[0] == t && o.shape[2..] == [1, 1])
         && g.stateful == p.attention.is_some()
 }

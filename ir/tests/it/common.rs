@@ -13,9 +13,9 @@ use std::sync::Mutex;
 /// Tensor, matrix, rows and columns of one read.
 type Read = (String, usize, Range<usize>, Range<usize>);
 
-/// Numbers made from the tensor's name and the index; counts its reads.
+/// Generates numbers from the tensor's name and the index; counts reads.
 #[derive(Default)]
-pub(crate) struct Made {
+pub(crate) struct GeneratedSource {
     pub(crate) reads: Mutex<Vec<Read>>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn number(tensor: &str, matrix: usize, row: usize, col: usize) -> f32
     ((h >> 20) % 2001) as f32 / 1000.0 - 1.0
 }
 
-impl Source for Made {
+impl Source for GeneratedSource {
     fn read(
         &self,
         leaf: &Leaf,

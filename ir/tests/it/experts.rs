@@ -1,4 +1,4 @@
-//! Plans whose experts are assigned while they run, and NDP command streams.
+//! Plans whose experts are assigned to units at run time, and NDP command streams.
 
 use crate::plans::{accepted, refused};
 use moec_ir::op::Score;
@@ -6,7 +6,7 @@ use moec_ir::plan::{Arg, Cached, ExpertPlacement, ExpertPolicy, Plan, Scheduled}
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
-/// One layer of two experts: a GPU that holds the first, and NDP DIMMs that hold both and compute by streams.
+/// One layer of two experts: a GPU holds the first; NDP DIMMs hold both and execute command streams.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
@@ -66,7 +66,7 @@ fn scheduled_experts_are_read_and_accepted() {
 }
 
 #[test]
-fn streams_belong_to_their_unit() {
+fn command_streams_match_their_unit_and_step() {
     refused(TEXT, "streams[0]", "unit 0", |p| p.streams[0].unit = 0);
     refused(TEXT, "streams[0]", "the path", |p| p.streams[0].artifact = "../x".into());
     refused(TEXT, "streams[0]", "experts", |p| p.streams[0].inner = 0);
@@ -90,7 +90,7 @@ fn streams_belong_to_their_unit() {
 }
 
 #[test]
-fn a_unit_that_may_be_given_an_expert_holds_it() {
+fn candidate_units_of_an_expert_hold_its_weights() {
     let layer =
         |message: &str, change: &dyn Fn(&mut Plan)| refused(TEXT, "experts.layers[0]", message, change);
     layer("unit 1 does not hold", &|p| p.memories[1].residents[0].matrices = vec![1]);
@@ -115,7 +115,7 @@ fn a_unit_that_may_be_given_an_expert_holds_it() {
     policy("a time", &|s| s.costs.window_us = -1.0);
     policy("one unit", &|s| s.hot = Some(s.cold));
     policy("NDP DIMMs", &|s| s.dimms = 0);
-    // Without a GPU everything is the CPU's or the NDP DIMMs'.
+    // Without a GPU, the CPU and the NDP DIMMs compute all experts.
     let mut plan = parse_plan(TEXT).unwrap();
     (plan.experts.layers[0].units, plan.experts.layers[0].starts) = (vec![0, 2], vec![0, 1]);
     let s = scheduled(&mut plan);
@@ -124,9 +124,9 @@ fn a_unit_that_may_be_given_an_expert_holds_it() {
     verify::plan(&plan).unwrap();
 }
 
-/// Frames that all layers share.
+/// Cache frames that all layers share.
 #[test]
-fn a_cache_is_of_one_unit_and_holds_what_is_pinned() {
+fn expert_cache_has_one_unit_and_room_for_pinned_experts() {
     let framed = |p: &mut Plan, change: &dyn Fn(&mut ExpertPlacement)| {
         let mut costs = scheduled(p).costs.clone();
         costs.cold.clear();
@@ -161,7 +161,7 @@ fn a_cache_is_of_one_unit_and_holds_what_is_pinned() {
     wrong("a pinned expert", &|c| c.pinned = vec![(0, 1)]);
     wrong("a pinned expert", &|c| c.pinned = vec![(1, 0)]);
     wrong("a time", &|c| c.first_us[1] = f64::INFINITY);
-    placed("experts.policy", "begins without an expert", &|p| p.layers[0].starts = vec![0, 0]);
+    placed("experts.policy", "without an initial expert", &|p| p.layers[0].starts = vec![0, 0]);
     placed("experts.layers[0]", "in no DIMM", &|p| p.layers[0].dimms = vec![-1; 2]);
     placed("experts.policy", "matrices of other sizes", &|p| {
         let mut other = p.layers[0].clone();

@@ -1,12 +1,12 @@
-//! Data hazards: each kind is refused where no order is stated, and accepted where one is.
+//! Data hazards: each kind is refused without an explicit order, and accepted with one.
 
 use moec_ir::op::Score;
 use moec_ir::plan::{Arg, Builtin, Code, FileRef, Layout, PagedLayer, Paging, Plan, Segment};
 use moec_ir::text::parse_plan;
 use moec_ir::{DType, Format, verify};
 
-/// The CPU reads ids into rows, stores them in a state, and reads that; a GPU without a memory of its own
-/// takes the rows, too.
+/// The CPU embeds ids, stores the rows in a state, and reads that state. A GPU in the same memory reads the
+/// rows, too.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
@@ -58,7 +58,7 @@ fn accepted(change: impl FnOnce(&mut Plan)) {
     verify::plan(&plan).unwrap();
 }
 
-/// Leaves a step without its barrier, and the CPU's steps without what they state of each other.
+/// Removes a step's barrier, and the dependencies between the CPU's own steps.
 fn without_barrier(p: &mut Plan, step: usize) {
     p.entries[0].steps[step].barrier = false;
     deps(p, 2, &[]);
@@ -78,9 +78,9 @@ fn args(p: &mut Plan, step: usize, buffers: &[u32]) {
 fn a_reader_waits_for_the_writer_on_its_unit() {
     assert_eq!(
         refused(|p| without_barrier(p, 2)),
-        "entries[0].steps[2]: reads buffer 4 (x), and step 0, which writes it, has not ended for certain"
+        "entries[0].steps[2]: reads buffer 4 (x), and step 0, which writes it, may not have ended"
     );
-    // The barrier of a later step is too late, one of an earlier step before the writer too early.
+    // The barrier of a later step comes too late, and one before the writer too early.
     let error = refused(|p| {
         without_barrier(p, 2);
         p.entries[0].steps[0].barrier = true;
@@ -92,13 +92,13 @@ fn a_reader_waits_for_the_writer_on_its_unit() {
 fn a_reader_waits_for_the_writer_on_another_unit() {
     assert_eq!(
         refused(|p| deps(p, 1, &[])),
-        "entries[0].steps[1]: reads buffer 4 (x), and step 0, which writes it, has not ended for certain"
+        "entries[0].steps[1]: reads buffer 4 (x), and step 0, which writes it, may not have ended"
     );
     assert_eq!(
         refused(|p| deps(p, 4, &[3])),
-        "entries[0].steps[4]: reads buffer 5 (gpu), and step 1, which writes it, has not ended for certain"
+        "entries[0].steps[4]: reads buffer 5 (gpu), and step 1, which writes it, may not have ended"
     );
-    // Another step of the unit that has waited is as good, also over a third unit.
+    // It is enough if another step of the unit has waited, also by way of a third unit.
     accepted(|p| {
         deps(p, 3, &[1]);
         deps(p, 4, &[]);
@@ -113,7 +113,7 @@ fn a_reader_waits_for_the_writer_on_another_unit() {
 
 #[test]
 fn a_writer_waits_for_readers_on_its_unit() {
-    // Step 3 writes over the ids that step 0 has read, and nothing else orders the two.
+    // Step 3 overwrites the ids that step 0 reads, and nothing else orders the two.
     let over = |p: &mut Plan| {
         args(p, 0, &[0, 4]);
         args(p, 2, &[1, 0]);
@@ -127,13 +127,13 @@ fn a_writer_waits_for_readers_on_its_unit() {
     });
     assert_eq!(
         error,
-        "entries[0].steps[2]: writes buffer 0 (ids), and step 0, which reads it, has not ended for certain"
+        "entries[0].steps[2]: writes buffer 0 (ids), and step 0, which reads it, may not have ended"
     );
 }
 
 #[test]
 fn a_writer_waits_for_readers_on_another_unit() {
-    // The GPU still reads the rows that the CPU writes anew.
+    // The GPU still reads the rows that the CPU overwrites.
     let over = |p: &mut Plan, of: &[u32]| {
         args(p, 3, &[0, 4]);
         p.entries[0].steps[3].code = Code::Kernel(0);
@@ -143,7 +143,7 @@ fn a_writer_waits_for_readers_on_another_unit() {
     accepted(|p| over(p, &[1, 2]));
     assert_eq!(
         refused(|p| over(p, &[2])),
-        "entries[0].steps[3]: writes buffer 4 (x), and step 1, which reads it, has not ended for certain"
+        "entries[0].steps[3]: writes buffer 4 (x), and step 1, which reads it, may not have ended"
     );
 }
 
@@ -158,9 +158,9 @@ fn writers_of_one_buffer_are_ordered() {
     accepted(|p| twice(p, &[1, 2]));
     assert_eq!(
         refused(|p| twice(p, &[2])),
-        "entries[0].steps[3]: writes buffer 5 (gpu), and step 1, which writes it, has not ended for certain"
+        "entries[0].steps[3]: writes buffer 5 (gpu), and step 1, which writes it, may not have ended"
     );
-    // On one unit.
+    // Two writers on one unit.
     let error = refused(|p| {
         without_barrier(p, 2);
         args(p, 2, &[0, 4]);
@@ -170,10 +170,10 @@ fn writers_of_one_buffer_are_ordered() {
 }
 
 #[test]
-fn a_step_keeps_what_it_reads_apart_from_what_it_writes() {
+fn step_may_not_write_a_buffer_that_it_reads() {
     assert_eq!(
         refused(|p| args(p, 4, &[5, 7, 7])),
-        "entries[0].steps[4]: reads buffer 7 (logits), which is not written, or written over"
+        "entries[0].steps[4]: reads buffer 7 (logits), which is not written, or was overwritten"
     );
     assert_eq!(
         refused(|p| args(p, 4, &[5, 6, 6])),
@@ -185,9 +185,9 @@ fn a_step_keeps_what_it_reads_apart_from_what_it_writes() {
 fn a_state_is_read_after_it_is_written() {
     assert_eq!(
         refused(|p| without_barrier(p, 3)),
-        "entries[0].steps[3]: reads state 0, and step 2, which writes it, has not ended for certain"
+        "entries[0].steps[3]: reads state 0, and step 2, which writes it, may not have ended"
     );
-    // And written after it is read, by whichever unit.
+    // A buffer is overwritten after it was read, by the same or another unit.
     let before = |p: &mut Plan, of: &[u32]| {
         let e = &mut p.entries[0];
         e.steps[1].code = Code::Kernel(2);
@@ -197,42 +197,42 @@ fn a_state_is_read_after_it_is_written() {
     accepted(|p| before(p, &[0, 1]));
     assert_eq!(
         refused(|p| before(p, &[0])),
-        "entries[0].steps[2]: writes state 0, and step 1, which reads it, has not ended for certain"
+        "entries[0].steps[2]: writes state 0, and step 1, which reads it, may not have ended"
     );
 }
 
 #[test]
-fn buffers_take_each_others_bytes_only_when_they_are_done_with() {
-    // The GPU's result is where the CPU then writes the rows that it kept.
+fn buffer_memory_is_reused_only_after_its_last_reader() {
+    // The CPU writes the rows that it keeps to the memory of the GPU's result.
     let shared = |p: &mut Plan, offset: u64| p.entries[0].buffers[6].offset = offset;
     assert_eq!(
         refused(|p| shared(p, 384)),
         "entries[0].steps[3]: writes buffer 6 (kept), which shares bytes with buffer 5 (gpu), and step 1, which writes \
-         them, has not ended for certain"
+         them, may not have ended"
     );
-    // Ordered, but the last step reads both.
+    // The two writers are ordered, but the last step reads both results.
     let error = refused(|p| {
         shared(p, 384);
         deps(p, 3, &[1, 2]);
     });
-    assert_eq!(error, "entries[0].steps[4]: reads buffer 5 (gpu), which is not written, or written over");
-    // The rows that the GPU reads are there.
+    assert_eq!(error, "entries[0].steps[4]: reads buffer 5 (gpu), which is not written, or was overwritten");
+    // The CPU writes to the memory of the rows that the GPU reads.
     assert_eq!(
         refused(|p| shared(p, 256)),
         "entries[0].steps[3]: writes buffer 6 (kept), which shares bytes with buffer 4 (x), and step 1, which reads \
-         them, has not ended for certain"
+         them, may not have ended"
     );
     accepted(|p| {
         shared(p, 256);
         deps(p, 3, &[1, 2]);
     });
-    // On one unit a barrier is enough: the ids are read, then the logits are written over them.
+    // On one unit a barrier is enough: the ids are read, then overwritten by the logits.
     accepted(|p| p.entries[0].buffers[7].offset = 0);
 }
 
 #[test]
-fn what_sticks_out_of_shared_bytes_is_not_forgotten() {
-    // `kept` takes half of the bytes of `x`, the logits the other half, which the GPU may still read.
+fn partly_overlapping_buffers_keep_their_dependencies() {
+    // `kept` has one half of the bytes of `x`, and the logits the other, which the GPU may still read.
     let halves = |p: &mut Plan| {
         let e = &mut p.entries[0];
         (e.buffers[4].offset, e.buffers[4].bytes) = (256, 256);
@@ -246,7 +246,7 @@ fn what_sticks_out_of_shared_bytes_is_not_forgotten() {
         deps(p, 3, &[1, 2]);
         deps(p, 4, &[]);
     });
-    // A unit that waits for `kept` waits for all that came before.
+    // A unit that waits for `kept` also waits for everything before it.
     accepted(|p| {
         halves(p);
         deps(p, 3, &[1, 2]);
@@ -254,7 +254,7 @@ fn what_sticks_out_of_shared_bytes_is_not_forgotten() {
         p.entries[0].steps[4].barrier = false;
         deps(p, 4, &[3]);
     });
-    // One that has seen nothing writes beside `kept`.
+    // A unit that waits for nothing writes to the other half.
     let error = refused(|p| {
         halves(p);
         deps(p, 3, &[1, 2]);
@@ -266,21 +266,21 @@ fn what_sticks_out_of_shared_bytes_is_not_forgotten() {
     assert_eq!(
         error,
         "entries[0].steps[4]: writes buffer 7 (logits), which shares bytes with an earlier buffer, and step 0, which \
-         writes them, has not ended for certain"
+         writes them, may not have ended"
     );
 }
 
 #[test]
-fn what_is_read_is_written_first() {
+fn buffers_are_written_before_they_are_read() {
     assert_eq!(
         refused(|p| args(p, 0, &[6, 4])),
-        "entries[0].steps[0]: reads buffer 6 (kept), which is not written, or written over"
+        "entries[0].steps[0]: reads buffer 6 (kept), which is not written, or was overwritten"
     );
     assert_eq!(
         refused(|p| {
             p.entries[0].steps.pop();
         }),
-        "entries[0].logits: buffer 7 is not written, or written over"
+        "entries[0].logits: buffer 7 is not written, or was overwritten"
     );
 }
 
@@ -294,7 +294,7 @@ fn an_unsynchronised_plan_of_several_units_is_checked_in_the_order_of_its_steps(
     verify::unsynchronized_plan(&unsynchronized).unwrap();
     unsynchronized.entries[0].steps.swap(0, 1);
     let error = verify::unsynchronized_plan(&unsynchronized).unwrap_err().to_string();
-    assert_eq!(error, "entries[0].steps[0]: reads buffer 4 (x), which is not written, or written over");
+    assert_eq!(error, "entries[0].steps[0]: reads buffer 4 (x), which is not written, or was overwritten");
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn experts_on_disk_are_read_after_their_request() {
             p.entries[0].steps[2].barrier = false;
             without_barrier(p, 3);
         }),
-        "entries[0].steps[3]: reads experts of layer 0 on disk, and step 1, which writes it, has not ended for certain"
+        "entries[0].steps[3]: reads experts of layer 0 on disk, and step 1, which writes it, may not have ended"
     );
     assert_eq!(
         refused(paged),

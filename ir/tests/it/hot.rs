@@ -1,12 +1,12 @@
-//! Plans whose static graphs have the hot neurons of experts.
+//! Plans with static graphs of experts' hot neurons.
 
 use crate::plans::{accepted, refused};
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, HotNeurons};
 use moec_ir::verify;
 
-/// Two experts, of which two sequences choose one each. The results of their graphs are not logits, but have
-/// the same form.
+/// Two experts; two sequences choose one each. The results of the graphs have the shape of logits, and take
+/// their place.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 2, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
@@ -33,35 +33,35 @@ entry decode[2] {out_rows = 2, logits = 6} {
 #[test]
 fn hot_neurons_are_read_and_accepted() {
     let plan = accepted(TEXT);
-    assert_eq!(plan.sets[0].hot, Some(HotNeurons { batch: 2, neurons: 3 }));
-    // A layer has a set for each batch, and one of whole experts.
+    assert_eq!(plan.expert_sets[0].hot, Some(HotNeurons { batch: 2, neurons: 3 }));
+    // A layer has one set of graphs for each batch size, and one for whole experts.
     let mut more = plan.clone();
-    let mut other = plan.sets[0].clone();
+    let mut other = plan.expert_sets[0].clone();
     other.hot = None;
-    more.sets.push(other);
+    more.expert_sets.push(other);
     verify::plan(&more).unwrap();
 }
 
 #[test]
 fn every_expert_has_a_graph_for_all_rows_of_its_batch() {
-    refused(TEXT, "sets[1]", "layer 0 comes twice", |p| p.sets.push(p.sets[0].clone()));
+    refused(TEXT, "sets[1]", "layer 0 occurs twice", |p| p.expert_sets.push(p.expert_sets[0].clone()));
     refused(TEXT, "sets[0]", "a graph of their own for 1 rows", |p| {
-        p.sets[0].hot.as_mut().unwrap().batch = 1;
+        p.expert_sets[0].hot.as_mut().unwrap().batch = 1;
     });
-    refused(TEXT, "sets[0]", "a graph of their own", |p| p.sets[0].hot.as_mut().unwrap().neurons = 0);
+    refused(TEXT, "sets[0]", "a graph of their own", |p| p.expert_sets[0].hot.as_mut().unwrap().neurons = 0);
     refused(TEXT, "sets[0]", "a graph of their own", |p| {
-        p.sets[0].groups.pop();
+        p.expert_sets[0].groups.pop();
     });
     refused(TEXT, "sets[0]", "a graph of their own", |p| {
-        p.sets[0].groups[0].experts = vec![0, 1];
-        p.sets[0].groups.pop();
+        p.expert_sets[0].groups[0].experts = vec![0, 1];
+        p.expert_sets[0].groups.pop();
         p.graphs[0].inputs[0].shape[0] = 4;
         p.graphs[0].outputs[0].shape[0] = 4;
     });
 }
 
 #[test]
-fn only_calls_that_decode_the_batch_run_them() {
+fn hot_sets_run_only_when_decoding_their_batch() {
     let step = "entries[0].steps[1]";
     refused(TEXT, step, "do not fit", |p| p.entries[0].kind = EntryKind::Prefill(2));
     refused(TEXT, step, "do not fit", |p| {
@@ -71,7 +71,7 @@ fn only_calls_that_decode_the_batch_run_them() {
         p.entries[0].buffers[5].rows = 15;
         p.memories[0].arena_bytes = 1024;
     });
-    // Nothing is past a capacity, so no step limits them.
+    // Hot neurons have no capacity, so a step that limits it is invalid.
     refused(TEXT, step, "do not fit", |p| {
         let step = &mut p.entries[0].steps[1];
         step.code = Code::Builtin(Builtin::LimitCapacity { set: 0, k: 1, channels: 1 });

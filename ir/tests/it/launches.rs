@@ -5,7 +5,7 @@ use moec_ir::plan::{Arg, Builtin, Code, Extent, Grid};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
-/// One kernel on rows that crossed to its unit's memory, and what it gives on the way back.
+/// One kernel on rows that were copied to its unit's memory; its result is copied back.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
@@ -39,7 +39,7 @@ fn launches_are_read_and_accepted() {
 }
 
 #[test]
-fn launches_that_cannot_be_are_refused() {
+fn invalid_launches_are_refused() {
     refused(TEXT, "launches[0]", "unit 0", |p| p.launches[0].unit = 0);
     refused(TEXT, "launches[0]", "unit 7", |p| p.launches[0].unit = 7);
     refused(TEXT, "launches[0]", "the path", |p| p.launches[0].artifact = "../k.ptx".into());
@@ -60,7 +60,7 @@ fn launches_that_cannot_be_are_refused() {
         p.entries[0].steps[1].code = Code::Builtin(Builtin::Launch { kernel: 1 });
     });
     refused(TEXT, step, "not in memory 1", |p| p.entries[0].steps[1].args[0] = Arg::Buffer(0, 0));
-    // A copy is one work item, a launch what its kernel says.
+    // A copy is one work item; the work items of a launch follow from its kernel.
     let tiles = Grid::Tiles { rows: 1, tiles: 2 };
     refused(TEXT, "entries[0].steps[0]", "one work item", |p| p.entries[0].steps[0].grid = tiles);
     let mut plan = parse_plan(TEXT).unwrap();

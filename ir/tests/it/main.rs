@@ -1,6 +1,6 @@
-//! Tests of the crate from outside, in one binary.
+//! Tests of the crate's public interface, in one binary.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
-// The lint's exception for tests does not reach their helper functions.
+// The lint's exception for tests does not apply to their helper functions.
 #![allow(clippy::unwrap_used)]
 
 mod common;

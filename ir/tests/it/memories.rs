@@ -1,11 +1,11 @@
-//! Plans of several units and memories: what the verifier accepts of them, and what not.
+//! Plans with several units and memories: those that the verifier accepts, and those that it refuses.
 
 use moec_ir::plan::{Arg, Plan, Resident};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
-/// A CPU hands rows to a GPU, which multiplies them with a matrix of its own and hands them back. The
-/// returned rows overwrite the rows that were sent.
+/// The CPU copies rows to a GPU, which multiplies them by a matrix in its own memory. The result is copied
+/// back, and overwrites the rows that were sent.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
@@ -55,27 +55,26 @@ fn refused(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
 }
 
 #[test]
-fn rows_may_come_back_to_where_they_were() {
+fn rows_may_be_copied_back_to_their_buffer() {
     let plan = plan();
     verify::plan(&plan).unwrap();
-    // Arena, a segment, a table of two addresses with one matrix, scratch.
+    // Arena, one segment, a table of two addresses with one matrix, scratch.
     assert_eq!(plan.peak(1, 1), Some(256 + 256 + 64 + 128 + 64));
-    // Arena, and two threads with scratch: no step reads a weight here.
+    // Arena, and scratch of two threads; no step here reads a weight.
     assert_eq!(plan.peak(0, 2), Some(768 + 2 * 64));
     assert_eq!(plan.peak(2, 1), None);
 }
 
 #[test]
-fn order_between_units_is_that_of_dependencies() {
+fn order_between_units_follows_dependencies() {
     let step = |p: &mut Plan, i: usize, deps: &[u32]| p.entries[0].steps[i].deps = deps.to_vec();
-    // A step that does not wait for the rows that come back would find them while they are written over those
-    // that went.
-    refused("entries[0].steps[4]", "step 3, which writes it, has not ended", |p| step(p, 4, &[]));
-    refused("entries[0].steps[1]", "step 0, which writes it, has not ended", |p| {
+    // Without a dependency, a step would read the returned rows while they overwrite those that were sent.
+    refused("entries[0].steps[4]", "step 3, which writes it, may not have ended", |p| step(p, 4, &[]));
+    refused("entries[0].steps[1]", "step 0, which writes it, may not have ended", |p| {
         step(p, 1, &[]);
         step(p, 3, &[2]);
     });
-    // The queue of the GPU keeps its own order; a dependency over another path is as good.
+    // The GPU executes its own queue in order, so an indirect dependency is enough.
     let mut plan = plan();
     step(&mut plan, 2, &[]);
     step(&mut plan, 3, &[]);
@@ -83,14 +82,14 @@ fn order_between_units_is_that_of_dependencies() {
     refused("entries[0].steps[2]", "a barrier of an accelerator", |p| p.entries[0].steps[2].barrier = true);
     refused("entries[0].steps[4]", "not before it", |p| step(p, 4, &[4]));
     refused("entries[0].steps[2]", "shares bytes with buffer 7", |p| p.entries[0].buffers[8].offset = 64);
-    // On its way a plan has no order between units.
+    // An unsynchronized plan has no order between units yet.
     let mut plan = self::plan();
     step(&mut plan, 4, &[]);
     verify::unsynchronized_plan(&plan).unwrap();
 }
 
 #[test]
-fn what_a_unit_touches_lies_in_its_memory() {
+fn unit_accesses_only_its_own_memory() {
     let arg = |p: &mut Plan, i: usize, at: usize, arg| p.entries[0].steps[i].args[at] = arg;
     refused("entries[0].steps[2]", "not in memory 1", |p| arg(p, 2, 0, Arg::Buffer(4, 0)));
     refused("entries[0].steps[4]", "not in memory 0", |p| arg(p, 4, 0, Arg::Buffer(8, 0)));
@@ -118,8 +117,8 @@ fn units_memories_and_experts_are_checked() {
         p.memories[1].residents[1].matrices = vec![1, 1];
     });
     refused("memories[1].residents[1]", "out of order", |p| p.memories[1].residents[1].segment = 0);
-    refused("memories[1]", "taken", |p| p.memories[1].name = "ram".into());
-    refused("units[1]", "taken", |p| p.units[1].name = "cpu".into());
+    refused("memories[1]", "a duplicate", |p| p.memories[1].name = "ram".into());
+    refused("units[1]", "a duplicate", |p| p.units[1].name = "cpu".into());
     refused("units[1]", "no backend", |p| p.units[1].backend.clear());
     refused("units[1]", "memory 7 is out of range", |p| p.units[1].memory = 7);
     refused("units", "the CPU's memory", |p| p.units.swap(0, 1));
@@ -133,8 +132,8 @@ fn units_memories_and_experts_are_checked() {
         p.units = (0..65).map(of).collect();
     });
     refused("links[0]", "1 and 0", |p| (p.links[0].from, p.links[0].to) = (1, 0));
-    refused("experts.layers[0]", "starts on no unit", |p| p.experts.layers[0].starts[0] = 2);
+    refused("experts.layers[0]", "without an initial unit", |p| p.experts.layers[0].starts[0] = 2);
     refused("experts.layers[0]", "units [1, 0]", |p| p.experts.layers[0].units = vec![1, 0]);
-    refused("experts.layers[0]", "that move", |p| p.experts.layers[0].segments = vec![1]);
+    refused("experts.layers[0]", "must not move", |p| p.experts.layers[0].segments = vec![1]);
     refused("experts.layers[1]", "out of order", |p| p.experts.layers.push(p.experts.layers[0].clone()));
 }

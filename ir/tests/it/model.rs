@@ -1,14 +1,14 @@
-//! A whole model through the reference evaluator: chunking, decoding and padding change nothing.
+//! A whole model through the reference evaluator: results do not depend on chunks, decoding and padding.
 
-use crate::common::{Made, close, model};
+use crate::common::{GeneratedSource, close, model};
 use moec_ir::eval::Evaluator;
 use moec_ir::verify;
 
 const IDS: [u32; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
 
 #[test]
-fn every_way_through_the_entries_gives_the_same_logits() {
-    let (module, source) = (model(), Made::default());
+fn all_entry_points_give_the_same_logits() {
+    let (module, source) = (model(), GeneratedSource::default());
     verify::module(&module).unwrap();
     let mut eval = Evaluator::new(&module, &source);
     let whole = eval.logits(&IDS).unwrap();
@@ -27,8 +27,8 @@ fn every_way_through_the_entries_gives_the_same_logits() {
 }
 
 #[test]
-fn decoding_keeps_the_slots_apart() {
-    let (module, source) = (model(), Made::default());
+fn decoding_keeps_slots_independent() {
+    let (module, source) = (model(), GeneratedSource::default());
     let mut eval = Evaluator::new(&module, &source);
     let a = eval.logits(&[1, 2, 3]).unwrap();
     let b = eval.logits(&[7, 8, 9]).unwrap();
@@ -45,7 +45,7 @@ fn decoding_keeps_the_slots_apart() {
 
 #[test]
 fn the_observer_sees_every_node_and_calls_out_of_range_are_errors() {
-    let (module, source) = (model(), Made::default());
+    let (module, source) = (model(), GeneratedSource::default());
     let mut eval = Evaluator::new(&module, &source);
     let mut seen = Vec::new();
     eval.run_with(2, &[1, 0, 0], &[0, -1, -1], &[0; 3], &[0, -1, -1], &mut |node, outputs| {

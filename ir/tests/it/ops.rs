@@ -1,4 +1,4 @@
-//! Every operator against numbers worked out by hand or by another formula.
+//! Every operator, compared with numbers computed by hand or by another formula.
 
 use crate::common::{close, router, tensor};
 use moec_ir::eval::{Arg, Data, EvalError, Tensor, op};
@@ -13,7 +13,7 @@ fn run(node: &Op, inputs: &[&Tensor]) -> Vec<Tensor> {
     op(node, inputs.iter().map(|t| Arg::Tensor(t)).collect()).unwrap()
 }
 
-/// The single f32 result must be `want`.
+/// Checks that the operator has one f32 result, which is `want`.
 fn check(node: &Op, inputs: &[&Tensor], want: &[f32]) {
     let out = run(node, inputs);
     assert_eq!(out.len(), 1);
@@ -54,7 +54,7 @@ fn matrices() {
     check(&Op::Linear { bias: false }, &[&x, &w], &[1., 2., 3., -1., 3., 4., 7., -1.]);
     let bias = tensor(&[4], &[10., 20., 30., 40.]);
     check(&Op::Linear { bias: true }, &[&x, &w, &bias], &[11., 22., 33., 39., 13., 24., 37., 39.]);
-    // Gates are rows 0 and 1, ups rows 2 and 3.
+    // Gate rows are 0 and 1, up rows 2 and 3.
     let relu = Op::LinearGlu { glu: Glu::Gated(Activation::Relu), bias: false };
     check(&relu, &[&x, &w], &[3., -2., 21., -4.]);
     let drelu = Op::LinearGlu { glu: Glu::DRelu, bias: true };
@@ -121,7 +121,7 @@ fn experts_that_compute_nothing_are_chosen_and_not_served() {
     let out = run(&Op::ZeroExperts { experts: 3, zero: 2 }, &[&ids, &weights]);
     assert_eq!(out[0].as_i32(), [1, -1, -1, 5, 2, -1]);
     close(out[1].as_f32(), &[2.25, 0.]);
-    // The router chooses among all of them.
+    // The router also chooses zero-computation experts.
     let desc = RouterDesc { zero: Some(2), renorm: Renorm::None, ..router(2, 2) };
     let z = tensor(&[1, 4], &[1_f32, 4., 2., 1.].map(f32::ln));
     let out = run(&Op::Router(desc.clone()), &[&z]);
@@ -139,7 +139,7 @@ fn activations() {
     case(Activation::Silu, [-0.268_941_43, 0., 0.731_058_6, 2.857_722_3]);
     case(Activation::Gelu, [-0.158_655_25, 0., 0.841_344_8, 2.995_950_3]);
     case(Activation::GeluTanh, [-0.158_808_01, 0., 0.841_192, 2.996_362_7]);
-    // Far out, where the error function is by its other formula.
+    // Far from 0, where another formula of the error function is used.
     check(&Op::Act(Activation::Gelu), &[&tensor(&[1, 2], &[-4., 6.])], &[-0.000_126_685, 6.]);
 }
 
@@ -160,16 +160,16 @@ fn rotary_embedding() {
     let (c, s) = (0.5_f32.cos(), 0.5_f32.sin());
     let plain = Op::RopeAngles { scale: 2., switch: None };
     check(&plain, &[&pos, &freq], &[2., 0., 2. * c, 2. * s]);
-    // Position 2 is the third token: past a switch after two, not after three.
+    // Position 2 is the third token: past a switch after two tokens, not after three.
     let long = tensor(&[1], &[0.5]);
     let switch = |after| Op::RopeAngles { scale: 1., switch: Some(LongSwitch { after, long_scale: 3. }) };
-    // Rows that are sequences of their own switch apart, rows of one prompt together.
+    // Rows of different sequences switch separately, rows of one prompt together.
     check(&switch(2), &[&pos, &freq, &long], &[1., 0., 3. * 1_f32.cos(), 3. * 1_f32.sin()]);
     let args = [&pos, &freq, &long].map(Arg::Tensor).into();
     let together = moec_ir::eval::op_in(&switch(2), args, 3).unwrap();
     close(together[0].as_f32(), &[3., 0., 3. * 1_f32.cos(), 3. * 1_f32.sin()]);
     check(&switch(3), &[&pos, &freq, &long], &[1., 0., c, s]);
-    // Quarter turns by 90° and 180° of the last four of five channels; cos 0, −1 and sin 1, 0.
+    // Rotations by 90° and 180° of the last four of five channels; cos 0, −1 and sin 1, 0.
     let x = tensor(&[1, 5], &[9., 1., 2., 3., 4.]);
     let angles = tensor(&[1, 4], &[0., -1., 1., 0.]);
     let rope = |style| Op::Rope { heads: 1, offset: 1, style };
@@ -190,11 +190,11 @@ fn cache_writes_skip_padding() {
         vec![Arg::State(&mut state), Arg::Tensor(&x), Arg::Tensor(&pos), Arg::Tensor(&slot)],
     );
     assert_eq!(out.unwrap(), []);
-    // [slot, head, position]
+    // Indices [slot, head, position].
     assert_eq!(state.as_f32(), [0., 5., 0., 6., 1., 0., 2., 0.]);
 }
 
-/// The result of an operator that updates a state.
+/// Result of an operator that updates a state.
 fn update(node: &Op, state: &mut Tensor, inputs: &[&Tensor]) -> Vec<f32> {
     let inputs = inputs.iter().map(|t| Arg::Tensor(t));
     let out = op(node, [Arg::State(state)].into_iter().chain(inputs).collect()).unwrap();
@@ -218,8 +218,8 @@ fn convolutions_read_the_rows_before() {
 }
 
 #[test]
-fn delta_rules_correct_what_the_state_says() {
-    // Two heads of one value take the query and the key of one head, of two channels.
+fn delta_rule_corrects_the_prediction_of_its_state() {
+    // Two heads with one value channel share the query and key of one key head with two channels.
     let delta = Op::DeltaRule { key_heads: 1, heads: 2 };
     let of = || tensor(&[1, 2, 2, 1], &[1., 2., 4., 8.]);
     let (q, k) = (tensor(&[2, 2], &[9., 9., 1., 1.]), tensor(&[2, 2], &[9., 9., 1., 0.]));
@@ -229,10 +229,11 @@ fn delta_rules_correct_what_the_state_says() {
     let mut state = of();
     let decay = tensor(&[2, 2], &[9., 9., half, 0.]);
     let y = update(&delta, &mut state, &[&q, &k, &v, &decay, &beta, &pos, &slot]);
-    // Decayed, the heads say 0.5 and 4; what is missing to 10 is added, and half of what is missing to 20.
+    // After the decay, the heads predict 0.5 and 4. The difference to 10 is added, and half of the difference
+    // to 20.
     close(&y, &[0., 0., 11., 20.]);
     close(state.as_f32(), &[10., 1., 12., 8.]);
-    // A decay for each channel of a key.
+    // One decay for each channel of a key.
     let mut state = of();
     let decay = tensor(&[2, 4], &[9., 9., 9., 9., half, 0., 0., 2. * half]);
     let y = update(&delta, &mut state, &[&q, &k, &v, &decay, &beta, &pos, &slot]);
@@ -242,7 +243,7 @@ fn delta_rules_correct_what_the_state_says() {
 
 #[test]
 fn selective_scans_decay_number_by_number() {
-    // Two channels that keep two numbers each.
+    // Two channels with a state of two numbers each.
     let half = 0.5_f32.ln();
     let mut state = tensor(&[1, 1, 2, 2], &[1., 2., 3., 4.]);
     let (c, b) = (tensor(&[2, 2], &[9., 9., 1., 10.]), tensor(&[2, 2], &[9., 9., 1., 2.]));
@@ -250,14 +251,14 @@ fn selective_scans_decay_number_by_number() {
     let rate = tensor(&[2, 2], &[0., 2. * half, half, 0.]);
     let (pos, slot) = (ints(&[-1, 6]), ints(&[0, 0]));
     let y = update(&Op::SelectiveScan, &mut state, &[&c, &b, &x, &dt, &rate, &pos, &slot]);
-    // One number of each channel is halved; the row adds 2 · b to the first channel, and 1.5 · b to the
+    // One number of each channel is halved. The row adds 2 · b to the first channel, and 1.5 · b to the
     // second.
     close(state.as_f32(), &[3., 2.5, 5.5, 7.]);
     close(&y, &[0., 0., 58., 72.5]);
 }
 
 #[test]
-fn a_row_of_no_slot_is_refused() {
+fn row_with_an_invalid_slot_is_refused() {
     let (mut state, x, w) =
         (tensor(&[1, 1, 1, 1], &[0.]), tensor(&[1, 1], &[1.]), tensor(&[2, 1], &[1., 1.]));
     let (pos, slot) = (ints(&[0]), ints(&[1]));
@@ -282,18 +283,18 @@ fn attention() -> AttentionDesc {
 }
 
 #[test]
-fn attention_weighs_the_past() {
+fn attention_averages_past_values() {
     let ln = |x: f32| x.ln();
     let k = tensor(&[1, 1, 4, 1], &[ln(1.), ln(2.), ln(5.), 100.]);
     let v = tensor(&[1, 1, 4, 1], &[1., 10., 100., 1e9]);
-    // Both query heads share the key head; the second ignores the keys.
+    // Both query heads share the key head; the second query ignores the keys.
     let q = tensor(&[2, 2], &[1., 0., 1., 1.]);
     let (pos, slot) = (ints(&[2, -1]), ints(&[0, 0]));
     let d = attention();
     check(&Op::Attention(d.clone()), &[&q, &k, &v, &pos, &slot], &[521. / 8., 111. / 3., 0., 0.]);
     let window = AttentionDesc { window: Some(2), ..d.clone() };
     check(&Op::Attention(window), &[&q, &k, &v, &pos, &slot], &[520. / 7., 55., 0., 0.]);
-    // Of a chunk of two, position 2 is the first; of one of three, the last.
+    // Position 2 is the first of a chunk of two, and the last of a chunk of three.
     let chunk = |n| AttentionDesc { window: Some(n), chunked: true, ..d.clone() };
     check(&Op::Attention(chunk(2)), &[&q, &k, &v, &pos, &slot], &[100., 100., 0., 0.]);
     check(&Op::Attention(chunk(3)), &[&q, &k, &v, &pos, &slot], &[521. / 8., 37., 0., 0.]);
@@ -308,7 +309,7 @@ fn attention_weighs_the_past() {
     check(&Op::Attention(shared), &[&q, &k, &pos, &slot], &[want, (ln(2.) + ln(5.)) / 3., 0., 0.]);
 }
 
-/// Experts and weights of one row of logits.
+/// Experts and weights for one row of logits.
 fn route(d: RouterDesc, z: &[f32], bias: Option<&[f32]>) -> (Vec<i32>, Vec<f32>) {
     let d = RouterDesc { experts: z.len(), select_bias: bias.is_some(), ..d };
     let z = tensor(&[1, z.len()], z);
@@ -366,18 +367,18 @@ fn routing_within_groups() {
         groups: Some(Groups { n: 2, keep, score, mask_neg_inf }),
         ..router(4, k)
     };
-    // Group 0 has the largest expert, group 1 the largest pair.
+    // Group 0 has the largest expert score, group 1 the largest sum of two.
     let z = [5., 0., 3., 4.];
     assert_eq!(route(d(GroupScore::Max, 1, true, 2), &z, None).0, [0, 1]);
     assert_eq!(route(d(GroupScore::Top2Sum, 1, true, 2), &z, None).0, [3, 2]);
     assert_eq!(route(d(GroupScore::Max, 2, true, 2), &z, None).0, [0, 3]);
-    // With the mask 0, a dropped expert beats a negative one.
+    // Masked with 0, an excluded expert beats one with a negative score.
     let z = [5., -1., 3., 4.];
     assert_eq!(route(d(GroupScore::Max, 1, true, 2), &z, None).0, [0, 1]);
     assert_eq!(route(d(GroupScore::Max, 1, false, 2), &z, None).0, [0, 2]);
 }
 
-/// SparseMixer as Phi-MoE's code writes it down, over dense masks.
+/// SparseMixer as in Phi-MoE's code, over dense masks.
 fn sparse_mixer(z: &[f32], eps: f32) -> ([usize; 2], [f32; 2]) {
     let argmax = |x: &[f32]| (0..x.len()).rev().max_by(|&i, &j| x[i].total_cmp(&x[j])).unwrap();
     let weight = |x: &[f32]| {
@@ -419,18 +420,18 @@ fn sparse_mixer_is_that_of_phi_moe() {
         let (want_ids, want) = sparse_mixer(&z, eps);
         assert_eq!(ids, want_ids.map(|i| i as i32), "{z:?}");
         close(&w, &want);
-        // Alone, the first is what it is beside the second.
+        // With k = 1, the first expert and its weight are the same as with k = 2.
         let (ids, w) = route(RouterDesc { k: 1, ..d(eps) }, &z, None);
         assert_eq!(ids, [want_ids[0] as i32], "{z:?}");
         close(&w, &want[..1]);
     }
-    // Two near ties share the first weight; the second expert is alone once the first is gone.
+    // Two near ties share the first weight. Once the first is removed, the second expert is alone.
     let (_, w) = route(d(0.01), &[1., 2., 3., 3., 0.], None);
     close(&w, &[0.5, 1.]);
 }
 
 #[test]
-fn a_network_without_a_gate_joins_nothing() {
+fn ungated_network_rejects_gated_operators() {
     let (x, both) = (tensor(&[1, 2], &[1., 2.]), tensor(&[4, 2], &[1.; 8]));
     let ungated = Glu::Ungated(Activation::Relu2);
     for (op, inputs) in
@@ -444,7 +445,7 @@ fn a_network_without_a_gate_joins_nothing() {
 
 #[test]
 fn experts_run_busiest_first() {
-    // Rows choose (2, 1), (1, 0), (1, 2) of four experts.
+    // The rows choose (2, 1), (1, 0), (1, 2) of four experts.
     let ids = Tensor::i32([3, 2], vec![2, 1, 1, 0, 1, 2]);
     let table = run(&Op::Dispatch { experts: 4, partial: false }, &[&ids]).remove(0);
     let l = DispatchLayout { rows: 3, k: 2, experts: 4 };
@@ -456,7 +457,7 @@ fn experts_run_busiest_first() {
     assert_eq!(t[l.token()..][..6], [0, 1, 2, 0, 2, 1]);
     assert_eq!(t[l.slot()..][..6], [3, 0, 1, 5, 2, 4]);
 
-    // Expert e multiplies the gate by 1 and the up by e + 1, so that relu(x)·(e+1)·x comes out, times 10.
+    // Expert e has gate factor 1 and up factor e + 1, so the result is relu(x)·(e+1)·x, times 10.
     let x = tensor(&[3, 1], &[1., 2., 3.]);
     let gate_up = tensor(&[4, 2, 1], &[1., 1., 1., 2., 1., 3., 1., 4.]);
     let down = tensor(&[4, 1, 1], &[10.; 4]);
@@ -471,7 +472,7 @@ fn experts_run_busiest_first() {
     let y = run(&ffn(true), &[&x, &table, &gate_up, &down, &gate_up_bias, &down_bias]).remove(0);
     close(y.as_f32(), &[30.5, 100.5, 210.5, 40.5, 300.5, 60.5]);
 
-    // Without a gate: expert e gives relu(x · (e + 1))², times 10.
+    // Without a gate, expert e gives relu(x · (e + 1))², times 10.
     let up = tensor(&[4, 1, 1], &[1., 2., 3., 4.]);
     let ffn = |bias| Op::ExpertFfn { glu: Glu::Ungated(Activation::Relu2), bias, fixed: false };
     let y = run(&ffn(false), &[&x, &table, &up, &down]).remove(0);
@@ -480,7 +481,7 @@ fn experts_run_busiest_first() {
     let y = run(&ffn(true), &[&x, &table, &up, &down, &up_bias, &down_bias]).remove(0);
     close(y.as_f32(), &[10.5, 90.5, 250.5, 40.5, 640.5, 10.5]);
 
-    // A table that counts two rows: the third is padding.
+    // A table with two rows: the third is padding.
     let mut short = table.clone();
     if let Data::I32(t) = &mut short.data {
         t[1] = 4;
@@ -489,7 +490,7 @@ fn experts_run_busiest_first() {
     check(&Op::Combine { partial: false }, &[&y, &short, &weights], &[70., 400., 0.]);
 }
 
-/// Bundles of `[E, I, 3H]` out of `[E, 2I, H]` and `[E, H, I]`.
+/// Makes bundles `[E, I, 3H]` of `[E, 2I, H]` and `[E, H, I]`.
 fn bundles(gate_up: &Tensor, down: &Tensor) -> Tensor {
     let [experts, two_inter, hidden] = gate_up.ty.shape[..] else { unreachable!() };
     let inter = two_inter / 2;
@@ -503,8 +504,8 @@ fn bundles(gate_up: &Tensor, down: &Tensor) -> Tensor {
     tensor(&[experts, inter, 3 * hidden], &all)
 }
 
-/// Gates of bundles, and the rest.
-fn apart(neurons: &Tensor) -> [Tensor; 2] {
+/// Splits bundles into gates, and up with down.
+fn split_storage(neurons: &Tensor) -> [Tensor; 2] {
     let &[experts, inter, width] = neurons.ty.shape.as_slice() else { unreachable!() };
     let hidden = width / 3;
     let rows = || neurons.as_f32().chunks_exact(width);
@@ -514,7 +515,7 @@ fn apart(neurons: &Tensor) -> [Tensor; 2] {
 }
 
 #[test]
-fn neurons_are_experts_in_another_order() {
+fn experts_by_neurons_equal_whole_experts() {
     let ids = Tensor::i32([3, 2], vec![2, 1, 1, 0, 1, 2]);
     let table = run(&Op::Dispatch { experts: 3, partial: false }, &[&ids]).remove(0);
     let number = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
@@ -532,14 +533,14 @@ fn neurons_are_experts_in_another_order() {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
         check(&Op::NeuronFfn { glu, paged: None, predict: None }, &[&x, &table, &neurons], y.as_f32());
-        let [gates, up_down] = apart(&neurons);
+        let [gates, up_down] = split_storage(&neurons);
         check(
             &Op::NeuronFfn { glu, paged: Some(0), predict: None },
             &[&x, &table, &gates, &up_down],
             y.as_f32(),
         );
     }
-    // A neuron that its gate makes 0 adds nothing, whatever else it holds.
+    // A neuron whose gate gives 0 adds nothing, even if its other weights are NaN or infinite.
     let silent = tensor(&[1, 2, 3], &[-1., f32::INFINITY, f32::NAN, 1., 2., 3.]);
     let table = run(&Op::Dispatch { experts: 1, partial: false }, &[&Tensor::i32([1, 1], vec![0])]).remove(0);
     let op = Op::NeuronFfn { glu: Glu::DRelu, paged: None, predict: None };
@@ -564,22 +565,22 @@ fn a_predictor_skips_neurons_predicted_inactive() {
         t.as_f32().chunks_exact(cols).skip(e * n).take(n).map(<[f32]>::to_vec).collect::<Vec<_>>()
     };
     for predict in Predictor::ALL {
-        // Neurons that are predicted inactive are removed by hand: their gates do not count.
+        // Reference: neurons that are predicted inactive are set to 0 by hand, whatever their gates are.
         let mut left_out = neurons.as_f32().to_vec();
         let (mut taken, mut lost) = (0, 0);
-        // The table's order is that of experts: expert 0 has row 1.
+        // The table is ordered by expert: expert 0 has row 1.
         for (e, row) in [(0, 1), (1, 0)] {
             let x = &x.as_f32()[row * 4..][..4];
-            let said: Vec<f32> = match predict {
+            let predictions: Vec<f32> = match predict {
                 Predictor::LowRank => {
                     let t: Vec<f32> = rows(&right, e, 3).iter().map(|r| dot(r, x)).collect();
                     rows(&left, e, 6).iter().map(|l| dot(l, &t)).collect()
                 }
                 Predictor::Coarse => rows(&codes, e, 6).iter().map(|c| dot(c, x)).collect(),
             };
-            for (i, said) in said.iter().enumerate() {
+            for (i, prediction) in predictions.iter().enumerate() {
                 let gate = &mut left_out[(e * 6 + i) * 12..][..4];
-                if said + margin.as_f32()[e * 6 + i] <= 0.0 {
+                if prediction + margin.as_f32()[e * 6 + i] <= 0.0 {
                     lost += usize::from(dot(gate, x) > 0.0);
                     gate.fill(0.0);
                 } else {
@@ -624,7 +625,7 @@ fn weights_of_predictors_fit_their_neurons() {
 }
 
 #[test]
-fn only_gates_with_exact_zeros_are_by_neurons() {
+fn only_gates_with_exact_zeros_run_by_neurons() {
     let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
     let infer = |glu, neurons: [usize; 3]| {
         Op::NeuronFfn { glu, paged: None, predict: None }.infer(&[
@@ -634,22 +635,22 @@ fn only_gates_with_exact_zeros_are_by_neurons() {
         ])
     };
     assert_eq!(infer(Glu::DRelu, [3, 5, 12]).unwrap(), [Type::f32([2, 4])]);
-    let said = |e: Result<Vec<Type>, TypeError>| e.unwrap_err().to_string();
+    let message = |e: Result<Vec<Type>, TypeError>| e.unwrap_err().to_string();
     for glu in [Glu::Gated(Activation::Silu), Glu::Limited { limit: 0.5 }] {
-        assert!(said(infer(glu, [3, 5, 12])).contains("no neuron 0"));
+        assert!(message(infer(glu, [3, 5, 12])).contains("no neuron 0"));
     }
-    assert!(said(infer(Glu::DRelu, [3, 5, 8])).contains("expected gate, up and down of 4"));
-    assert!(said(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
-    let apart = |gates: [usize; 3], up_down: [usize; 3]| {
+    assert!(message(infer(Glu::DRelu, [3, 5, 8])).contains("expected gate, up and down of 4"));
+    assert!(message(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
+    let infer_split = |gates: [usize; 3], up_down: [usize; 3]| {
         let types = [&Type::f32([2, 4]), &table, &Type::f32(gates), &Type::f32(up_down)];
         Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1), predict: None }.infer(&types)
     };
-    assert_eq!(apart([3, 5, 4], [3, 5, 8]).unwrap(), [Type::f32([2, 4])]);
-    assert!(apart([3, 5, 12], [3, 5, 8]).is_err() && apart([3, 5, 4], [3, 6, 8]).is_err());
+    assert_eq!(infer_split([3, 5, 4], [3, 5, 8]).unwrap(), [Type::f32([2, 4])]);
+    assert!(infer_split([3, 5, 12], [3, 5, 8]).is_err() && infer_split([3, 5, 4], [3, 6, 8]).is_err());
 }
 
 #[test]
-fn faults_are_errors() {
+fn invalid_operator_inputs_are_errors() {
     let x = tensor(&[1, 2], &[1., 2.]);
     let ids = Tensor::i32([1, 1], vec![4]);
     let fault = |node: &Op, inputs: &[&Tensor]| {
@@ -657,9 +658,9 @@ fn faults_are_errors() {
     };
     assert!(matches!(fault(&Op::Add, &[&x]), EvalError::Type(_)));
     assert!(matches!(fault(&Op::Dispatch { experts: 4, partial: false }, &[&ids]), EvalError::Value { .. }));
-    let torn = Tensor { data: Data::F32(vec![0.]), ..x.clone() };
-    assert!(matches!(fault(&Op::Softmax, &[&torn]), EvalError::Value { .. }));
-    // A dispatch table full of nonsense.
+    let malformed = Tensor { data: Data::F32(vec![0.]), ..x.clone() };
+    assert!(matches!(fault(&Op::Softmax, &[&malformed]), EvalError::Value { .. }));
+    // An invalid dispatch table.
     let table = Tensor::i32([4 + 2 + 3 + 2], vec![99; 11]);
     let (gate_up, down) = (tensor(&[2, 2, 2], &[0.; 8]), tensor(&[2, 2, 1], &[0.; 4]));
     let ffn = Op::ExpertFfn { glu: Glu::DRelu, bias: false, fixed: false };

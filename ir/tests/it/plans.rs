@@ -25,7 +25,7 @@ fn step(code: Code, args: Vec<Arg>, deps: &[u32], node: u32) -> Step {
     Step { unit: 0, code, args, rows: RowSpace::Tokens, grid, barrier: true, deps: deps.to_vec(), node }
 }
 
-/// Angles, then a matrix, then a dispatch table, then logits in the place of the angles.
+/// Rotation angles, a matrix, a dispatch table, and logits in the memory of the angles.
 pub(crate) fn plan() -> Plan {
     let (i, f) = (DType::I32, DType::F32);
     let buffers = vec![
@@ -52,10 +52,10 @@ pub(crate) fn plan() -> Plan {
         out_rows: 2,
         buffers,
         logits: 7,
-        places: vec![
-            Some(Place { buffer: 0, column: 0, cols: 1 }),
+        locations: vec![
+            Some(BufferColumns { buffer: 0, column: 0, cols: 1 }),
             None,
-            Some(Place { buffer: 5, column: 4, cols: 4 }),
+            Some(BufferColumns { buffer: 5, column: 4, cols: 4 }),
         ],
         steps: vec![
             step(rope, vec![b(1), Arg::Segment(0), b(4)], &[], 0),
@@ -108,7 +108,7 @@ pub(crate) fn plan() -> Plan {
             segment("freqs", 0, 16, &[4], Format::F32, Layout::Rows),
             segment("w", 64, 2 * 16 * 8 * 2, &[2, 10, 8], Format::Bf16, Layout::Panels { nr: 8 }),
             segment("g", 640, 2 * 8 * 4 * 2, &[12, 4], Format::F16, Layout::GluPanels { nr: 8 }),
-            // Pairs, groups and panels are stored whole.
+            // The padding to pairs, groups and panels counts as stored bytes.
             segment("b", 768, 8 * 2 * 4, &[5, 3], Format::Bf16, Layout::Panels { nr: 8 }),
             segment("q", 832, 2 * 8 * 2 * 34, &[2, 5, 40], Format::Q8, Layout::Panels { nr: 8 }),
             segment("p", 1920, 2 * 8 * 18, &[12, 32], Format::Q4, Layout::GluPanels { nr: 8 }),
@@ -136,14 +136,14 @@ pub(crate) fn plan() -> Plan {
             outputs: vec![GraphTensor { name: "y".into(), shape: [32, 8, 1, 1] }],
             stateful: false,
         }],
-        sets: vec![ExpertSet {
+        expert_sets: vec![ExpertSet {
             layer: 0,
             overflow: Overflow::Spill,
             capacities: vec![16, 0, 16, 0],
             groups: vec![GraphGroup { graph: 0, capacity: 16, experts: vec![2, 0] }],
             hot: None,
         }],
-        parts: vec![Subgraph { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
+        subgraphs: vec![Subgraph { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
         entries: vec![entry],
         placement: placement(),
         paging: None,
@@ -175,7 +175,7 @@ pub(crate) fn placement() -> Placement {
         chunk: 4,
         overflow: Overflow::Spill,
         units: vec!["cpu".into(), "npu".into()],
-        ops: vec![OpPlace {
+        ops: vec![OpAssignment {
             entry: EntryKind::Prefill(4),
             scope: Scope { layer: Some(AnyLayer), part: Part::ATTN },
             op: "linear".into(),
@@ -199,7 +199,7 @@ pub(crate) fn placement() -> Placement {
     }
 }
 
-/// The plan of this text, which is accepted, and comes back from its text and from its bytes.
+/// Parses a plan, and checks that the verifier accepts it and that text and bytes round-trip.
 #[track_caller]
 pub(crate) fn accepted(text: &str) -> Plan {
     let plan = parse_plan(text).unwrap();
@@ -209,7 +209,7 @@ pub(crate) fn accepted(text: &str) -> Plan {
     plan
 }
 
-/// Checks that the plan of this text is refused after a change: where, and with which words.
+/// Checks that a plan with this change is refused at `at`, with a message that contains `message`.
 #[track_caller]
 pub(crate) fn refused(text: &str, at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
     let mut plan = parse_plan(text).unwrap();

@@ -1,4 +1,4 @@
-//! Places of the numbers of a KV cache.
+//! Offsets of the numbers of a KV cache.
 
 use moec_ir::plan::{CacheOrder, StateBuf};
 use moec_ir::state::CacheHead;
@@ -14,7 +14,7 @@ fn orders() -> Vec<CacheOrder> {
 }
 
 #[test]
-fn every_number_has_a_place_of_its_own() {
+fn every_cache_element_has_its_own_address() {
     for order in orders() {
         for format in CACHED {
             for (ctx, dim) in [(1, 1), (16, 32), (40, 5), (33, 80)] {
@@ -29,7 +29,7 @@ fn every_number_has_a_place_of_its_own() {
                 let mut scales = HashSet::new();
                 for t in 0..ctx {
                     for c in 0..dim {
-                        let place = head.place(t, c);
+                        let place = head.offsets(t, c);
                         assert!(
                             place.at + size <= bytes && place.at.is_multiple_of(size),
                             "{head:?} {t} {c}"
@@ -38,7 +38,7 @@ fn every_number_has_a_place_of_its_own() {
                         scales.extend(place.scale.map(|at| (at, t, c / 32)));
                     }
                 }
-                // A scale per token and group, apart from each other and from the codes.
+                // One scale per token and group; scales overlap neither each other nor the codes.
                 let groups = if format == Format::Q8 { ctx * dim.div_ceil(32) } else { 0 };
                 let places: HashSet<usize> = scales.iter().map(|s| s.0).collect();
                 assert_eq!((scales.len(), places.len()), (groups, groups), "{head:?}");
@@ -69,7 +69,7 @@ fn memory_reads_back_as_the_tensor() {
         let mut memory = vec![0; state.bytes() as usize];
         let numbers: Vec<f32> = (0..2 * 3 * 20 * 6).map(|i| i as f32).collect();
         for (i, x) in numbers.iter().enumerate() {
-            let at = i / 120 * size + head.place(i / 6 % 20, i % 6).at;
+            let at = i / 120 * size + head.offsets(i / 6 % 20, i % 6).at;
             memory[at..at + 4].copy_from_slice(&x.to_le_bytes());
         }
         assert_eq!(state.read(&memory).unwrap(), numbers);
@@ -82,19 +82,19 @@ fn codes_are_read_with_their_scales() {
     let order = CacheOrder::Keys { nr: 2 };
     let head = CacheHead { format: Format::Q8, order, ctx: 2, dim: 33 };
     let mut memory = vec![0; head.bytes().unwrap()];
-    let place = head.place(1, 32);
+    let place = head.offsets(1, 32);
     memory[place.at] = (-3_i8).cast_unsigned();
     memory[place.scale.unwrap()..][..2].copy_from_slice(&[0x20, 0x40]);
     assert_eq!(head.read(&memory, place), Some(-7.5));
     let half = CacheHead { format: Format::Bf16, ..head };
-    let place = half.place(0, 1);
+    let place = half.offsets(0, 1);
     let mut memory = vec![0; half.bytes().unwrap()];
     memory[place.at..][..2].copy_from_slice(&[0x20, 0xc0]);
     assert_eq!(half.read(&memory, place), Some(-2.5));
 }
 
 #[test]
-fn what_no_cache_is_made_of_has_no_size() {
+fn unsupported_cache_formats_have_no_size() {
     let bytes = |format, order| CacheHead { format, order, ctx: 4, dim: 4 }.bytes();
     let keys = CacheOrder::Keys { nr: 4 };
     assert!(bytes(Format::F32, keys).is_some());

@@ -1,4 +1,4 @@
-//! The text forms: printed, parsed back, equal; and no text makes the parser panic.
+//! The text forms: printing and parsing round-trips, and no text makes the parser panic.
 
 mod basics;
 mod graphs;
@@ -17,7 +17,7 @@ use plans::{random_placement, random_plan};
 use proptest::prelude::*;
 
 #[test]
-fn the_form_is_readable() {
+fn text_format_is_readable() {
     insta::assert_snapshot!("module", model());
     insta::assert_snapshot!("plan", plan());
 }
@@ -28,15 +28,15 @@ fn examples_round_trip() {
     assert_eq!(parse_module(&m.to_string()).unwrap(), m);
     let p = plan();
     assert_eq!(parse_plan(&p.to_string()).unwrap(), p);
-    // Operators that update states, and weights that are joined and put through functions; fuzzing begins
-    // with it, too.
+    // Operators that update states; weights that are joined and mapped by functions. Fuzzing starts from
+    // these texts, too.
     let recurrent = parse_module(include_str!("../../../fuzz/seeds/graph/recurrent")).unwrap();
     moec_ir::verify::module(&recurrent).unwrap();
     assert_eq!(parse_module(&recurrent.to_string()).unwrap(), recurrent);
 }
 
 #[test]
-fn errors_have_a_place() {
+fn parse_errors_have_a_position() {
     let error = |text: &str| parse_module(text).unwrap_err().to_string();
     assert_eq!(error("weight @a: f31[2]"), "1:12: expected a number format, found `f31`");
     assert_eq!(error("; é\n  entri"), "2:3: expected `weight`, `state` or `entry`, found `entri`");
@@ -71,7 +71,7 @@ fn deep_nesting_is_an_error() {
     }
 }
 
-/// Cuts out, repeats and swaps bytes; what remains valid UTF-8 is text.
+/// Deletes, repeats and swaps bytes; the result is made valid UTF-8.
 fn mutate(text: &str, edits: &[(usize, u8, u8)]) -> String {
     let mut bytes = text.as_bytes().to_vec();
     for &(at, what, byte) in edits {
@@ -86,7 +86,7 @@ fn mutate(text: &str, edits: &[(usize, u8, u8)]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Cases of each property.
+/// Number of cases of each property.
 const CASES: u32 = 128;
 
 proptest! {
@@ -97,7 +97,7 @@ proptest! {
         let text = m.to_string();
         let back = parse_module(&text);
         prop_assert_eq!(back.as_ref().ok(), Some(&m), "{}\n{:?}", text, back.as_ref().err());
-        // Whatever it is, the verifier gives an answer.
+        // The verifier must not panic on any parsed module.
         let _ = moec_ir::verify::module(&m);
     }
 
@@ -152,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn scopes_have_one_text(text in prop_oneof![text(), "(layers[.])?[0-9*+]{0,2}[.]?[a-z_0-9.]{0,4}"]) {
+    fn scopes_have_one_spelling(text in prop_oneof![text(), "(layers[.])?[0-9*+]{0,2}[.]?[a-z_0-9.]{0,4}"]) {
         for printed in [
             text.parse::<Scope>().map(|s| s.to_string()),
             text.parse::<Scope<AnyLayer>>().map(|s| s.to_string()),
@@ -163,7 +163,7 @@ proptest! {
 }
 
 #[test]
-fn printing_survives_faults() {
+fn printing_an_invalid_module_does_not_panic() {
     let mut m = model();
     m.weights.truncate(1);
     m.states.clear();
@@ -173,9 +173,9 @@ fn printing_survives_faults() {
     assert_eq!(weight("w", leaf("t", &[2])).to_string(), "weight @w: bf16[2] experts = t\"t\"[2]");
 }
 
-/// Kinds of states, as they are written; a cache is not worth a word.
+/// Kinds of states in text form; a KV cache, the default, has no keyword.
 #[test]
-fn kinds_of_states_are_words() {
+fn kinds_of_states_are_printed_as_words() {
     let mut m = model();
     let (cache, ty) = (m.states[0].to_string(), m.states[0].ty.clone());
     assert!(cache.ends_with(&ty.to_string()), "{cache}");

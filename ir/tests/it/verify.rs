@@ -1,4 +1,4 @@
-//! The verifiers accept what is right and name what is wrong.
+//! The verifiers accept valid modules and plans, and name the error of invalid ones.
 
 use crate::common::{leaf, model, weight};
 use crate::plans::{placement, plan};
@@ -16,7 +16,7 @@ fn a_good_module_passes() {
     verify::module(&Module::default()).unwrap();
 }
 
-/// A change to the module must be refused with a message that contains `message`.
+/// Checks that the changed module is refused with a message that contains `message`.
 #[track_caller]
 fn refuse(message: &str, change: impl FnOnce(&mut Module)) {
     let mut module = model();
@@ -40,12 +40,12 @@ fn bad_modules_are_refused() {
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([1, 2, 3]));
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([usize::MAX, 2, 2, 2]));
     refuse("a ring without a window", |m| m.states[0].kind = StateKind::Ring { window: 0 });
-    refuse("it sees 6 positions, and the ring", |m| m.states[0].kind = StateKind::Ring { window: 4 });
+    refuse("it reads 6 positions, but the ring", |m| m.states[0].kind = StateKind::Ring { window: 4 });
     refuse("is recurrent, expected cache or ring", |m| m.states[0].kind = StateKind::Recurrent);
     refuse("declared twice", |m| m.entries[1].kind = m.entries[0].kind);
     refuse("input %1", |m| m.entries[0].values[1] = Type::i32([4]));
     refuse("input %3", |m| m.entries[0].values[3] = Type::f32([5]));
-    refuse("declared f32[1, 2], but it is", |m| m.entries[0].values[4] = Type::f32([1, 2]));
+    refuse("declared f32[1, 2], expected", |m| m.entries[0].values[4] = Type::f32([1, 2]));
     refuse("is never defined", |m| {
         m.entries[0].values.push(Type::f32([1]));
     });
@@ -61,7 +61,7 @@ fn bad_modules_are_refused() {
         let i = find(&m.entries[0], "rms_norm");
         m.entries[0].nodes[i].op = Op::RmsNorm { eps: f32::NAN, groups: 1, weight: true };
     });
-    // Also one inside of a word.
+    // An attribute of a nested value.
     refuse("attribute is NaN", |m| {
         let i = find(&m.entries[0], "expert_ffn");
         let glu = Glu::Limited { limit: f32::NAN };
@@ -88,8 +88,8 @@ fn state(b: &mut GraphBuilder<'_>, name: &str, shape: [usize; 4], kind: StateKin
     b.module().add_state(StateDecl { name: name.into(), ty: Type::f32(shape), kind }).into()
 }
 
-/// Builds a convolution and a delta rule, each on a state of its own, after `change` to their operands; the
-/// error.
+/// Builds a convolution and a delta rule, each with its own state, after `change` to their operands. Returns
+/// the error.
 fn updates(change: fn(&mut GraphBuilder<'_>, [&mut Vec<Operand>; 2])) -> Option<String> {
     let mut m = Module::default();
     let mut b = GraphBuilder::new(&mut m, EntryKind::Prefill(4), 1);
@@ -140,7 +140,7 @@ fn operators_that_update_states_are_checked() {
     refuse("state 1 is written twice", |b, [_, delta]| {
         b.one(Op::DeltaRule { key_heads: 1, heads: 2 }, delta).unwrap();
     });
-    // An operator that only writes or reads caches takes none of them.
+    // Operators that only write or read caches accept none of these states.
     let cached = |op: Op| {
         let mut m = Module::default();
         let mut b = GraphBuilder::new(&mut m, EntryKind::Prefill(4), 1);
@@ -203,8 +203,8 @@ fn selective_scans_are_checked() {
 }
 
 #[test]
-fn row_spaces_do_not_mix() {
-    // In a decode entry both spaces can have the same number of rows.
+fn token_rows_and_output_rows_do_not_mix() {
+    // In a decode entry point, token rows and output rows can be equally many.
     let build = |tail: fn(&mut GraphBuilder<'_>, ValueId) -> ValueId| {
         let mut m = Module::default();
         let mut b = GraphBuilder::new(&mut m, EntryKind::Decode(2), 2);
@@ -261,7 +261,7 @@ fn a_good_plan_passes() {
     assert_eq!(Plan::decode(&bytes).unwrap(), plan());
 }
 
-/// A change to the plan must be refused at this place with a message that contains `message`.
+/// Checks that the changed plan is refused at this place with a message that contains `message`.
 #[track_caller]
 fn refuse_plan(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
     let mut plan = plan();
@@ -290,7 +290,7 @@ fn bad_plans_are_refused() {
     refuse_plan("segments[1]", "bytes", |p| p.segments[1].layout = Layout::Panels { nr: 0 });
     refuse_plan("segments[1]", "bytes", |p| p.segments[1].shape = vec![u32::MAX; 3]);
     refuse_plan("segments[2]", "bytes", |p| p.segments[2].layout = Layout::GluPanels { nr: 7 });
-    // As many bytes as without the padding, as another grouped format, as plain numbers.
+    // Byte counts without the padding, of another grouped format, and of plain numbers.
     refuse_plan("segments[3]", "bytes", |p| p.segments[3].bytes = 8 * 3 * 2);
     refuse_plan("segments[4]", "bytes", |p| p.segments[4].bytes = 2 * 8 * (40 + 2));
     refuse_plan("segments[4]", "bytes", |p| p.segments[4].format = Format::Q4);
@@ -334,7 +334,8 @@ fn bad_plans_are_refused() {
         refuse("bf16", |s| s.format = Format::Bf16);
         refuse("in the order Keys", |s| s.order = CacheOrder::Keys { nr: 4 });
     }
-    // A state that is read whole may be stored in panels of its columns, one that is read by rows may not.
+    // A state that is read as a whole may be stored in panels of its columns; one that is read by rows may
+    // not.
     let panels = |p: &mut Plan, kind, block| {
         folded(p, kind);
         (p.states[0].shape, p.states[0].order) = ([2, 3, 4, 5], CacheOrder::Values { nr: 8, block });
@@ -348,7 +349,7 @@ fn bad_plans_are_refused() {
     refuse_plan("states[0]", "1 snapshots, and a state of the kind cache has 0", |p| {
         p.states[0].snapshots = 1;
     });
-    // A chunk of 4 tokens and a window of 6: 9 positions, or as many as there are.
+    // A chunk of 4 tokens and a window of 6 need 9 positions, or all of the context if that is shorter.
     let ring = |p: &mut Plan, rows, window| {
         (p.states[0].shape[2], p.states[0].kind) = (rows, StateKind::Ring { window });
     };
@@ -364,7 +365,7 @@ fn bad_plans_are_refused() {
         ring(p, 16, 4);
         p.states[0].snapshots = 1;
     });
-    refuse_plan("states[1]", "taken", |p| p.states.push(p.states[0].clone()));
+    refuse_plan("states[1]", "a duplicate", |p| p.states.push(p.states[0].clone()));
     for symbol in ["", "1a", "a-b", "ä"] {
         refuse_plan("kernels[0]", "identifier", |p| p.kernels[0].symbol = symbol.into());
     }
@@ -376,7 +377,7 @@ fn bad_plans_are_refused() {
 }
 
 #[test]
-fn little_entry_points_stand_beside_those_of_decode() {
+fn every_decode_entry_point_has_a_little_one() {
     let with = |kinds: &[EntryKind], big_little: Option<BigLittle>| {
         let mut p = plan();
         let entry = p.entries[0].clone();
@@ -419,8 +420,12 @@ fn bad_entries_are_refused() {
     refuse(".buffers[0]", "input", |e| e.buffers[0].dtype = DType::F32);
     refuse(".logits", "not f32", |e| e.logits = 5 + 1);
     refuse(".logits", "not f32", |e| e.logits = 99);
-    refuse(".places[2]", "columns", |e| e.places[2] = Some(Place { buffer: 5, column: 5, cols: 4 }));
-    refuse(".places[2]", "columns", |e| e.places[2] = Some(Place { buffer: 5, column: u32::MAX, cols: 4 }));
+    refuse(".locations[2]", "columns", |e| {
+        e.locations[2] = Some(BufferColumns { buffer: 5, column: 5, cols: 4 });
+    });
+    refuse(".locations[2]", "columns", |e| {
+        e.locations[2] = Some(BufferColumns { buffer: 5, column: u32::MAX, cols: 4 });
+    });
     refuse(".steps[0]", "unit", |e| e.steps[0].unit = 2);
     refuse(".steps[1]", "kernel", |e| e.steps[1].code = Code::Kernel(2));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 128));
@@ -449,7 +454,7 @@ fn bad_entries_are_refused() {
         e.steps[2].code =
             Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false, candidates: None });
     });
-    // A result has a buffer of its own.
+    // A result must not be written to an offset in a buffer, or to a weight.
     refuse(".steps[2]", "do not fit", |e| e.steps[2].args[0] = Arg::Buffer(6, 64));
     refuse(".steps[2]", "do not fit", |e| e.steps[2].args[1] = Arg::Segment(0));
     refuse(".steps[1]", "argument 0", |e| {
@@ -460,8 +465,8 @@ fn bad_entries_are_refused() {
     refuse(".steps[1]", "not before", |e| e.steps[1].deps = vec![1]);
     refuse(".steps[1]", "no barrier", |e| e.steps[1].barrier = false);
     refuse(".buffers[3]", "overlaps", |e| e.buffers[3].offset = 128);
-    // The order of the steps holds, what their buffers hold does not.
-    refuse(".steps[3]", "reads buffer 5 (%5), which is not written, or written over", |e| {
+    // The steps are in order, but a buffer has been overwritten.
+    refuse(".steps[3]", "reads buffer 5 (%5), which is not written, or was overwritten", |e| {
         e.buffers[6].offset = 448;
     });
     refuse(".steps[0]", "writes buffer 4 (%4), which shares bytes with buffer 1 (%1)", |e| {
@@ -471,7 +476,7 @@ fn bad_entries_are_refused() {
     refuse(".steps[1]", "its kernel writes", |e| e.steps[1].args[2] = Arg::Segment(1));
 }
 
-/// A change to the placement must be refused with a message that contains `message`.
+/// Checks that the changed placement is refused with a message that contains `message`.
 #[track_caller]
 fn refuse_placement(message: &str, change: impl FnOnce(&mut Placement)) {
     let mut p = placement();
@@ -485,7 +490,7 @@ fn bad_placements_are_refused() {
     verify::placement(&placement()).unwrap();
     verify::placement(&Placement::default()).unwrap();
     refuse_placement("two of one name", |p| p.units[1] = "cpu".into());
-    refuse_placement("where shapes are dynamic", |p| p.chunk = 0);
+    refuse_placement("with dynamic shapes", |p| p.chunk = 0);
     refuse_placement("ops[0]: unit 2", |p| p.ops[0].unit = 2);
     refuse_placement("per token", |p| p.experts[0].k = 5);
     refuse_placement("experts[1]: layer 1", |p| p.experts.push(p.experts[0].clone()));
@@ -511,11 +516,11 @@ fn bad_placements_are_refused() {
     refuse_placement("in no group", |p| drop(p.experts[0].groups.pop()));
 }
 
-/// Lengths past the limit reserve no memory.
+/// Lengths past the limit do not allocate memory.
 #[test]
 fn a_stored_plan_with_a_hostile_length_is_refused() {
     for length in [(64 << 20) + 1, u64::MAX] {
-        // The version, then the length of the family's name, as a number of eight bytes.
+        // The version, then the length of the model family's name, as a number of eight bytes.
         let bytes: Vec<u8> = [1, 253].into_iter().chain(length.to_le_bytes()).collect();
         let e = Plan::decode(&bytes).unwrap_err();
         assert!(matches!(e, bincode::error::DecodeError::LimitExceeded), "{length}: {e}");
@@ -523,7 +528,7 @@ fn a_stored_plan_with_a_hostile_length_is_refused() {
 }
 
 #[test]
-fn a_stored_plan_holds_no_number_that_is_none() {
+fn stored_plan_with_nan_is_refused() {
     let mut p = plan();
     assert!(Plan::decode(&p.encode().unwrap()).is_ok());
     p.model.big_little = Some(BigLittle { experts: 1, gamma: f32::NAN });
@@ -533,9 +538,9 @@ fn a_stored_plan_holds_no_number_that_is_none() {
     assert!(Plan::decode(&p.encode().unwrap()).is_err());
 }
 
-/// A dispatch table is made of the choices of all its rows, and its words are i32.
+/// A dispatch table is built from the choices of all its rows, and its size must fit an i32.
 #[test]
-fn a_table_is_no_larger_than_its_choices() {
+fn dispatch_table_must_fit_its_ids_and_i32() {
     let with = |rows: u32, experts: u32| {
         let mut plan = plan();
         plan.memories[0].arena_bytes = 1 << 40;
@@ -545,16 +550,16 @@ fn a_table_is_no_larger_than_its_choices() {
             Code::Builtin(Builtin::Dispatch { rows, k: 1, experts, partial: false, candidates: None });
         verify::plan(&plan).map_err(|e| e.message)
     };
-    // The buffer of the ids has 64 bytes.
+    // The buffer with the ids has 64 bytes.
     assert_eq!(with(16, 7), Ok(()));
     for (rows, experts) in [(17, 7), (4, 1 << 31)] {
         assert!(with(rows, experts).unwrap_err().contains("do not fit"), "{rows} {experts}");
     }
 }
 
-/// A part's graphs take the rows of its step, or one at a time.
+/// A subgraph takes all rows of its step at once, or one per call.
 #[test]
-fn a_part_takes_the_rows_of_its_step() {
+fn subgraph_takes_the_rows_of_its_step() {
     let with = |rows: u32, one_call_per_row: bool| {
         let mut plan = plan();
         let tensor = |name: &str, shape| GraphTensor { name: name.into(), shape };
@@ -570,9 +575,10 @@ fn a_part_takes_the_rows_of_its_step() {
             outputs: vec![tensor("y", [rows, 8, 1, 1])],
             stateful: true,
         });
-        plan.parts = vec![Subgraph { graphs: vec![1], inputs: 8, outputs: 8, attention: Some(attention) }];
+        plan.subgraphs =
+            vec![Subgraph { graphs: vec![1], inputs: 8, outputs: 8, attention: Some(attention) }];
         let e = &mut plan.entries[0];
-        e.steps[1].code = Code::Builtin(Builtin::Part { part: 0 });
+        e.steps[1].code = Code::Builtin(Builtin::Subgraph { subgraph: 0 });
         e.steps[1].grid = Grid::One;
         e.steps[1].args = [4, 1, 2, 5].map(|b| Arg::Buffer(b, 0)).to_vec();
         verify::plan(&plan).map_err(|e| e.message)

@@ -1,11 +1,11 @@
-//! Weight expressions: rectangles equal the whole, and only what is needed is read.
+//! Weight expressions: a rectangle equals the same rectangle of the whole, and nothing else is read.
 
-use crate::common::{Made, leaf, number};
+use crate::common::{GeneratedSource, leaf, number};
 use moec_ir::text::parse_expr;
 use moec_ir::{Axis, Elementwise, WeightExpr};
 use proptest::prelude::*;
 
-/// One number of an expression, by definition.
+/// One number of an expression, computed by definition.
 fn at(expr: &WeightExpr, matrix: usize, row: usize, col: usize) -> f32 {
     let rank = |e: &WeightExpr| e.shape().unwrap().len();
     let extent = |e: &WeightExpr, axis: Axis| {
@@ -138,7 +138,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn rectangles_equal_the_definition(e in any_expr(), seed in any::<[u8; 5]>()) {
+    fn rectangle_reads_equal_the_definition(e in any_expr(), seed in any::<[u8; 5]>()) {
         let shape = e.shape().unwrap();
         let axis = |i: usize| shape.iter().rev().nth(i).copied().unwrap_or(1);
         let pick = |n: usize, a: u8, b: u8| {
@@ -149,7 +149,7 @@ proptest! {
         let rows = pick(axis(1), seed[1], seed[2]);
         let cols = pick(axis(0), seed[3], seed[4]);
         let mut out = vec![f32::NAN; rows.len() * cols.len()];
-        e.read(matrix, rows.clone(), cols.clone(), &Made::default(), &mut out).unwrap();
+        e.read(matrix, rows.clone(), cols.clone(), &GeneratedSource::default(), &mut out).unwrap();
         let want: Vec<f32> = rows.flat_map(|r| cols.clone().map(move |c| (r, c))).map(|(r, c)| at(&e, matrix, r, c)).collect();
         prop_assert_eq!(out, want);
     }
@@ -161,7 +161,7 @@ proptest! {
 }
 
 fn reads(expr: &WeightExpr, matrix: usize, rows: std::ops::Range<usize>) -> Vec<String> {
-    let source = Made::default();
+    let source = GeneratedSource::default();
     let cols = expr.shape().unwrap().last().copied().unwrap();
     let mut out = vec![0.0; rows.len() * cols];
     expr.read(matrix, rows, 0..cols, &source, &mut out).unwrap();
@@ -175,7 +175,7 @@ fn reads(expr: &WeightExpr, matrix: usize, rows: std::ops::Range<usize>) -> Vec<
 }
 
 #[test]
-fn a_strip_costs_one_read_per_leaf() {
+fn rows_of_an_expression_read_each_leaf_once() {
     let gate_up = parse_expr(
         "stack(concat rows(t\"g0\"[6, 8], t\"u0\"[6, 8]), concat rows(t\"g1\"[6, 8], t\"u1\"[6, 8]))",
     );
@@ -188,7 +188,7 @@ fn a_strip_costs_one_read_per_leaf() {
 }
 
 #[test]
-fn leaves_come_in_order() {
+fn leaves_are_listed_in_order() {
     let e = parse_expr("scale_cols(concat cols(t\"a\"[2, 3], transpose(t\"b\"[1, 2])), t\"s\"[4])").unwrap();
     assert_eq!(e.shape().unwrap(), [2, 4]);
     assert_eq!(e.leaves().map(|l| l.tensor.as_str()).collect::<Vec<_>>(), ["a", "b", "s"]);
@@ -227,7 +227,7 @@ fn ill_formed_expressions_have_no_shape() {
     assert!(e.read(0, 0..1, 0..1, &Quiet, &mut []).is_err());
 }
 
-/// Accepts every rectangle.
+/// A source that accepts every read and writes nothing.
 struct Quiet;
 
 impl moec_ir::Source for Quiet {

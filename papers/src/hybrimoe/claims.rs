@@ -6,10 +6,10 @@ use super::systems::{ABLATION, BASELINE};
 use crate::claim::{Claims, Quantities};
 use moec_base::Result;
 
-/// Every figure that the paper prints, beside ours.
+/// Every figure that the paper prints, and ours.
 ///
 /// # Errors
-/// Our bug: claims that name what is not computed.
+/// Our bug: claims with an unknown quantity.
 pub fn claims(report: &Report) -> Result<Claims> {
     let mut all = Quantities::default();
     let [hybrimoe, moec] = [BASELINE + 1, BASELINE + 2].map(|s| report.speedups(s));

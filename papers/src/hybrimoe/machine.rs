@@ -1,8 +1,8 @@
-//! The machine of §VI-A, and what an expert costs on its units: every constant with where it is from.
+//! The machine of §VI-A and the costs of an expert on its units, with the source of every constant.
 //!
-//! The paper prints no rate. Those of the CPU and of the link, and what a layer takes beside its experts, are
-//! found from its own times of KTransformers and of the schedule added to it (Table III, Qwen2): four
-//! constants from four numbers.
+//! The paper prints no rate. Those of the CPU and the link, and the time of a layer without its experts, are
+//! fitted to its times of KTransformers and of the schedule added to it (Table III, Qwen2): four constants
+//! from four numbers.
 
 use super::models::Model;
 use moec_runtime::schedule::{Costs, ScheduleError, Table, UnitCosts};
@@ -31,7 +31,7 @@ pub struct Machine {
     pub cpu: f64,
     /// Operations a second of the CPU beyond the first token.
     pub cpu_flops: f64,
-    /// Seconds of a layer beside its routed experts, for each weight of its dense part.
+    /// Seconds of a layer without its routed experts, for each weight of its dense part.
     pub dense: f64,
 }
 

@@ -24,7 +24,7 @@ pub fn page(claims: &Claims, report: &Report) -> String {
 }
 
 fn summary(claims: &Claims, report: &Report) -> String {
-    let free: Vec<&Claim> = claims.free();
+    let free: Vec<&Claim> = claims.unfitted();
     let agree = free.iter().filter(|c| c.agrees()).count();
     let [prefill, decode] = report.speedups(BASELINE + 1);
     let late = report.gate_accuracy.first().map_or(0.0, |f| f.1[1]);
@@ -32,9 +32,9 @@ fn summary(claims: &Claims, report: &Report) -> String {
         "# HybriMoE's evaluation, simulated\n\n\
          What `cargo xtask hybrimoe` computes, beside the figures that *HybriMoE* (section VI) prints. It writes this page and its plots;\n\
          `cargo xtask hybrimoe --check` fails where they are stale.\n\n\
-         Of {} figures that no constant was found from, {agree} come out within {:.0} % of the paper's. The main ones are the mean speedups over\n\
+         Of {} figures that were not used to fit a constant, {agree} come out within {:.0} % of the paper's. The main ones are the mean speedups over\n\
          KTransformers: 1.33 in prefill is {prefill:.2} here, 1.70 in decoding is {decode:.2}. What is larger here is what prefetching gains in\n\
-         decoding; with gates that foretell nothing, All is {late:.2} times as fast as the baseline, with those assumed here {:.2}, and the\n\
+         decoding; with gates that predict nothing, All is {late:.2} times as fast as the baseline, with those assumed here {:.2}, and the\n\
          paper's 1.86 lies between.\n\n",
         free.len(),
         CLOSE * 100.0,
@@ -46,7 +46,7 @@ fn machine() -> String {
     let mut out = String::from(
         "## What is simulated\n\n\
          Layers on three timelines, GPU, CPU and link, in virtual time. The policies are those of `moec_runtime::schedule` and\n\
-         `moec_runtime::offload::cache`, which a running plan would use. A layer takes its dense part; then its router has spoken, and its experts are\n\
+         `moec_runtime::offload::cache`, which a running plan would use. A layer takes its dense part; then its router has chosen, and its experts are\n\
          divided. When the link is idle before the next layer, experts of the next three are transferred into a buffer, by what they gain in\n\
          the simulated layer; then, in decoding, what the CPU computed and the cache would keep. A prompt is one pass over all layers\n\
          with the popular experts on the GPU.\n\n\
@@ -134,7 +134,7 @@ fn ablation(report: &Report) -> String {
 fn hits(report: &Report) -> String {
     let mut out = String::from(
         "## Hit rates (Figure 9)\n\n![Hits by policy](hybrimoe/hits.svg)\n\n\
-         Every miss is loaded, as in Figure 9; layers share the slots. The bound is Belady's, which knows what comes.\n\n\
+         Every miss is loaded, as in Figure 9; layers share the slots. The bound is Belady's, which knows the future.\n\n\
          | model | cached | LRU | MRS | MRS with bypass | bound |\n|---|---|---|---|---|---|\n",
     );
     for h in &report.hits {
@@ -149,14 +149,14 @@ fn hits(report: &Report) -> String {
 
 fn hangs_on(report: &Report) -> String {
     let mut out = String::from(
-        "## What the speedups hang on\n\n![Speedup by how often gates are right](hybrimoe/gate-accuracy.svg)\n\n\
+        "## What the speedups depend on\n\n![Speedup by how often gates are right](hybrimoe/gate-accuracy.svg)\n\n\
          Decoding of Qwen2 with a quarter cached, over the baseline, by how often the gates of one to three layers before are right (times 0.8, 0.7\n\
          and 0.6). The paper has 1.15 and 1.86.\n\n| gates | Baseline+Prefetching | All |\n|---|---|---|\n",
     );
     for (part, [ahead, all]) in &report.gate_accuracy {
         let _ = writeln!(out, "| × {part} | {ahead:.2} | {all:.2} |");
     }
-    out.push_str("\nMean speedups over KTransformers (the paper: 1.33 and 1.70), where something is otherwise:\n\n| | prefill | decoding |\n|---|---|---|\n");
+    out.push_str("\nMean speedups over KTransformers (the paper: 1.33 and 1.70), with one assumption changed:\n\n| | prefill | decoding |\n|---|---|---|\n");
     for (name, [prefill, decode]) in &report.variants {
         let _ = writeln!(out, "| {name} | {} | {} |", digits(*prefill), digits(*decode));
     }

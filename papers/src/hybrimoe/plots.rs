@@ -1,4 +1,4 @@
-//! The plots of the page: names of files, and what is in them.
+//! The plots of the page: file names and contents.
 
 use super::models::MODELS;
 use super::report::{Report, Row};

@@ -3,7 +3,7 @@
 use super::machine::{A6000, Machine, PROMPT};
 use super::models::{MODELS, Model, QWEN2};
 use super::paper::{CACHED, PROMPTS};
-use super::routing::{GATE_ACCURACY, RUN, SEEN, trace};
+use super::routing::{CALIBRATION_DOMAIN, GATE_ACCURACY, RUN_DOMAIN, trace};
 use super::simulate::{Case, Outcome};
 use super::systems::{
     ABLATION, BASELINE, HYBRIMOE, KTRANSFORMERS, LRU, MOEC, MRS, MRS_BYPASS, SYSTEMS, System,
@@ -79,7 +79,7 @@ pub struct Report {
     pub hits: Vec<Hits>,
     /// Speedups in decoding of Qwen2 by multiples of [`GATE_ACCURACY`]: prefetching alone, all.
     pub gate_accuracy: Vec<(f64, [f64; 2])>,
-    /// Mean speedups over KTransformers where something is otherwise: its name, prefill, decoding.
+    /// Mean speedups over KTransformers with one assumption changed: its name, prefill, decoding.
     pub variants: Vec<(&'static str, [f64; 2])>,
 }
 
@@ -91,10 +91,10 @@ impl Bench {
     pub fn new(size: Size) -> Result<Self> {
         let recorded = Recorded::every()?;
         let of = |m: &Model| {
-            let run = |tokens, seed| trace(&recorded, RUN, m, tokens, seed);
+            let run = |tokens, seed| trace(&recorded, RUN_DOMAIN, m, tokens, seed);
             let longest = PROMPTS[size.prompts - 1].max(PROMPT);
             Ok([
-                trace(&recorded, SEEN, m, 512, 11)?,
+                trace(&recorded, CALIBRATION_DOMAIN, m, 512, 11)?,
                 run(size.tokens, 3)?,
                 run(longest, 5)?,
                 run(size.replayed, 7)?,
@@ -211,7 +211,10 @@ impl Report {
                 "HybriMoE's timelines read the other way",
                 [KTRANSFORMERS, System { prefill: free, decode: free, ..HYBRIMOE }],
             ),
-            ("MRS with bypass, as moec has it", [KTRANSFORMERS, System { keeps: MOEC.keeps, ..HYBRIMOE }]),
+            (
+                "MRS with bypass, as moec has it",
+                [KTRANSFORMERS, System { gpu_residents: MOEC.gpu_residents, ..HYBRIMOE }],
+            ),
         ];
         let mut variants =
             vec![("as simulated", [&prefill, &decode].map(|r| over(r, BASELINE, BASELINE + 1)))];

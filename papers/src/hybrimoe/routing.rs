@@ -1,9 +1,10 @@
 //! Experts that tokens choose.
 //!
 //! Routing of these models, token by token, is not published. Popularity is OLMoE's (`golden/traces`): 64
-//! experts as they are; Mixtral's eight are eight neighbours each. Layers follow the recorded layer of their
-//! depth. What is placed for good is chosen by web text, what is run is chat ([`SEEN`], [`RUN`]). Traces are
-//! drawn with that popularity, and repeat from token to token as far as [`Model::persistence`] says.
+//! experts unchanged; each of Mixtral's eight is the sum of eight neighbours. Layers follow the recorded
+//! layer of their depth. Pinned experts are chosen by web text; runs use chat ([`CALIBRATION_DOMAIN`],
+//! [`RUN_DOMAIN`]). Traces are sampled with that popularity; [`Model::persistence`] sets how far tokens
+//! repeat choices.
 
 use super::models::Model;
 use crate::random::Random;
@@ -13,9 +14,9 @@ use moec_runtime::offload::cache::{CachedLayer, ExpertIndex};
 use moec_sim::cache::{Trace, synthetic};
 
 /// The domain, of [`ALL`], that placement is chosen by.
-pub const SEEN: &str = "c4";
+pub const CALIBRATION_DOMAIN: &str = "c4";
 /// The domain that is run: instructions and chat, as the paper's prompts.
-pub const RUN: &str = "tulu";
+pub const RUN_DOMAIN: &str = "tulu";
 
 /// Frequency with which a gate that is given the hidden state of one, two or three layers before names an
 /// expert that its layer then uses. Assumed: the paper prints none.

@@ -1,18 +1,18 @@
 //! Layer after layer on three timelines, in virtual time, by the policies that a running plan would use.
 //!
-//! A layer takes its dense part; then its router has spoken, and the experts are divided. Transfers that are
-//! under way go on after the layer; when the link is idle before the next layer begins, experts of the next
-//! layers are transferred into a buffer, and then what the CPU computed and the cache would keep. A prompt is
-//! one pass over all layers.
+//! A layer runs its dense part; then its router has chosen, and the experts are divided. Transfers in
+//! progress continue after the layer; when the link is idle before the next layer begins, experts of the next
+//! layers are transferred into a buffer, and then experts that the CPU computed and the cache admits. A
+//! prompt is one pass over all layers.
 
 use super::machine::Machine;
 use super::models::Model;
 use super::routing::{GATE_ACCURACY, expected, loads};
-use super::systems::{Keeps, System};
+use super::systems::{GpuResidents, System};
 use crate::random::Random;
 use moec_base::{Error, Result};
 use moec_runtime::offload::cache::{Cache, Event, Key, Setting};
-use moec_runtime::schedule::cached::prefetch::{Outlook, Prefetch, plan};
+use moec_runtime::schedule::cached::prefetch::{PredictedLayer, Prefetch, plan};
 use moec_runtime::schedule::timelines::{Free, Task, TimelineScheduler};
 use moec_runtime::schedule::{ExpertUnit, Solver};
 use moec_sim::cache::{Trace, uses};
@@ -125,17 +125,17 @@ impl<'a> State<'a> {
             order.iter().take(slots).for_each(|&e| is[e] = true);
             is
         };
-        let held = match case.system.keeps {
-            // A prompt is one pass: no layer comes twice, and what was popular before is there.
-            Keeps::Token | Keeps::Popular | Keeps::Classes | Keeps::Local => {
+        let held = match case.system.gpu_residents {
+            // A prompt is one pass: no layer occurs twice, and experts that were popular before are cached.
+            GpuResidents::Token | GpuResidents::Popular | GpuResidents::Classes | GpuResidents::Local => {
                 GpuExperts::Fixed((0..layers).map(popular).collect())
             }
-            Keeps::Layers => {
+            GpuResidents::Layers => {
                 let on = (layers as f64 * case.cached).round() as usize;
                 GpuExperts::Fixed((0..layers).map(|l| vec![l < on; experts]).collect())
             }
-            Keeps::Cache(_) if prompt => GpuExperts::Fixed((0..layers).map(popular).collect()),
-            Keeps::Cache(setting) => {
+            GpuResidents::Cache(_) if prompt => GpuExperts::Fixed((0..layers).map(popular).collect()),
+            GpuResidents::Cache(setting) => {
                 let setting: Setting = setting.parse().map_err(wrong)?;
                 let mut cache = Cache::new(case.seen.experts(), (slots * layers) as u64, &setting);
                 cache.warm(&counts, |_| ());
@@ -218,7 +218,7 @@ impl<'a> State<'a> {
         for r in &schedule.runs {
             self.busy[usize::from(r.unit == ExpertUnit::Cpu)] += r.end - r.start;
         }
-        // Experts that the CPU computed, though the GPU had not held it, may follow.
+        // Experts that the CPU computed without a copy on the GPU may follow.
         let missed: Vec<u16> = schedule
             .runs
             .iter()
@@ -248,9 +248,9 @@ impl<'a> State<'a> {
                 expected(self.case.trace, tokens.clone(), layer + ahead, gate_accuracy, &mut self.random);
             let start = each * ahead as f64;
             let tasks = self.tasks(&loads, layer + ahead, now + start);
-            // Of a prompt the number of tokens is what is uncertain, not whether there are any.
+            // For a prompt, only the number of tokens is uncertain, not whether an expert gets any.
             let probability = tasks.iter().map(|t| if t.load > 1 { 1.0 } else { gate_accuracy }).collect();
-            layers.push(Outlook { start, tasks, probability });
+            layers.push(PredictedLayer { start, tasks, probability });
         }
         let (mut out, busy): (Vec<Prefetch>, f64) = (Vec::new(), (self.link - now).max(0.0));
         plan(&mut self.scheduler, self.policy, &mut layers, busy, &mut out);
@@ -270,7 +270,7 @@ impl<'a> State<'a> {
         missed: &[u16],
         end: f64,
     ) -> Result<()> {
-        let way = self.scheduler.costs().bring_us;
+        let bring_us = self.scheduler.costs().bring_us;
         let GpuExperts::Cache(cache) = &mut self.held else { return Ok(()) };
         let last = tokens.end - 1;
         let ranked = self.case.trace.step(last, layer).ranked;
@@ -282,8 +282,8 @@ impl<'a> State<'a> {
             if from >= end {
                 break;
             }
-            self.link = from + way;
-            self.busy[2] += way;
+            self.link = from + bring_us;
+            self.busy[2] += bring_us;
             chosen.push(e);
         }
         cache.step(layer, &chosen, ranked, |_: Event| ()).map_err(wrong)

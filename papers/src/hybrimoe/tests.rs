@@ -1,4 +1,4 @@
-//! The page's statements hold, with few tokens.
+//! Tests that the page's statements hold in a short run.
 
 use super::claims::claims;
 use super::machine::{A6000, PROMPT};
@@ -7,7 +7,7 @@ use super::page::page;
 use super::paper::{CACHED, PROMPTS};
 use super::plots::plots;
 use super::report::{Bench, Report, Size};
-use super::routing::{RUN, SEEN, expected, loads, trace};
+use super::routing::{CALIBRATION_DOMAIN, RUN_DOMAIN, expected, loads, trace};
 use super::systems::{ABLATION, BASELINE, HYBRIMOE, KTRANSFORMERS, LLAMA_CPP, SYSTEMS, System};
 use crate::claim::{Claims, check_page};
 use crate::random::Random;
@@ -19,11 +19,11 @@ static REPORT: LazyLock<Report> = LazyLock::new(|| Report::new(&BENCH).expect("a
 static CLAIMS: LazyLock<Claims> = LazyLock::new(|| claims(&REPORT).expect("claims"));
 
 #[test]
-fn models_have_the_weights_of_their_names() {
+fn hybrimoe_models_have_their_named_sizes() {
     let billions = |of: super::models::Model| {
         (of.layers as u64 * (of.experts as u64 * of.expert() + of.dense())) as f64 * 1e-9
     };
-    // Without embeddings and, of DeepSeek, the first layer.
+    // Without embeddings and, for DeepSeek, without the first layer.
     for (model, all) in [(MIXTRAL, 46.7), (QWEN2, 57.4), (DEEPSEEK, 15.7)] {
         let found = billions(model);
         assert!((0.94..1.0).contains(&(found / all)), "{}: {found}", model.name);
@@ -31,7 +31,7 @@ fn models_have_the_weights_of_their_names() {
 }
 
 #[test]
-fn constants_give_the_times_that_they_are_found_from() {
+fn fitted_constants_reproduce_their_times() {
     let used: Vec<_> = CLAIMS.0.iter().filter(|c| c.used).collect();
     assert_eq!(used.len(), 4 + MODELS.len());
     for c in used {
@@ -40,7 +40,7 @@ fn constants_give_the_times_that_they_are_found_from() {
 }
 
 #[test]
-fn the_device_file_says_the_same() {
+fn device_file_agrees_with_the_model_constants() {
     let device = moec_device::Device::find("a6000-xeon").expect("a device");
     assert!(device.links.iter().all(|l| (l.gb_per_s - A6000.link * 1e-9).abs() < 1e-9), "{:?}", device.links);
     let costs = A6000.costs(&QWEN2).expect("costs");
@@ -53,28 +53,28 @@ fn the_device_file_says_the_same() {
 }
 
 #[test]
-fn gates_are_right_as_often_as_is_said() {
-    let trace = trace(&Recorded::every().expect("counts"), RUN, &QWEN2, 200, 1).expect("a trace");
+fn gate_predictions_have_the_configured_accuracy() {
+    let trace = trace(&Recorded::every().expect("counts"), RUN_DOMAIN, &QWEN2, 200, 1).expect("a trace");
     for gate_accuracy in [0.0, 0.5, 1.0] {
         let mut random = Random::new(3);
         let (mut right, mut all) = (0, 0);
         for token in 0..200 {
-            let [was, said] = [
+            let [was, predicted] = [
                 loads(&trace, token..token + 1, 4),
                 expected(&trace, token..token + 1, 4, gate_accuracy, &mut random),
             ];
-            assert_eq!(said.iter().sum::<u32>() as usize, QWEN2.k);
-            right += was.iter().zip(&said).filter(|(a, b)| **a > 0 && **b > 0).count();
+            assert_eq!(predicted.iter().sum::<u32>() as usize, QWEN2.k);
+            right += was.iter().zip(&predicted).filter(|(a, b)| **a > 0 && **b > 0).count();
             all += QWEN2.k;
         }
         let share = right as f64 / all as f64;
         assert!((share - gate_accuracy).abs() < 0.05, "{gate_accuracy}: {share}");
     }
-    assert_ne!(SEEN, RUN);
+    assert_ne!(CALIBRATION_DOMAIN, RUN_DOMAIN);
 }
 
 #[test]
-fn nothing_is_faster_than_without_the_experts() {
+fn no_system_beats_the_model_without_experts() {
     for model in &MODELS {
         let dense = model.layers as f64 * A6000.before(model, 1) * 1e-6;
         for system in &SYSTEMS {
@@ -88,9 +88,9 @@ fn nothing_is_faster_than_without_the_experts() {
     }
 }
 
-/// With all experts on the GPU there is nothing to schedule, with none a layer of llama.cpp is the CPU's.
+/// With all experts on the GPU, all systems are equal; with none, llama.cpp computes layers on the CPU.
 #[test]
-fn both_ends() {
+fn full_and_empty_gpu_cache_match_their_limits() {
     let of = |system: &System, cached| BENCH.decode(&A6000, &QWEN2, system, cached).expect("an outcome");
     let full: Vec<_> = SYSTEMS.iter().map(|s| of(s, 1.0)).collect();
     assert!(full.iter().all(|o| o.hits == 1.0 && (o.seconds - full[0].seconds).abs() < 1e-9), "{full:?}");
@@ -99,7 +99,7 @@ fn both_ends() {
 }
 
 #[test]
-fn more_is_faster() {
+fn more_cached_experts_are_faster() {
     for row in REPORT.prefill.iter().chain(&REPORT.decode) {
         let [baseline, hybrimoe, moec] = [0, 1, 2].map(|s| row.outcomes[BASELINE + s].seconds);
         assert!(hybrimoe < baseline && moec < baseline && moec < hybrimoe * 1.02, "{row:?}");
@@ -115,15 +115,15 @@ fn more_is_faster() {
 }
 
 #[test]
-fn speedups_are_near_the_papers() {
+fn hybrimoe_speedups_are_near_the_paper() {
     for c in CLAIMS.0.iter().filter(|c| c.place == "Table III" && c.unit == "×") {
-        // The gain of prefetching in decoding is the figure that the page names as missed.
+        // The gain of prefetching in decoding is the figure that the page reports as missed.
         let near = if c.of == "decoding/Baseline+Prefetching" { 1.3..1.6 } else { 0.87..1.15 };
         assert!(near.contains(&(c.ours / c.paper.value())), "{c:?}");
     }
     let decode = CLAIMS.find("decoding").expect("a claim");
     assert!(decode.paper.error(decode.ours).abs() < 0.15, "{decode:?}");
-    // Better gates make it faster, useless ones hardly slower than none.
+    // Better gates make it faster; useless gates are hardly slower than no prefetching.
     let gates: Vec<[f64; 2]> = REPORT.gate_accuracy.iter().map(|f| f.1).collect();
     let last = gates[gates.len() - 1];
     assert!(gates[0][0] > 0.95 && last[0] > gates[0][0] * 1.3 && last[1] > gates[0][1] * 1.1, "{gates:?}");
@@ -132,7 +132,7 @@ fn speedups_are_near_the_papers() {
 }
 
 #[test]
-fn every_figure_stands_on_the_page() {
+fn hybrimoe_page_lists_every_figure() {
     let page = page(&CLAIMS, &REPORT);
     check_page("hybrimoe", &page, &CLAIMS, &plots(&CLAIMS, &REPORT));
     for system in SYSTEMS.iter().chain(&ABLATION) {

@@ -6,10 +6,10 @@ use super::systems::{ADAPMOE, FULL, MOBILE, MOBILE_GATES, MOEC, PRE_GATED};
 use crate::claim::{Claims, Quantities};
 use moec_base::Result;
 
-/// Every speedup that the paper prints, beside ours.
+/// Every speedup that the paper prints, and ours.
 ///
 /// # Errors
-/// Our bug: claims that name what is not computed.
+/// Our bug: claims with an unknown quantity.
 pub fn claims(report: &Report) -> Result<Claims> {
     let mut all = Quantities::default();
     let speedups = |row: &Row| [&MOBILE, &MOEC].map(|s| row.speedup(s));

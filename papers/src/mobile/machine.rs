@@ -1,8 +1,8 @@
-//! The machine of §IV, and what an expert costs on its units.
+//! The machine of §IV and the costs of an expert on its units.
 //!
 //! The paper prints no rate and no time. Rates are those of the built-in target `rtx4080-i5`, whose file
-//! names their sources. One constant is found: what a layer takes beside reading its weights, from OLMoE's
-//! speedup without fallback.
+//! names their sources. One constant is fitted to OLMoE's speedup without fallback: the time of a layer
+//! without reading its weights.
 
 use crate::hybrimoe::models::Model;
 use moec_base::{Error, Result};
@@ -13,8 +13,8 @@ use moec_runtime::schedule::{Costs, Table, UnitCosts};
 pub const TARGET: &str = "rtx4080-i5";
 /// Bytes of a weight: the checkpoints are in bf16, and the paper names no other format.
 pub const WEIGHT: f64 = 2.0;
-/// Microseconds of a layer, and of what follows the last one, beside reading weights: launches, norms,
-/// attention's cache, the framework. Found from 1.85, OLMoE with half of its experts (Table II).
+/// Microseconds of a layer, and of the operators after the last one, without reading weights: launches,
+/// norms, attention's cache, the framework. Fitted to 1.85, OLMoE with half of its experts (Table II).
 pub const OVERHEAD_US: f64 = 281.0;
 
 /// Rates.
@@ -26,7 +26,7 @@ pub struct Machine {
     pub cpu: f64,
     /// Bytes a microsecond over the link.
     pub link: f64,
-    /// Microseconds of a layer beside reading its weights.
+    /// Microseconds of a layer without reading its weights.
     pub overhead: f64,
 }
 

@@ -1,9 +1,9 @@
 //! *MoBiLE*: its evaluation, simulated.
 //!
 //! [`paper`] holds what it printed. [`machine`] and [`models`] are its machine and its models, with a source
-//! of every constant; [`systems`] is the table of the systems that are compared, [`simulate`] runs one of
-//! them, [`report`] has everything once. [`claims`] puts it beside the paper's figures, [`page`] writes it as
-//! a page of the documentation and [`plots`] draws it.
+//! of every constant. [`systems`] is the table of compared systems; [`simulate`] runs one of them; [`report`]
+//! collects the results. [`claims`] compares them with the paper's figures, [`page`] writes the page of the
+//! documentation and [`plots`] its plots.
 
 pub mod claims;
 pub mod machine;
@@ -20,10 +20,10 @@ mod tests;
 use moec_base::Result;
 use report::{Report, Size};
 
-/// The page and its plots: where in `docs/` they are, and their text.
+/// The page and its plots: their paths in `docs/`, and their text.
 ///
 /// # Errors
-/// Our bug: a setup that cannot be.
+/// Fails for an invalid setup, which would be a bug of ours.
 pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
     let report = Report::new(size)?;
     let claims = claims::claims(&report)?;

@@ -29,8 +29,8 @@ pub const OLMOE: Model = Model {
     persistence: PERSISTENCE,
 };
 
-/// Correlation of a token's choices with those before: between the two models of 64 experts that HybriMoE's
-/// Figure 9 tells it of. It counts for systems with a cache alone.
+/// Correlation of a token's choices with those before: between the two models of 64 experts in HybriMoE's
+/// Figure 9. It affects only systems with a cache.
 pub const PERSISTENCE: f64 = 0.43;
 
 /// Both, in the order of Table II.

@@ -24,14 +24,14 @@ pub fn page(claims: &Claims, report: &Report) -> String {
 }
 
 fn summary(claims: &Claims, report: &Report) -> String {
-    let free: Vec<&Claim> = claims.free();
+    let free: Vec<&Claim> = claims.unfitted();
     let agree = free.iter().filter(|c| c.agrees()).count();
     let [qwen, olmoe] = ["Qwen MoE", "OLMoE"].map(|m| report.mean(m, &MOBILE));
     format!(
         "# MoBiLE's evaluation, simulated\n\n\
          What `cargo xtask mobile` computes, beside the speedups that *MoBiLE* (sections IV and V) prints. It writes this page and its plots;\n\
          `cargo xtask mobile --check` fails where they are stale. How a bundle decodes so is in the [guide](guide.md#fewer-experts-where-that-is-enough).\n\n\
-         Of {} speedups that no constant was found from, {agree} come out within {:.0} % of the paper's. The main ones are the averages: 1.72 for\n\
+         Of {} speedups that were not used to fit a constant, {agree} come out within {:.0} % of the paper's. The main ones are the averages: 1.72 for\n\
          Qwen MoE is {qwen:.2} here, 1.60 for OLMoE is {olmoe:.2}.\n\n",
         free.len(),
         CLOSE * 100.0,
@@ -43,7 +43,7 @@ fn machine(report: &Report) -> String {
     let mut out = format!(
         "## What is simulated\n\n\
          Layers on three timelines, GPU, CPU and link, in virtual time, by the schedulers and caches of `moec_runtime::schedule` and\n\
-         `moec_runtime::offload::cache`. Experts lie in the host's memory. A little pass takes the first half of a token's experts; where the token falls\n\
+         `moec_runtime::offload::cache`. Experts are in the host's memory. A little pass takes the first half of a token's experts; where the token falls\n\
          back, a second pass takes all: those of the first pass are on the GPU, and the others are on their way from its beginning, since\n\
          the first pass's routers have named them (Algorithm 1). The paper's second pass takes the experts so named as they are, and so does it\n\
          here. Which tokens fall back is drawn, as often as the paper says.\n\n\
@@ -74,21 +74,21 @@ fn machine(report: &Report) -> String {
         ),
         ("a weight", "16 bits".to_owned(), "the checkpoints are in bf16; no other format is named".to_owned()),
         (
-            "room on the GPU, where a cache keeps experts",
+            "room on the GPU, if a cache keeps experts",
             "as many as a token uses".to_owned(),
             "assumed: \"slightly larger than the activated parameters\" (§II-B)".to_owned(),
         ),
         (
             "how far choices repeat",
             PERSISTENCE.to_string(),
-            "that of models of as many experts in [HybriMoE's](hybrimoe.md) Figure 9; caches alone depend on it".to_owned(),
+            "that of models of as many experts in [HybriMoE's](hybrimoe.md) Figure 9; only caches depend on it".to_owned(),
         ),
     ];
     for (what, value, from) in rows {
         let _ = writeln!(out, "| {what} | {value} | {from} |");
     }
     out.push_str(
-        "\nSystems: *offloading* fetches a layer's experts when its router has spoken; *Pre-gated MoE* knows them one layer before; *AdapMoE* does, too,\n\
+        "\nSystems: *offloading* fetches a layer's experts when its router has chosen; *Pre-gated MoE* predicts them one layer before; so does *AdapMoE*,\n\
          and keeps experts with LRU; *MoBiLE* is the paper's, *with gates* has those of Pre-gated MoE for its first pass; *moec* lets the CPU\n\
          compute what the GPU does not hold where that is sooner, with MRS, all experts or fewer first.\n\n",
     );
@@ -156,7 +156,7 @@ fn thresholds(claims: &Claims, report: &Report) -> String {
 
 fn sizes(report: &Report) -> String {
     let mut out = String::from(
-        "## By experts of the little model (Table IV)\n\nThe paper prints accuracy and fallback ratios, and says of speed that six of eight experts gain little.\n\n\
+        "## By experts of the little model (Table IV)\n\nThe paper prints accuracy and fallback ratios, and reports little speedup with six of eight experts.\n\n\
          | experts | fall back | speedup, simulated |\n|---|---|---|\n",
     );
     for ((experts, ratio), speedup) in TABLE_4.iter().zip(&report.sizes) {
@@ -170,7 +170,7 @@ fn with_cpu(report: &Report) -> String {
     format!(
         "## With the CPU\n\n\
          The paper's CPU computes nothing. On this machine it reads weights from memory {:.1} times as fast as the link carries them, so that\n\
-         most of what the GPU lacks is computed sooner where it lies: all experts, scheduled so, are {} times as fast as offloading, on the average of\n\
+         most experts that the GPU lacks are computed sooner on the CPU: all experts, scheduled so, are {} times as fast as offloading, on the average of\n\
          the rows above, and with fewer experts first {} times. Fewer experts still gain {} then.\n\n",
         report.machine.cpu / report.machine.link,
         digits(of(&MOEC_FULL)),
@@ -181,8 +181,8 @@ fn with_cpu(report: &Report) -> String {
 
 fn accuracy() -> String {
     "## Accuracy\n\n\
-     Tables II to IV print accuracy on GSM8K and Humaneval. It is a property of trained models that are not at hand, and none of it is computed\n\
-     here. `moec eval --big-little --gamma 0,0.7,1` measures a bundle's own: of golden/models/ferris, perplexity, answers, fallback ratios and speed by γ are\n\
+     Tables II to IV print accuracy on GSM8K and Humaneval. It is a property of trained models that are not available here, so it is not\n\
+     computed. `moec eval --big-little --gamma 0,0.7,1` measures a bundle's own: of golden/models/ferris, perplexity, answers, fallback ratios and speed by γ are\n\
      [in the benchmarks](benchmarks.md#big-little-decoding).\n"
         .to_owned()
 }

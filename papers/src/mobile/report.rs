@@ -6,7 +6,7 @@ use super::paper::{TABLE_2, TABLE_3, TABLE_4};
 use super::simulate::{Case, Outcome};
 use super::systems::{FULL, MOBILE, SYSTEMS, System, at};
 use crate::hybrimoe::models::Model;
-use crate::hybrimoe::routing::{RUN, trace};
+use crate::hybrimoe::routing::{RUN_DOMAIN, trace};
 use crate::recorded::Recorded;
 use moec_base::{Error, Result};
 use moec_sim::cache::Trace;
@@ -78,7 +78,7 @@ impl Bench {
     fn new(size: Size) -> Result<Self> {
         let recorded = Recorded::every()?;
         let traces =
-            MODELS.iter().map(|m| trace(&recorded, RUN, m, size.tokens, 3)).collect::<Result<_>>()?;
+            MODELS.iter().map(|m| trace(&recorded, RUN_DOMAIN, m, size.tokens, 3)).collect::<Result<_>>()?;
         Ok(Self { machine: Machine::new()?, traces })
     }
 

@@ -1,6 +1,6 @@
 //! Token after token on three timelines, in virtual time (Algorithm 1).
 //!
-//! A pass goes over all layers: a layer takes its dense part, then its router has spoken, and its experts are
+//! A pass goes over all layers: a layer takes its dense part, then its router has chosen, and its experts are
 //! fetched and computed as the policy says. The little pass takes the first half of a token's experts. Where
 //! its token falls back, the big pass takes all: those that the little pass had are on the GPU, and the
 //! others, which its routers named, are under way from the beginning in the order of layers (§III-B: "we can
@@ -34,7 +34,7 @@ pub struct Case<'a> {
     /// Share of tokens that are decoded again with all experts.
     pub fallback: f64,
     /// Frequency with which the experts that the little pass's routers named are those that the big pass
-    /// requests. 1: they are taken as they are, as in the paper.
+    /// requests. 1: they are always the same, as in the paper.
     pub gate_accuracy: f64,
     /// Routing.
     pub trace: &'a Trace,
@@ -47,7 +47,7 @@ pub struct Outcome {
     pub token: f64,
     /// Of a first pass: `T_l` of equation 1, or `T` without a little one.
     pub first: f64,
-    /// Of a second pass: `T_b`; 0 where there was none.
+    /// Of a second pass: `T_b`; 0 without one.
     pub again: f64,
     /// Share of tokens with a second pass.
     pub fallback: f64,
@@ -127,7 +127,7 @@ impl<'a> State<'a> {
         chosen
     }
 
-    /// Sends an expert over the link, after what is under way, unless the GPU has it.
+    /// Sends an expert over the link, after transfers in progress, unless the GPU has it.
     fn fetch(&mut self, key: Key) {
         if self.there.contains_key(&key) || self.cache.as_ref().is_some_and(|c| c.contains(key)) {
             return;

@@ -1,6 +1,6 @@
 //! The systems, as rows of one simulator.
 
-use moec_runtime::schedule::{self, Keeps, Prediction};
+use moec_runtime::schedule::{self, GpuResidents, Prediction};
 use moec_sim::systems;
 
 /// A system: a row of the table of systems.
@@ -8,8 +8,8 @@ use moec_sim::systems;
 pub struct System {
     /// Name.
     pub name: &'static str,
-    /// System: the division of a layer's experts, what stays on the GPU from token to token, in room for as
-    /// many experts as a token uses, and whether a gate one layer before says which experts are transferred.
+    /// System: the division of a layer's experts, and the experts that stay on the GPU, in room for those of
+    /// one token. Also whether a gate one layer before predicts the transferred experts.
     pub row: schedule::System,
     /// Whether fewer experts are tried first.
     pub little: bool,
@@ -41,7 +41,7 @@ pub const MOEC: System = System { name: "moec, big-little", little: true, ..MOEC
 impl System {
     /// Cache policy that keeps experts on the GPU from token to token; `None`: nothing.
     pub fn cache(&self) -> Option<&'static str> {
-        if let Keeps::Cache(setting) = self.row.keeps { Some(setting) } else { None }
+        if let GpuResidents::Cache(setting) = self.row.gpu_residents { Some(setting) } else { None }
     }
 }
 

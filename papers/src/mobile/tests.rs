@@ -1,4 +1,4 @@
-//! The page's statements hold, with few tokens.
+//! Tests that the page's statements hold in a short run.
 
 use super::claims::claims;
 use super::models::MODELS;
@@ -13,7 +13,7 @@ static REPORT: LazyLock<Report> = LazyLock::new(|| Report::new(Size::QUICK).expe
 static CLAIMS: LazyLock<Claims> = LazyLock::new(|| claims(&REPORT).expect("claims"));
 
 #[test]
-fn models_have_the_weights_of_their_names() {
+fn mobile_models_have_their_named_sizes() {
     for (model, billions) in MODELS.iter().zip([14.3, 6.9]) {
         let weights = model.layers as u64 * (model.experts as u64 * model.expert() + model.dense());
         let share = weights as f64 * 1e-9 / billions;
@@ -23,7 +23,7 @@ fn models_have_the_weights_of_their_names() {
 }
 
 #[test]
-fn the_constant_gives_what_it_was_found_from() {
+fn fitted_constant_reproduces_its_measurement() {
     let used: Vec<_> = CLAIMS.0.iter().filter(|c| c.used).collect();
     assert_eq!(used.len(), 1);
     assert!(used[0].paper.error(used[0].ours).abs() < 0.01, "{:?}", used[0]);
@@ -44,7 +44,7 @@ fn less_work_is_faster() {
         assert!(row.outcomes.iter().all(|o| o.token > 0.0 && o.token.is_finite()), "{row:?}");
         assert!(row.speedup(&MOBILE_GATES) > row.speedup(&MOBILE), "{row:?}");
         assert!(row.speedup(&MOEC_FULL) > 1.0 && row.speedup(&FULL) == 1.0, "{row:?}");
-        // A second pass fetches half of what one without a first one does.
+        // The full pass after a little one fetches less than a full pass alone, and so does the little one.
         let [full, mobile] = [FULL, MOBILE].map(|s| row.outcomes[at(&s)]);
         assert!(mobile.again < full.token && mobile.first < full.token, "{row:?}");
     }
@@ -60,7 +60,7 @@ fn less_work_is_faster() {
 }
 
 #[test]
-fn speedups_are_near_the_papers() {
+fn mobile_speedups_are_near_the_paper() {
     for c in &CLAIMS.0 {
         let near = if c.place == "§IV-B, Figure 5" { 0.25 } else { 0.12 };
         assert!(c.paper.error(c.ours).abs() < near, "{c:?}");
@@ -68,7 +68,7 @@ fn speedups_are_near_the_papers() {
 }
 
 #[test]
-fn every_figure_stands_on_the_page() {
+fn mobile_page_lists_every_figure() {
     let page = page(&CLAIMS, &REPORT);
     check_page("mobile", &page, &CLAIMS, &plots(&CLAIMS, &REPORT));
     for system in &SYSTEMS {

@@ -1,11 +1,11 @@
-//! The quantities of `claims/npumoe.toml` that are no ratio of two systems: tables, shares, watts.
+//! The quantities of `claims/npumoe.toml` other than ratios of two systems: tables, shares, watts.
 
 use super::paper::{self, GROUPS, Metric};
 use super::reproduce::{Bench, Measured, Total};
 use crate::claim::Quantities;
 use crate::shapes::Shape;
 use moec_base::{Error, Result};
-use moec_costs::timeline::What;
+use moec_costs::timeline::TaskKind;
 use moec_costs::units::{ExpertSize, Units};
 use moec_simulate::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
 
@@ -109,20 +109,20 @@ fn graphs(out: &mut Quantities, units: &Units<'_>, watts: &Watts) -> Result<()> 
 }
 
 /// Milliseconds of a part of a MoE block, as Table 4 has it.
-fn part_ms(total: &Total, what: What, m: &Measured) -> f64 {
+fn part_ms(total: &Total, what: TaskKind, m: &Measured) -> f64 {
     // The second addition of a layer is that of the MoE block.
-    let share = if what == What::Residual { 0.5 } else { 1.0 };
+    let share = if what == TaskKind::Residual { 0.5 } else { 1.0 };
     total.block_ms(what, &m.config) * share
 }
 
 /// The rows of Table 4.
-const ROWS: [(What, &str); 6] = [
-    (What::Router, "Router"),
-    (What::Gather, "Gather"),
-    (What::Pad, "Padding"),
-    (What::Experts, "Expert FFN"),
-    (What::Scatter, "Scatter"),
-    (What::Residual, "Residual"),
+const ROWS: [(TaskKind, &str); 6] = [
+    (TaskKind::Router, "Router"),
+    (TaskKind::Gather, "Gather"),
+    (TaskKind::Pad, "Padding"),
+    (TaskKind::Experts, "Expert FFN"),
+    (TaskKind::Scatter, "Scatter"),
+    (TaskKind::Residual, "Residual"),
 ];
 
 /// Table 4 and its text.
@@ -140,8 +140,8 @@ fn block(out: &mut Quantities, short: &Measured) {
     };
     let saved = |ours: f64, theirs: f64| 1.0 - ours / theirs.max(f64::MIN_POSITIVE);
     let of = |what| saved(part_ms(ours, what, short), part_ms(cpu, what, short));
-    out.put("expert FFN, less than coreml-cpu", of(What::Experts));
-    out.put("scatter, less than coreml-cpu", of(What::Scatter));
+    out.put("expert FFN, less than coreml-cpu", of(TaskKind::Experts));
+    out.put("scatter, less than coreml-cpu", of(TaskKind::Scatter));
     out.put("the whole block, less than coreml-cpu", saved(whole(ours), whole(cpu)));
     out.put("the whole block, less than coreml-naive", saved(whole(ours), whole(naive)));
 }
@@ -161,14 +161,14 @@ fn whole(out: &mut Quantities, short: &Measured) {
     let part = |total: &Total, what| total.parts.get(&what).copied().unwrap_or(0.0);
     if let Some(ours) = short.total(OURS.name) {
         out.put("attention and MoE block", ours.energy.total_j() / (ours.wall_us * 1e-6));
-        out.put("experts in the TTFT of ours", part(ours, What::Experts) / ours.wall_us);
+        out.put("experts in the TTFT of ours", part(ours, TaskKind::Experts) / ours.wall_us);
     }
     if let Some(naive) = short.total(COREML_NAIVE.name) {
-        let share = naive.dispatch_us / part(naive, What::Experts).max(f64::MIN_POSITIVE);
+        let share = naive.dispatch_us / part(naive, TaskKind::Experts).max(f64::MIN_POSITIVE);
         out.put("dispatch in the naive MoE block", share);
     }
     if let (Some(cpu), Some(npu)) = (short.total(COREML_CPU.name), short.total(ANEMLL.name)) {
-        let (a, b) = (part(cpu, What::Attention), part(npu, What::Attention));
+        let (a, b) = (part(cpu, TaskKind::Attention), part(npu, TaskKind::Attention));
         out.put("attention on the slower unit over the other", a.max(b) / a.min(b));
     }
     if let Some(ratio) = short.ratio(Metric::Latency, COREML_NAIVE.name, COREML_CPU.name) {
@@ -176,7 +176,7 @@ fn whole(out: &mut Quantities, short: &Measured) {
     }
 }
 
-/// Figure 2: what the prefill takes of a whole run. Which system the paper ran is not stated: ours.
+/// Figure 2: the prefill's share of a whole run. The paper does not state its system; ours is used.
 fn prefill(out: &mut Quantities, short: &Measured, all: &Measured) {
     let (Some(prefill), Some(all)) = (short.total(OURS.name), all.total(OURS.name)) else { return };
     out.put("prefill in the latency of a run", prefill.wall_us / all.wall_us);
@@ -196,7 +196,7 @@ fn runs(out: &mut Quantities, qwen: &Measured) {
     for (system, total) in &qwen.systems {
         let (name, joules) = (system.name, total.energy.total_j());
         out.put(format!("{name}, power"), joules / (total.wall_us * 1e-6));
-        for (part, what) in [("experts", What::Experts), ("attention", What::Attention)] {
+        for (part, what) in [("experts", TaskKind::Experts), ("attention", TaskKind::Attention)] {
             let us = total.parts.get(&what).copied().unwrap_or(0.0);
             out.put(format!("{name}, {part}"), us / total.wall_us);
         }

@@ -1,10 +1,9 @@
-//! The constants that no device file has, each found from figures of NPUMoE that are named; the others check
-//! it.
+//! Constants that no device file has, each fitted to named figures of NPUMoE; the other figures check it.
 //!
 //! | constant | found from |
 //! |---|---|
 //! | rate at which the CPU moves rows | Table 4, Gather of Core ML (CPU) |
-//! | attention on the CPU, beside what the device's table says of its matrices | Table 6, attention |
+//! | attention on the CPU, in addition to the device table's time of its matrices | Table 6, attention |
 //! | rate at which graphs that are not resident reach the NPU | Table 4, Expert FFN of Core ML (naive) |
 //! | share of that during which the CPU works | §5.5, Core ML (naive) at prompt 1024, chunk 256 |
 //! | share of the time of graphs of experts during which the CPU works | §5.5, Core ML (CPU) at 1024, 256 |
@@ -16,14 +15,14 @@ use super::reproduce::{Bench, Total};
 use crate::claim::printed;
 use moec_base::{Error, Result};
 use moec_costs::Constants;
-use moec_costs::timeline::What;
+use moec_costs::timeline::TaskKind;
 use moec_simulate::System;
 use moec_simulate::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
 
 /// Bytes of a gathered number: read in f16 and written in f16.
 const GATHERED: f64 = 4.0;
 
-/// A constant and where it is from.
+/// A constant and its source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fitted {
     /// Description.
@@ -53,13 +52,13 @@ pub fn fit(bench: &Bench) -> Result<Constants> {
 
     let attention = |system: &str| run(system).map(|r| r.attention).ok_or_else(|| missing("Table 6"));
     let on_npu = f64::midpoint(attention(OURS.name)?, attention(ANEMLL.name)?);
-    let wanted = attention(COREML_CPU.name)? / on_npu;
-    let part = |total: &Total| total.parts.get(&What::Attention).copied().unwrap_or(0.0);
+    let target_ratio = attention(COREML_CPU.name)? / on_npu;
+    let part = |total: &Total| total.parts.get(&TaskKind::Attention).copied().unwrap_or(0.0);
     let (cpu, npu) = (bench.total(&QWEN, &COREML_CPU, found)?, bench.total(&QWEN, &ANEMLL, found)?);
-    found.attention_on_cpu = wanted * part(&npu) / part(&cpu).max(f64::MIN_POSITIVE);
+    found.attention_on_cpu = target_ratio * part(&npu) / part(&cpu).max(f64::MIN_POSITIVE);
 
     let experts = figure("Expert FFN, coreml-naive")?;
-    let part = |total: &Total| total.block_ms(What::Experts, &SHORT);
+    let part = |total: &Total| total.block_ms(TaskKind::Experts, &SHORT);
     let none = bench.total(&SHORT, &COREML_NAIVE, found)?;
     let slow = bench.total(&SHORT, &COREML_NAIVE, Constants { load_gb_per_s: 1.0, ..found })?;
     let left = experts - part(&none);
@@ -74,8 +73,8 @@ pub fn fit(bench: &Bench) -> Result<Constants> {
     let cpu = |system: &System, constants: Constants| {
         Ok::<_, Error>(bench.total(&SHORT, system, constants)?.cpu_us)
     };
-    let share = |wanted: f64, none: f64, whole: f64| {
-        ((wanted - none) / (whole - none).max(f64::MIN_POSITIVE)).clamp(0.0, 1.0)
+    let share = |target: f64, none: f64, whole: f64| {
+        ((target - none) / (whole - none).max(f64::MIN_POSITIVE)).clamp(0.0, 1.0)
     };
     let ours = cpu(&COREML_CPU, found)? / ratio(COREML_CPU.name)?;
     found.hosting = share(ours, cpu(&OURS, found)?, cpu(&OURS, Constants { hosting: 1.0, ..found })?);

@@ -1,9 +1,9 @@
 //! *NPUMoE*: its evaluation, simulated.
 //!
-//! [`paper`] holds what it printed, [`fit`] finds the constants that no device file has from some of these
-//! figures, [`reproduce`] puts the ratios and [`figures`] everything else beside what is simulated.
-//! [`tables`] prints all of it, and [`page`] writes it as a page of the documentation. Nothing else knows the
-//! paper's results.
+//! [`paper`] holds what it printed, [`fit`] fits the constants that no device file has to some of these
+//! figures. [`reproduce`] compares the ratios and [`figures`] everything else with the simulation. [`tables`]
+//! prints all of it, and [`page`] writes the page of the documentation. No other module contains the paper's
+//! results.
 
 pub mod figures;
 pub mod fit;
@@ -17,10 +17,10 @@ mod tests;
 use moec_base::Result;
 use reproduce::{Bench, Report};
 
-/// The evaluation on one device, or on all: constants are found first.
+/// The evaluation on one device, or on all; first the constants are fitted.
 ///
 /// # Errors
-/// Constants that cannot be found.
+/// Fails if constants cannot be fitted.
 pub fn report(device: Option<&str>) -> Result<Report> {
     let bench = Bench::new()?;
     bench.report(device, fit::fit(&bench)?)

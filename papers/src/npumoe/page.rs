@@ -1,14 +1,14 @@
-//! NPUMoE's evaluation beside what is simulated, as a page of the documentation: every figure, the largest
-//! misses first.
+//! NPUMoE's evaluation and the simulation, as a page of the documentation: every figure, the largest misses
+//! first.
 
 use super::fit::found;
-use super::paper::{Metric, Ratio, UNSAID};
+use super::paper::{Metric, NOT_SIMULATED, Ratio};
 use super::reproduce::Report;
 use crate::claim::Claim;
 use moec_device::BUILT_IN;
 use std::fmt::Write as _;
 
-/// A figure of the paper beside ours.
+/// A figure of the paper and ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Place in the paper.
@@ -71,19 +71,18 @@ pub fn page(report: &Report) -> String {
             systems are to `ours`, NPUMoE's own system; `cpu` is cycles there and busy time here. \\*: the paper does not state prompt\n\
             and chunk, and ours are an assumption.\n\n";
     table(&mut out, rows.iter().filter(|r| !r.used));
-    out += "\n## Figures that a constant or the device file is from\n\nThese check nothing: they are met because they were used.\n\n";
+    out += "\n## Figures that were used to fit a constant or the device file\n\nThey are no check: they match because they were used.\n\n";
     table(&mut out, rows.iter().filter(|r| r.used));
     notes(&mut out, report);
     orders(&mut out, report);
-    out += "\n## What the simulator cannot say\n\n| where | the paper's | why not |\n|---|---|---|\n";
-    for (place, what, why) in UNSAID {
+    out += "\n## What the simulator cannot predict\n\n| where | the paper's | why not |\n|---|---|---|\n";
+    for (place, what, why) in NOT_SIMULATED {
         let _ = writeln!(out, "| {place} | {what} | {why} |");
     }
     out
 }
 
-/// Figures that are no check, and what they gave: what the simulator was fitted to, and what the device file
-/// says.
+/// Figures that are not checks, with the constants or the device file's values that come from them.
 fn constants(out: &mut String, report: &Report) {
     *out +=
         "## Constants, and what each was found from\n\n| constant | value | found from |\n|---|---|---|\n";
@@ -134,8 +133,8 @@ fn notes(out: &mut String, report: &Report) {
         let _ = writeln!(out, "- {place}: {note}.");
     }
     *out += "- Table 4: the rows in the column of ours sum to 1707 ms, its last row says 2165. What takes 0.8 to 0.9 s per layer to\n\
-             scatter and 0.4 s to add the residual is not said; the bytes that are moved take 5 and 3 ms at the rate of its Gather.\n\
-             - Table 3: capacities in the paper let a tenth to a fifth of the tokens fall; ours are moec's defaults, which keep nearly all.\n";
+             scatter and 0.4 s to add the residual is not stated; the bytes that are moved take 5 and 3 ms at the rate of its Gather.\n\
+             - Table 3: capacities in the paper drop a tenth to a fifth of the tokens; ours are moec's defaults, which keep nearly all.\n";
 }
 
 fn table<'a>(out: &mut String, rows: impl Iterator<Item = &'a Row>) {
@@ -160,7 +159,7 @@ fn significant(x: f64) -> String {
     format!("{x:.after$}")
 }
 
-/// Orders of two systems that come out the other way round.
+/// Orders of two systems that are reversed in the simulation.
 fn orders(out: &mut String, report: &Report) {
     let wrong = report.reversed();
     let (all, held) = (report.orders.len(), report.orders.len() - wrong.len());
@@ -184,7 +183,7 @@ fn summary(report: &Report, rows: &[Row]) -> String {
     let free: Vec<&Row> = rows.iter().filter(|r| !r.used).collect();
     let within = |times: f64| free.iter().filter(|r| r.miss() <= times).count();
     let mut out = format!(
-        "Of {} figures that no constant was found from, {} are within a factor of 1.1 of the paper's or its range, {} within 1.25 and\n\
+        "Of {} figures that were not used to fit a constant, {} are within a factor of 1.1 of the paper's or its range, {} within 1.25 and\n\
          {} within 1.5; {} are off by more than a factor of 2. {} more gave constants and check nothing.\n",
         free.len(),
         within(1.1),
@@ -234,11 +233,11 @@ fn summary(report: &Report, rows: &[Row]) -> String {
 mod tests {
     use super::{page, rows, significant};
     use crate::claim::printed;
-    use crate::npumoe::paper::{CLAIMS, UNSAID};
+    use crate::npumoe::paper::{CLAIMS, NOT_SIMULATED};
     use crate::npumoe::report as reported;
 
     #[test]
-    fn every_figure_of_the_paper_stands_on_the_page_the_misses_first() {
+    fn page_lists_every_paper_figure_with_misses_first() {
         let report = reported(None).unwrap();
         let (rows, page) = (rows(&report), page(&report));
         assert_eq!(rows.len(), printed(CLAIMS).unwrap().len());
@@ -247,14 +246,14 @@ mod tests {
             .map(|n| format!("Table {n}"))
             .chain([2, 7, 8, 14].map(|n| format!("Figure {n}")))
         {
-            let said = rows.iter().any(|r| r.place.starts_with(&place) || r.place.contains(&place));
-            assert!(said || place == "Table 7", "{place}");
+            let listed = rows.iter().any(|r| r.place.starts_with(&place) || r.place.contains(&place));
+            assert!(listed || place == "Table 7", "{place}");
         }
         for section in ["§5.1", "§5.2", "§5.3", "§5.4", "§5.5", "§5.7", "§5.8"] {
             assert!(rows.iter().any(|r| r.place.contains(section)), "{section}");
         }
-        assert!(UNSAID.iter().all(|(place, ..)| page.contains(place)));
-        // Sorted by how far off they are, whichever way.
+        assert!(NOT_SIMULATED.iter().all(|(place, ..)| page.contains(place)));
+        // Sorted by the size of the error, in either direction.
         assert!(rows.windows(2).all(|w| w[0].miss() >= w[1].miss()));
         let (free, used): (Vec<_>, Vec<_>) = rows.iter().partition(|r| !r.used);
         assert!(used.len() > 10 && free.len() > 100, "{} and {}", used.len(), free.len());

@@ -1,6 +1,6 @@
 //! Runs, orders and constants of NPUMoE's paper; its figures are in `claims/npumoe.toml`.
 //!
-//! The paper gives ratios to its own system, most of them per prompt length and chunk. Where it does not say
+//! The paper gives ratios to its own system, most of them per prompt length and chunk. If it does not state
 //! the configuration, `stated` is false and ours is an assumption.
 
 use crate::claim::Claim;
@@ -217,11 +217,11 @@ pub const RUNS: [PaperRun; 3] = [
 pub const MODELS: [Shape; 3] = [PHIMOE, PHIMOE_TINY, QWEN3];
 
 /// Statements of the evaluation that our simulations cannot test: the place, the statement and the reason.
-pub const UNSAID: &[(&str, &str, &str)] = &[
+pub const NOT_SIMULATED: &[(&str, &str, &str)] = &[
     (
         "Table 3, accuracy",
         "86.00 %, 88.57 %, 95.50 %, 96.00 % in f16; at most 1.07 % less",
-        "PhiMoE is not executed here; what capacities cost the demo model stands in [benchmarks](benchmarks.md#quality-of-static-capacities)",
+        "PhiMoE is not executed here; the cost of capacities for the demo model is in [benchmarks](benchmarks.md#quality-of-static-capacities)",
     ),
     (
         "Table 3, each data set",
@@ -272,5 +272,5 @@ pub const UNSAID: &[(&str, &str, &str)] = &[
         "curves and bars without numbers",
         "nothing is read off; the numbers in their text are compared",
     ),
-    ("§5.8, loads and evictions", "graphs stay where they are", "nothing is measured"),
+    ("§5.8, loads and evictions", "graphs stay on their unit", "nothing is measured"),
 ];

@@ -7,8 +7,8 @@ use crate::printed::Printed;
 use crate::recorded::{DOMAINS, Recorded};
 use moec_base::{Error, Result};
 use moec_config::{ExpertsConfig, Overflow};
-use moec_costs::run::{Outcome, Prompt, Scene};
-use moec_costs::timeline::{Task, What};
+use moec_costs::run::{Outcome, Prompt, Scenario};
+use moec_costs::timeline::{Task, TaskKind};
 use moec_costs::units::Units;
 use moec_costs::{Constants, Energy};
 use moec_device::Device;
@@ -46,7 +46,7 @@ pub struct Total {
     /// Tokens.
     pub tokens: u64,
     /// Microseconds of each part, its launches and waiting included.
-    pub parts: BTreeMap<What, f64>,
+    pub parts: BTreeMap<TaskKind, f64>,
     /// Microseconds that launch graphs of experts, bring them to the NPU and wait for them.
     pub dispatch_us: f64,
     /// Pairs that routers made, pairs dropped, rows computed by graphs, rows of padding.
@@ -65,13 +65,21 @@ impl Total {
         self.energy.npu_j += outcome.energy.npu_j;
         self.energy.memory_j += outcome.energy.memory_j;
         self.tokens += outcome.tokens;
-        for part in [What::Attention, What::Router, What::Gather, What::Pad, What::Experts, What::Scatter] {
+        for part in [
+            TaskKind::Attention,
+            TaskKind::Router,
+            TaskKind::Gather,
+            TaskKind::Pad,
+            TaskKind::Experts,
+            TaskKind::Scatter,
+        ] {
             *self.parts.entry(part).or_default() += line.part_us(part);
         }
         // A layer has two of them.
-        *self.parts.entry(What::Residual).or_default() += line.sum_us(What::Residual);
-        let launching = |t: &Task| if matches!(t.what, What::Launch | What::Load) { t.us } else { 0.0 };
-        let experts = line.tasks.iter().filter(|t| t.part == What::Experts);
+        *self.parts.entry(TaskKind::Residual).or_default() += line.sum_us(TaskKind::Residual);
+        let launching =
+            |t: &Task| if matches!(t.kind, TaskKind::Launch | TaskKind::Load) { t.us } else { 0.0 };
+        let experts = line.tasks.iter().filter(|t| t.part == TaskKind::Experts);
         self.dispatch_us += experts.map(|t| launching(t) + t.lag_us).sum::<f64>();
         let rows = [outcome.routed, outcome.dropped, outcome.rows, outcome.padding];
         self.rows.iter_mut().zip(rows).for_each(|(sum, n)| *sum += n);
@@ -87,7 +95,7 @@ impl Total {
     }
 
     /// Mean milliseconds of a part in one layer over all chunks of a prompt, as Table 4 counts.
-    pub fn block_ms(&self, part: What, config: &Config) -> f64 {
+    pub fn block_ms(&self, part: TaskKind, config: &Config) -> f64 {
         let layers = f64::from(config.shape.layers) * f64::from(self.prompts.max(1));
         self.parts.get(&part).copied().unwrap_or(0.0) * 1e-3 / layers
     }
@@ -98,7 +106,7 @@ impl Total {
 pub struct Measured {
     /// Configuration.
     pub config: Config,
-    /// Systems and what they took.
+    /// Systems and their results.
     pub systems: Vec<(System, Total)>,
 }
 
@@ -121,7 +129,7 @@ pub struct Order {
     pub config: &'static str,
     /// Metric.
     pub metric: Metric,
-    /// The better system in the paper, and its ratio to ours where it gives one.
+    /// The better system in the paper, and its ratio to ours if given.
     pub less: (&'static str, Option<f64>),
     /// The worse one.
     pub more: (&'static str, Option<f64>),
@@ -185,7 +193,7 @@ impl Bench {
     ) -> Result<Vec<(System, Total)>> {
         let (model, units) = (config.shape.model(), self.units(config.device)?);
         let calibration = self.recorded.calibration(&model, config.chunk);
-        let scene = Scene {
+        let scene = Scenario {
             model: &model,
             units: &units,
             constants,
@@ -216,9 +224,9 @@ impl Bench {
     /// # Errors
     /// An expert that fits into no graph.
     pub fn report(&self, device: Option<&str>, constants: Constants) -> Result<Report> {
-        let wanted = |c: &&Config| device.is_none_or(|d| d == c.device);
+        let is_selected = |c: &&Config| device.is_none_or(|d| d == c.device);
         let mut measured = Vec::new();
-        for config in CONFIGS.iter().filter(wanted) {
+        for config in CONFIGS.iter().filter(is_selected) {
             let mut systems = SYSTEMS.to_vec();
             if config.ablation {
                 systems = vec![OURS];
@@ -247,8 +255,8 @@ impl Bench {
     }
 }
 
-/// Every pair that the paper orders: ours before each baseline, the baselines by their ratios, and what it
-/// says in words. Pairs whose every ratio gave a constant are left out: they would hold in any case.
+/// Every pair that the paper orders: ours before each baseline, the baselines by their ratios, and statements
+/// in words. Pairs whose ratios were all used to fit constants are left out.
 fn orders(measured: &[Measured], claims: &Claims) -> Vec<Order> {
     let mut out = Vec::new();
     for m in measured {

@@ -19,8 +19,8 @@ pub fn text(report: &Report) -> String {
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     report.measured.iter().for_each(|m| rows.extend(measured_rows(report, m)));
     text += &table(&rows);
-    text += "\n* the paper does not state prompt and chunk: 1024 and 256 were taken, and for Qwen3-MoE the largest too.\n\
-             u: a constant was found from it.\n";
+    text += "\n* the paper does not state prompt and chunk: 1024 and 256 were assumed, and for Qwen3-MoE also the largest.\n\
+             u: a constant was fitted to it.\n";
     let others = report.ratios().filter(|(r, _)| r.to != "ours");
     let row = |(r, c): (Ratio<'_>, &Claim)| {
         let of = format!("{} over {}, {}", r.of, r.to, r.metric.name());

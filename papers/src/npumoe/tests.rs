@@ -1,4 +1,4 @@
-//! The evaluation of NPUMoE comes out as it does, and the documentation says so.
+//! Tests that the evaluation of NPUMoE keeps its results, and that the documentation has them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::fit::watts;
@@ -23,8 +23,8 @@ static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::find("m2-ultra").unwr
 static REPORT: LazyLock<Report> = LazyLock::new(|| report(None).unwrap());
 
 #[test]
-fn models_are_as_large_as_the_paper_says() {
-    // Table 1, in billions; embeddings and heads apart where they are.
+fn model_sizes_match_the_paper() {
+    // Table 1, in billions; embeddings and heads separately if they are.
     for (shape, billions) in [(PHIMOE, 42.6), (PHIMOE_TINY, 3.8), (QWEN3, 30.5)] {
         let model = shape.model();
         let experts = |l: &ModelLayer| l.experts.map_or(0, |m| m.count as u64 * m.size.weights);
@@ -37,7 +37,7 @@ fn models_are_as_large_as_the_paper_says() {
 }
 
 #[test]
-fn the_device_file_says_what_the_tables_give() {
+fn device_file_matches_the_paper_tables() {
     let units = Units::of(&DEVICE).unwrap();
     let [cpu, npu, memory] = watts().unwrap();
     let file =
@@ -53,7 +53,7 @@ fn the_device_file_says_what_the_tables_give() {
         let entry = units.npu.matmul.iter().find(|m| m.rows == capacity).unwrap();
         assert!((entry.ms - each).abs() < 0.0051 && entry.weights == PHIMOE.expert(), "{entry:?} {each}");
     }
-    // Launching and waiting: what is left of both rows when the time of an expert is the same.
+    // Cost of launching and waiting: the rest if both rows have the same time per expert.
     let left: Vec<f64> = [32_u32, 64, 128]
         .into_iter()
         .map(|c| {
@@ -66,13 +66,13 @@ fn the_device_file_says_what_the_tables_give() {
 }
 
 #[test]
-fn ours_is_first_and_every_range_holds() {
+fn our_system_is_best_and_all_ranges_hold() {
     let report = &*REPORT;
     for m in report.measured.iter().filter(|m| !m.config.ablation) {
         for metric in Metric::ALL {
             for system in [COREML_CPU, COREML_NAIVE, ANEMLL] {
                 let ratio = m.ratio(metric, system.name, OURS.name).unwrap();
-                // If no group pays for a launch, ours is ANEMLL's placement: small experts of Qwen3-MoE in
+                // If no group pays for a launch, our placement equals ANEMLL's: small experts of Qwen3-MoE in
                 // small chunks.
                 let tie = m.config.name == "Qwen3-MoE 1024/256" && system.name == ANEMLL.name;
                 let first = ratio > 1.0 || tie && ratio >= 1.0;
@@ -90,7 +90,7 @@ fn ours_is_first_and_every_range_holds() {
 }
 
 #[test]
-fn every_technique_pays() {
+fn every_technique_reduces_latency() {
     let ablation = REPORT.measured.iter().find(|m| m.config.ablation).unwrap();
     let ratio = |of: &str, to: &str| ablation.ratio(Metric::Latency, of, to).unwrap();
     for (worse, better) in [("ours-base", "ours-t"), ("ours-t", "ours-tg"), ("ours-tg", "ours")] {
@@ -98,13 +98,13 @@ fn every_technique_pays() {
     }
     // §5.8: 1.09 of the last step.
     assert!((ratio("ours-tg", "ours") / 1.09 - 1.0).abs() < 0.1);
-    // 2.89 of all of them is between the least and the largest shape that Ours-base can mean.
+    // The paper's 2.89 is between the ratios for the smallest and the largest shape that Ours-base can mean.
     assert!(ratio("ours-base", "ours") < 2.89 && ratio("ours-base-chunk", "ours") > 2.89);
 }
 
-/// Claims that do not come out as in the paper, by name; a change here is a change of what the README says.
+/// Claims that differ from the paper, by name; after a change here, the README must change.
 #[test]
-fn what_does_not_hold() {
+fn claims_that_do_not_hold_match_the_snapshot() {
     let report = &*REPORT;
     let mut text = String::new();
     for o in report.reversed() {
@@ -123,15 +123,15 @@ fn what_does_not_hold() {
             c.ours
         );
     }
-    insta::assert_snapshot!("what_does_not_hold", text);
-    // Everything that is printed was computed, and every ratio names systems and configurations that exist.
+    insta::assert_snapshot!("claims_that_do_not_hold_match_the_snapshot", text);
+    // Every printed figure was computed, and every ratio names existing systems and configurations.
     assert!(report.ratios().all(|(r, _)| CONFIGS.iter().any(|x| x.name == r.config)));
     assert!(report.ratios().all(|(r, _)| System::named(r.of).is_some() && System::named(r.to).is_some()));
     assert_eq!((report.claims.0.len(), report.ratios().count()), (printed(CLAIMS).unwrap().len(), 67));
 }
 
 #[test]
-fn what_a_constant_was_found_from_is_met_and_marked() {
+fn figures_used_for_fitting_are_met_and_marked() {
     let report = &*REPORT;
     assert!(report.ratios().filter(|(_, c)| c.used).all(|(_, c)| c.paper.error(c.ours).abs() < 1e-6));
     assert_eq!(report.ratios().filter(|(_, c)| c.used).count(), 2);
@@ -152,7 +152,7 @@ fn what_a_constant_was_found_from_is_met_and_marked() {
 }
 
 #[test]
-fn tables_of_everything() {
+fn result_tables_match_the_snapshot() {
     insta::assert_snapshot!("tables", tables::text(&REPORT));
     let all = tables::value(&REPORT);
     assert_eq!(
@@ -164,7 +164,7 @@ fn tables_of_everything() {
 }
 
 #[test]
-fn the_documentation_is_fresh() {
+fn npumoe_documentation_is_current() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let read = |name: &str| fs::read_to_string(root.join(name)).unwrap();
     let fresh = page(&REPORT);

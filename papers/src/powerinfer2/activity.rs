@@ -1,12 +1,12 @@
 //! Neurons that a token requests.
 //!
 //! Two assumptions. *How often*: the share of tokens that request a neuron falls as a power of its rank in
-//! its layer, up to all of them. The exponent is found from the two shares of §2.2, the factor from the
-//! model's activated parameters. *When*: a neuron keeps its state from token to token, but for those that are
-//! drawn anew. How many do is drawn for each token, the same in all layers, from a lognormal distribution:
-//! its mean is found from a rate of hits, its deviation from a 99th percentile.
+//! its layer, up to all of them. The exponent is fitted to the two shares of §2.2, the factor to the model's
+//! activated parameters. *When*: a neuron keeps its state from token to token, except for those that are
+//! sampled again. Their number is sampled for each token, the same in all layers, from a lognormal
+//! distribution. Its mean is fitted to a hit rate, its deviation to a 99th percentile.
 //!
-//! Experts are drawn evenly, for every token anew.
+//! Experts are sampled uniformly for every token.
 
 use super::models::{Model, TOGETHER};
 use crate::random::Random;
@@ -51,7 +51,7 @@ pub struct Routed {
 }
 
 /// Requested, and active.
-const ASKED: u8 = 1;
+const REQUESTED: u8 = 1;
 const ACTIVE: u8 = 2;
 
 /// The tokens of a sequence, one after the other.
@@ -90,7 +90,7 @@ impl Activity {
     fn layer(&mut self, layer: usize, novelty: f64) -> Vec<Routed> {
         let Self { random, model, popularity, layers, .. } = self;
         let states = &mut layers[layer];
-        // The distance to the next neuron that is drawn anew is geometric.
+        // The distance to the next neuron that is sampled again is geometric.
         let step = |random: &mut Random| {
             let skipped = (1.0 - random.unit()).ln() / (1.0 - novelty).max(1e-300).ln();
             1 + skipped.min(1e9) as usize
@@ -109,7 +109,7 @@ impl Activity {
         }
         let requested = |&expert: &u32| {
             let of = &states[expert as usize * model.inner..][..model.inner];
-            let requested = of.iter().enumerate().filter(|s| *s.1 & ASKED != 0);
+            let requested = of.iter().enumerate().filter(|s| *s.1 & REQUESTED != 0);
             Routed { expert, neurons: requested.map(|(n, s)| (n as u32, s & ACTIVE != 0)).collect() }
         };
         experts.iter().map(requested).collect()
@@ -120,9 +120,9 @@ fn drawn(random: &mut Random, popularity: f64) -> u8 {
     if random.unit() >= popularity {
         0
     } else if random.unit() < TOGETHER {
-        ASKED | ACTIVE
+        REQUESTED | ACTIVE
     } else {
-        ASKED
+        REQUESTED
     }
 }
 
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shares_of_figure_2_hold() {
+    fn activation_shares_match_figure_2() {
         let p = popularity(BAMBOO.active, BAMBOO.inner);
         let white = |batch| p.iter().filter(|&&p| 1.0 - (1.0 - p).powi(batch) > WHITE).count() as f64;
         let [one, many] = [1, 32].map(|b| white(b) / p.len() as f64);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_ask_as_often_as_said_and_keep_what_they_had() {
+    fn token_activity_has_its_rate_and_persistence() {
         let mut of = Activity::new(&MIXTRAL, 1, 3);
         let (mut requested, mut active) = (0, 0);
         for _ in 0..20 {

@@ -14,8 +14,8 @@ pub struct Group {
 
 impl Group {
     fn next(&self, after: Option<Stage>) -> Next {
-        let mut behind = Stage::ALL.into_iter().filter(|&s| after.is_none_or(|a| s > a));
-        behind.find(|&s| self.stages[s as usize] > 0.0).map_or(Next::End, Next::Stage)
+        let mut later = Stage::ALL.into_iter().filter(|&s| after.is_none_or(|a| s > a));
+        later.find(|&s| self.stages[s as usize] > 0.0).map_or(Next::End, Next::Stage)
     }
 
     /// Seconds of UFS.
@@ -40,7 +40,7 @@ pub struct Block {
     pub npu: f64,
     /// Groups that cores compute.
     pub groups: Vec<Group>,
-    /// Part of the cores' bytes that memory has to give; the others represent multiply-adds
+    /// Part of the cores' bytes that comes from memory; the others represent multiply-adds
     /// ([`Memory::rates`]).
     pub density: f64,
 }
@@ -96,10 +96,7 @@ impl Block {
     /// [`NeuronError::Pipeline`] for no workers.
     pub fn run(&self, memory: &Memory, workers: &[f64], order: Option<Order>) -> Result<Times, NeuronError> {
         if workers.is_empty() {
-            return Err(NeuronError::Pipeline {
-                cluster: 0,
-                what: "there is no core to compute it".to_owned(),
-            });
+            return Err(NeuronError::Pipeline { cluster: 0, what: "no core computes it".to_owned() });
         }
         let Some(order) = order else {
             let held = self.groups.iter().map(|g| g.held()).collect();
@@ -113,7 +110,7 @@ impl Block {
             return Ok(times);
         };
         let first: Vec<_> = self.groups.iter().map(|g| (0, g.next(None))).collect();
-        let mut lanes = Lanes {
+        let mut lanes = BlockRun {
             block: self,
             memory,
             workers,
@@ -128,44 +125,44 @@ impl Block {
     }
 }
 
-/// A task with what is left of it.
-type Left = Option<(Task, f64)>;
+/// A task with its remaining work.
+type RunningTask = Option<(Task, f64)>;
 
-struct Lanes<'a> {
+struct BlockRun<'a> {
     block: &'a Block,
     memory: &'a Memory,
     workers: &'a [f64],
     pipeline: Pipeline,
-    cores: Vec<Left>,
-    reader: Left,
+    cores: Vec<RunningTask>,
+    reader: RunningTask,
     npu: f64,
     times: Times,
 }
 
-impl Lanes<'_> {
-    fn begun(&self, task: Task) -> (Task, f64) {
+impl BlockRun<'_> {
+    fn started(&self, task: Task) -> (Task, f64) {
         (task, self.block.groups[task.cluster as usize].stages[task.stage as usize])
     }
 
-    /// Gives out what is ready, and goes on to the moment when something ends; `false` where nothing is left.
+    /// Starts ready tasks, and advances to the next end of a task; `false` if no task is left.
     fn step(&mut self) -> Result<bool, NeuronError> {
         for core in 0..self.cores.len() {
             if self.cores[core].is_none()
                 && let Some(task) = self.pipeline.compute()
             {
-                self.cores[core] = Some(self.begun(task));
+                self.cores[core] = Some(self.started(task));
             }
         }
         if self.reader.is_none()
             && let Some(task) = self.pipeline.read()
         {
-            self.reader = Some(self.begun(task));
+            self.reader = Some(self.started(task));
         }
         let part: f64 =
             self.cores.iter().zip(self.workers).filter(|c| c.0.is_some()).map(|(_, part)| part).sum();
         let (cpu, npu) = self.memory.rates(part, self.block.density, self.npu > 0.0);
         // Seconds until each ends.
-        let of_core = |core: &Left, worker: f64| core.map(|(_, left)| left * part / (cpu * worker));
+        let of_core = |core: &RunningTask, worker: f64| core.map(|(_, left)| left * part / (cpu * worker));
         let ends = self.cores.iter().zip(self.workers).filter_map(|(c, &w)| of_core(c, w));
         let others = self.reader.map(|r| r.1).into_iter().chain((self.npu > 0.0).then(|| self.npu / npu));
         let passed = ends.chain(others).fold(f64::INFINITY, f64::min);
@@ -224,21 +221,21 @@ mod tests {
     }
 
     #[test]
-    fn reading_hides_behind_computing_and_not_without_an_order() {
+    fn reads_overlap_computation_only_with_an_order() {
         let block =
             Block { npu: 0.0, density: 1.0, groups: vec![group(0.0, 0.0, 4.0), group(0.0, 1.0, 1.0)] };
         let run = |order| block.run(&MEMORY, &[0.5, 0.5], order).expect("times");
         let (alone, overlapped) = (run(None), run(Some(Order::Cluster)));
-        // Eight bytes one after the other at two a second, and two seconds of UFS.
+        // Eight bytes in sequence at two per second, after two seconds of UFS.
         assert!((alone.all - 6.0).abs() < 1e-9 && (alone.exposed - 2.0).abs() < 1e-9, "{alone:?}");
         assert!((overlapped.reading - 2.0).abs() < 1e-9 && overlapped.exposed == 0.0, "{overlapped:?}");
         assert!((overlapped.all - 4.0).abs() < 1e-9);
     }
 
     #[test]
-    fn units_share_memory_and_the_rest_is_alone() {
-        // Both: 8 a second, of which the unit has 4.8. It is through after 1 second, the cores have done 3.2
-        // of 7.2.
+    fn units_share_bandwidth_until_one_finishes() {
+        // Together they read 8 per second, of which the unit gets 4.8. The unit ends after 1 second; the
+        // cores have then done 3.2 of 7.2.
         let block =
             Block { npu: 4.8, density: 1.0, groups: vec![Group { stages: [0.0, 0.0, 7.2, 0.0, 0.0] }] };
         let times = block.run(&MEMORY, &[1.0], Some(Order::Cluster)).expect("times");

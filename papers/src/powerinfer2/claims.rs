@@ -9,10 +9,10 @@ use super::systems::ABLATION;
 use crate::claim::{Claims, Quantities};
 use moec_base::Result;
 
-/// Every figure that the paper prints of its evaluation, beside ours.
+/// Every figure of the paper's evaluation, and ours.
 ///
 /// # Errors
-/// Our bug: claims that name what is not computed.
+/// Our bug: claims with an unknown quantity.
 pub fn claims(phone: &Phone, report: &Report) -> Result<Claims> {
     let mut all = Quantities::default();
     workload(&mut all, phone, report);

@@ -10,7 +10,7 @@ use super::systems::{Reads, System};
 use moec_runtime::offload::neurons::{CacheLookup, Part, Regions, Segmented, Shape};
 use moec_sim::neurons::{NeuronError, Stage};
 
-/// Size of a simulation. Layers are alike, so that some represent all.
+/// Size of a simulation. Layers are equal, so that some represent all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Layers.
@@ -39,7 +39,7 @@ pub struct Case<'a> {
     pub system: System,
     /// Part of the feed-forward weights that memory holds.
     pub held: f64,
-    /// Part of the neurons that is hot, where the NPU takes part.
+    /// Share of hot neurons, if the NPU is used.
     pub hot: f64,
     /// Its size.
     pub size: Size,
@@ -164,7 +164,7 @@ impl Case<'_> {
             Some(core) => (core, 1.0),
             None => (Cluster::Mid, ufs.contended),
         };
-        // Reads of a layer are scattered over what a token is routed to.
+        // Reads of a layer are scattered over the experts of a token.
         let bundle = bundle(model, &ufs.random)?;
         let range = (model.k * model.inner) as f64 * bundle.stride() as f64;
         let seconds = |bytes: u64, range: f64| ufs.random_seconds(bytes, range, core) / contended;
@@ -174,11 +174,11 @@ impl Case<'_> {
             neurons: model.inner as u32,
             cluster: CLUSTER as u32,
             gate,
-            rest,
+            up_down: rest,
         };
         Ok(match self.system.reads {
             Reads::Bundle => {
-                let (gate, rest) = (bundle.gate().bytes, bundle.rest().bytes);
+                let (gate, rest) = (bundle.gate().bytes, bundle.up_down().bytes);
                 let [g, r] = [gate, rest].map(|b| if b == 0 { 0.0 } else { seconds(b, range) });
                 Costs { shape: shape(gate, rest), of: 1, gate: g, rest: r }
             }
@@ -202,10 +202,10 @@ impl Case<'_> {
 
     fn cache(&self, costs: &Costs) -> Result<Segmented, NeuronError> {
         let shape = costs.shape;
-        let all = u64::from(shape.matrices) * u64::from(shape.neurons) * (shape.gate + shape.rest);
+        let all = u64::from(shape.matrices) * u64::from(shape.neurons) * (shape.gate + shape.up_down);
         let capacity = if self.system.cached { (all as f64 * self.held) as u64 } else { 0 };
-        let wanted = all as f64 * self.hot() as f64 / self.model.inner as f64;
-        let regions = Regions::of(capacity, 0, (wanted.ceil() as u64).min(capacity))?;
+        let hot_bytes = all as f64 * self.hot() as f64 / self.model.inner as f64;
+        let regions = Regions::of(capacity, 0, (hot_bytes.ceil() as u64).min(capacity))?;
         Ok(Segmented::new(shape, regions)?)
     }
 
@@ -233,7 +233,7 @@ impl Case<'_> {
         // Hot neurons are in memory, and count as requested.
         let mut out = RequestCounters { requested: from as u32, ..RequestCounters::default() };
         let cold = &routed.neurons[from..];
-        let found = ask(matrix, cold, cache)?;
+        let found = request_cold(matrix, cold, cache)?;
         let mut left = cold.iter().zip(&found).peekable();
         let mut came_with = None;
         for start in (first..self.model.inner).step_by(CLUSTER) {
@@ -253,10 +253,10 @@ impl Case<'_> {
                 let stages = &mut of[usize::from(missing)].stages;
                 stages[Stage::ReadGate as usize] += seconds(gate, costs.gate);
                 stages[Stage::Gate as usize] += row;
-                stages[Stage::ReadRest as usize] += seconds(rest, costs.rest);
-                stages[Stage::Rest as usize] += if active { 2.0 * row } else { 0.0 };
+                stages[Stage::ReadUpDown as usize] += seconds(rest, costs.rest);
+                stages[Stage::UpDown as usize] += if active { 2.0 * row } else { 0.0 };
             }
-            // Predicting is for all neurons of the cluster; each group bears it by what it computes.
+            // Prediction is for all neurons of the cluster; each group gets its share of the cost.
             let gates = of.map(|g| g.stages[Stage::Gate as usize]);
             for (group, gate) in of.iter_mut().zip(gates).filter(|g| g.1 > 0.0) {
                 let share = gate / (gates[0] + gates[1]);
@@ -270,12 +270,12 @@ impl Case<'_> {
 
 /// Requests the cold neurons of a matrix: first those that are in memory, so that none of them makes room for
 /// another.
-fn ask(
+fn request_cold(
     matrix: u32,
     cold: &[(u32, bool)],
     cache: &mut Segmented,
 ) -> Result<Vec<[CacheLookup; 2]>, NeuronError> {
-    let two = cache.shape().rest > 0;
+    let two = cache.shape().up_down > 0;
     let part = |active: bool| if active && two { Part::Whole } else { Part::Gate };
     let there: Vec<bool> = cold.iter().map(|&(n, active)| cache.holds(matrix, n, part(active))).collect();
     let mut found = vec![[CacheLookup::Cold; 2]; cold.len()];
@@ -284,7 +284,7 @@ fn ask(
         for ((&(neuron, active), _), found) in of {
             found[0] = cache.neuron(matrix, neuron, Part::Gate, |_| {})?;
             if active && two {
-                found[1] = cache.neuron(matrix, neuron, Part::Rest, |_| {})?;
+                found[1] = cache.neuron(matrix, neuron, Part::UpDown, |_| {})?;
             }
         }
     }

@@ -11,8 +11,8 @@ pub const CLUSTER: usize = 512;
 pub const BLOCK: u64 = 4096;
 /// Bytes of a long read (§2.3.2).
 pub const LONG: u64 = 512 << 10;
-/// Factor by which units are slower on what a cache of neurons holds. The paper does not say why they do;
-/// found from the 404.6 tokens/s of §7.3, and used for all systems with weights on UFS, while decoding, too.
+/// Factor by which units are slower on weights in a neuron cache. The paper does not explain it. Fitted to
+/// the 404.6 tokens/s of §7.3, and used for all systems with weights on UFS, in decoding as well.
 pub const PAGED: f64 = 1.92;
 /// Positions of a sequence on average: up to 64 of the prompt, and half of 1024 (§7.1).
 pub const POSITIONS: f64 = 64.0 + 512.0;
@@ -26,7 +26,7 @@ pub struct Dense<'a> {
     pub model: &'a Model,
     /// Its memory, as fast as it is here.
     pub memory: Memory,
-    /// Whether the NPU takes part.
+    /// True if the NPU is used.
     pub npu: bool,
     /// Sequences.
     pub batch: f64,
@@ -43,15 +43,15 @@ impl Dense<'_> {
         (cpu, (weights * CHANNEL).max(self.phone.npu_bytes_of(macs)))
     }
 
-    /// Times of weights that every token uses, with bytes that are read beside them.
-    fn times(&self, weights: f64, beside: f64) -> Times {
+    /// Times of weights that every token uses, while other bytes are read.
+    fn times(&self, weights: f64, other_bytes: f64) -> Times {
         let (cpu, npu) = self.bytes(weights);
-        let density = (weights * GROUPED + beside) / (cpu + beside);
+        let density = (weights * GROUPED + other_bytes) / (cpu + other_bytes);
         if self.npu {
-            let all = self.memory.split(self.part, density, cpu + beside, npu + beside);
+            let all = self.memory.split(self.part, density, cpu + other_bytes, npu + other_bytes);
             Times { all, both: all, ..Times::default() }
         } else {
-            let all = (cpu + beside) / self.memory.rates(self.part, density, false).0;
+            let all = (cpu + other_bytes) / self.memory.rates(self.part, density, false).0;
             Times { all, cpu: all, ..Times::default() }
         }
     }
@@ -70,7 +70,7 @@ impl Dense<'_> {
 /// The bundle of a model's neurons (§4.4).
 ///
 /// # Errors
-/// Our bug: a width that is no whole number of groups.
+/// Our bug: a width that is not a whole number of groups.
 pub fn bundle(model: &Model, rates: &RatesByBlock) -> Result<Bundle, NeuronError> {
     Bundle::choose(model.hidden as u64, QuantFormat::Q4_PAPER, BLOCK, rates, TOGETHER)
 }

@@ -32,7 +32,7 @@ pub(super) fn decode(report: &Report) -> String {
         ran(&mut out, &name("LLMFlash"), &d.llmflash);
         let _ = writeln!(out, " |\n| {} | {} | | | | | |", name("llama.cpp"), digits(d.llama));
     }
-    out.push_str("\nWhich core reads makes this difference (PowerInfer-2, Bamboo-7B; a little core leaves six to compute):\n\n");
+    out.push_str("\nThe core that reads makes this difference (PowerInfer-2, Bamboo-7B; a little core leaves six to compute):\n\n");
     out.push_str("| | tokens/s | misses | P99 | MB a token | I/O |\n|---|---|---|---|---|---|\n");
     for (core, of) in &report.readers {
         ran(&mut out, &format!("{core:?}").to_lowercase(), of);
@@ -202,12 +202,12 @@ pub(super) fn chosen(report: &Report) -> String {
     let mut out = String::from(
         "With half of Bamboo-7B on UFS, one sequence:\n\n| who chooses | hot | tokens/s |\n|---|---|---|\n",
     );
-    for (who, hot, speed) in &report.chosen {
-        let _ = writeln!(out, "| {who} | {:.0} % | {} |", hot * 100.0, digits(*speed));
+    for (name, hot, speed) in &report.chosen {
+        let _ = writeln!(out, "| {name} | {:.0} % | {} |", hot * 100.0, digits(*speed));
     }
     out.push_str(
         "\nWhat is read is what changes from token to token, and a cold region that is too small for what a token requests loses nearly all of it.\n\
-         Frequencies say neither: the planner replays a trace, of other draws than those that are simulated. By sequences, with half on UFS:\n\n\
+         Frequencies show neither: the planner replays a trace, of other draws than those that are simulated. By sequences, with half on UFS:\n\n\
          | sequences | planned, all in memory | planned, half on UFS | the paper |\n|---|---|---|---|\n",
     );
     for b in &report.batches {
@@ -221,7 +221,7 @@ pub(super) fn chosen(report: &Report) -> String {
     }
     out.push_str(
         "\nThree sequences request more than half of the neurons: with half on UFS every hot neuron that is not requested then takes the room\n\
-         of one that has to be read. The paper's shares say nothing of UFS.\n\n",
+         of one that has to be read. The paper's shares do not mention UFS.\n\n",
     );
     out
 }
@@ -239,7 +239,7 @@ pub(super) fn ablation(claims: &Claims, report: &Report) -> String {
     out.push_str(
         "\n*Baseline* reads the three rows of every neuron requested from their matrices, in all pages that they touch, and keeps nothing; *+Bundle*\n\
          reads the gate's half of the bundle and, of active ones, the other. The last row, which the paper does not have, is *+Pipeline* with\n\
-         a barrier between matrices (Figure 6a). The printed steps and speeds do not go together: 1.1 · 2.82 is 3.1 and not 4.181, and\n\
+         a barrier between matrices (Figure 6a). The printed steps and speeds contradict each other: 1.1 · 2.82 is 3.1 and not 4.181, and\n\
          9.60 / 1.29 is 7.44. Between the two pipelines there is little: what reading takes here is less than what computing takes, and either\n\
          hides it.\n\n",
     );

@@ -15,7 +15,7 @@ pub struct InMemory<'a> {
     pub phone: &'a Phone,
     /// The model.
     pub model: &'a Model,
-    /// Whether the NPU takes part.
+    /// True if the NPU is used.
     pub npu: bool,
     /// Part of the neurons that is hot; 0 without the NPU.
     pub hot: f64,
@@ -75,7 +75,7 @@ impl InMemory<'_> {
 
 /// Times of a step that computes all weights, everything in memory: bytes of a weight, and the unit's rates.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Whole {
+pub struct AllWeightsStep {
     /// Bytes of a weight.
     pub bytes: f64,
     /// Bytes per second.
@@ -84,7 +84,7 @@ pub struct Whole {
     pub macs: f64,
 }
 
-impl Whole {
+impl AllWeightsStep {
     /// llama.cpp, on all cores.
     pub fn cpu(phone: &Phone) -> Self {
         Self { bytes: GROUPED, rate: phone.memory.cpu, macs: phone.cpu_macs }
@@ -123,11 +123,11 @@ const AHEAD: u64 = 128 << 10;
 /// Seconds of a token of llama.cpp with its weights mapped from UFS, `held` of those of the feed-forward part
 /// in memory.
 ///
-/// Threads read what they compute. Weights of a dense model are used in a circle, so that each has left
-/// memory before it is used again; experts are drawn, and are there as often as memory holds them.
+/// Threads read what they compute. Weights of a dense model are used cyclically, so that each has left memory
+/// before its next use. Experts are sampled, and hit by the share that memory holds.
 pub fn mapped(phone: &Phone, model: &Model, held: f64) -> f64 {
     let missing = if model.experts == 1 { 1.0 } else { 1.0 - held };
     let bytes = missing * model.routed() * model.layers as f64 * GROUPED;
     let reading = phone.ufs.sequential_seconds(bytes, AHEAD) / phone.ufs.contended;
-    Whole::cpu(phone).seconds(model, 1) * PAGED + reading
+    AllWeightsStep::cpu(phone).seconds(model, 1) * PAGED + reading
 }

@@ -10,7 +10,7 @@ const SEVEN_B: f64 = 7.11e9;
 /// Rates of §2.3.2: sequential, and random within 128 MB; none above `most`.
 ///
 /// 4 KB random reads: Table 1's of a mid core, the others follow it. §4.4 measured two reads of 4 KB to be
-/// better than one of 8: 8 KB are taken to be read at the same rate. Between the sizes that are printed the
+/// better than one of 8: 8 KB are assumed to be read at the same rate. Between the sizes that are printed the
 /// rates follow a power.
 fn ufs(most: f64) -> Result<Ufs, NeuronError> {
     // A table follows a power between its rows, and the limit may cut it there: so it has rows of its own.
@@ -29,7 +29,7 @@ fn ufs(most: f64) -> Result<Ufs, NeuronError> {
 }
 
 /// OnePlus 12: Snapdragon 8 Gen 3, UFS 4.0. All of it is printed: memory in §2.3.1, UFS in §2.3.2 and Table
-/// 1, the rate of the neural and the GPU from their prefill of a 7B model (§2.3.1), that of the cores from
+/// 1, the rates of the NPU and the GPU from their prefill of a 7B model (§2.3.1), that of the cores from
 /// "32×" of §7.3 (the 8 tokens/s of §2.3.1 are less than what the same cores decode), power in Table 8.
 ///
 /// # Errors
@@ -53,11 +53,10 @@ pub fn oneplus_12() -> Result<Phone, NeuronError> {
     })
 }
 
-/// OnePlus Ace 2: Snapdragon 8+ Gen 1, UFS 3.1. The paper prints its memory alone; the rest is the OnePlus
+/// OnePlus Ace 2: Snapdragon 8+ Gen 1, UFS 3.1. The paper prints only its memory; the rest is the OnePlus
 /// 12's, scaled: memory by the rates of LPDDR5-6400 and LPDDR5X-9600, the cores by count and clock (1 × 3.2
-/// and 3 × 2.75 GHz), the NPU, for want of anything better, by memory. UFS does what that of the OnePlus 12
-/// does up to the 2.1 GB/s that makers state for UFS 3.1: small reads wait for cells and cores, not for the
-/// link.
+/// and 3 × 2.75 GHz), the NPU, without a better source, by memory. UFS does what that of the OnePlus 12 does
+/// up to the 2.1 GB/s that makers state for UFS 3.1: small reads wait for cells and cores, not for the link.
 ///
 /// # Errors
 /// As [`oneplus_12`].
@@ -87,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_of_the_paper_comes_back() {
+    fn phone_model_reproduces_the_paper_tables() {
         let ufs = oneplus_12().expect("a phone").ufs;
         let rate = |range: f64, core| 4096.0 / ufs.random_seconds(4096, range, core) * 1e-6;
         // Table 1, and section 2.3.2.
@@ -109,8 +108,8 @@ mod tests {
             assert!(b.0 <= a.0 && b.1 <= a.1 && b.1 <= 2.1e9, "{kib} KiB");
         }
         assert!(second.memory.both < first.memory.both && second.available < first.available);
-        // One big and five mid cores compute; the core that reads does not, and a little core costs none of
-        // them.
+        // One big and five mid cores compute. The core that reads does not, and a little core does not slow
+        // them down.
         let parts = |p: &Phone, core| p.workers(core).iter().sum::<f64>();
         assert!((parts(&first, None) - 1.0).abs() < 1e-9 && first.workers(None).len() == 6);
         assert!(parts(&first, Some(Cluster::Big)) < parts(&first, Some(Cluster::Mid)));

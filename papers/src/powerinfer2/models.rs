@@ -4,11 +4,11 @@
 /// Bytes of a weight in 4 bits, with a scale of 16 bits for 32 of them: what cores read of memory (§7.6,
 /// llama.cpp's groups).
 pub const GROUPED: f64 = 0.5 + 2.0 / 32.0;
-/// Bytes of a weight in 4 bits with a scale for a channel: what the NPU reads (§7.6).
+/// Bytes of a 4-bit weight with one scale per channel, as read by the NPU (§7.6).
 pub const CHANNEL: f64 = 0.5;
 /// Bytes of a predictor for a neuron: the 2.6 GB of §7.2.3 over the neurons of TurboSparse-Mixtral-47B.
 pub const PREDICTOR: f64 = 2.6e9 / (32.0 * 8.0 * 14336.0);
-/// Part of the gates that are computed whose neuron is active (§4.4).
+/// Share of computed gates whose neuron is active (§4.4).
 pub const TOGETHER: f64 = 0.8;
 
 /// A model.
@@ -32,11 +32,11 @@ pub struct Model {
     pub vocabulary: usize,
     /// Part of its experts' neurons that a token requests.
     pub active: f64,
-    /// Part of the neurons that are drawn anew at a token, on average (see `activity`).
+    /// Share of neurons that are sampled again at a token, on average (see `activity`).
     pub novelty: f64,
 }
 
-/// Bamboo's, of which §7.5 gives the hits; the other dense ones are taken to be alike.
+/// Bamboo's, whose hits §7.5 gives; the same is assumed for the other dense models.
 const DENSE: f64 = 0.14;
 
 /// Bamboo-7B. §7.2.1: 3B parameters are activated for a token, 1.47B of them by attention and the head.
@@ -57,7 +57,7 @@ pub const BAMBOO: Model = Model {
 /// gate.
 pub const MISTRAL: Model = Model { name: "Mistral(SiLU)-7B", active: 0.5, ..BAMBOO };
 
-/// Sparse Qwen2-7B. Nothing is printed of its sparsity: Bamboo's is taken.
+/// Sparse Qwen2-7B. Its sparsity is not printed: Bamboo's is used.
 pub const QWEN2: Model = Model {
     name: "Qwen2-7B",
     layers: 28,
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_give_the_sizes_of_the_paper() {
+    fn model_shapes_give_the_sizes_of_the_paper() {
         // Section 7.2.3: 400 MB hold 1.8 % of the feed-forward weights, whose scales take 2.7 GB.
         let codes = MIXTRAL.feed_forward() * CHANNEL;
         assert!((400e6 / codes - 0.018).abs() < 0.0005, "{codes}");

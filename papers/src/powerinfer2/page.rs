@@ -37,11 +37,11 @@ pub fn page(claims: &Claims, phone: &Phone, report: &Report) -> String {
 }
 
 fn summary(claims: &Claims) -> String {
-    let free: Vec<&Claim> = claims.free();
+    let free: Vec<&Claim> = claims.unfitted();
     let within = |most: f64| free.iter().filter(|c| c.paper.error(c.ours).abs() <= most).count();
     format!(
-        "Of {} figures that no constant was found from, {} come out within {:.0} % of the paper's, and {} within {:.0} %. {} more were used to\n\
-         find constants and check nothing. The misses, each with its reason where one is known, stand in the table.\n\n",
+        "Of {} figures that were not used to fit a constant, {} come out within {:.0} % of the paper's, and {} within {:.0} %. {} more were used to\n\
+         fit constants. The misses, are in the table, with reasons if known.\n\n",
         free.len(),
         within(CLOSE),
         CLOSE * 100.0,
@@ -54,10 +54,10 @@ fn summary(claims: &Claims) -> String {
 pub(super) fn machine(phone: &Phone) -> String {
     let mut out = String::from(
         "## What is simulated\n\n\
-         Tokens of a sequence, one after the other, in virtual time. What stays in memory (a cache with a hot and a cold region), who computes\n\
-         what next (the pipeline of neuron clusters), how bundles lie and in how many reads they come, and how many neurons are hot is decided\n\
+         Tokens of a sequence, one after the other, in virtual time. What stays in memory (a cache with a hot and a cold region), what is\n\
+         computed next by which unit (the pipeline of neuron clusters), the layout and reads of bundles, and the number of hot neurons are decided\n\
          by the code of the runtime, `moec_runtime::offload::neurons`. Cores and the NPU share the rate of one memory; UFS is one queue, read\n\
-         by one core. A token requests each neuron or not, as *Constants that were found* says.\n\n\
+         by one core. A token requests each neuron or not, see *Fitted constants*.\n\n\
          | constant | value | from |\n|---|---|---|\n",
     );
     let memory = phone.memory;
@@ -144,7 +144,7 @@ pub(super) fn machine(phone: &Phone) -> String {
 
 pub(super) fn fitted() -> String {
     let mut out = String::from(
-        "## Constants that were found\n\nNo device file and no section gives these; each was found from the figures that are named, and nothing else was.\n\n\
+        "## Fitted constants\n\nNo device file and no section gives these. Each was fitted only to the named figures.\n\n\
          | constant | value | found from |\n|---|---|---|\n",
     );
     let rows = [

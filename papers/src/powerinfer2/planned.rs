@@ -14,15 +14,15 @@ use moec_sim::neurons::{NeuronError, Recorded};
 /// Tables of a layer, everything in memory, whose rates are given.
 ///
 /// # Errors
-/// Our bug: a width that cannot be.
+/// Our bug: an invalid width.
 pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Result<Tables, NeuronError> {
     let of = popularity(model.active, model.inner);
     let active: Vec<f64> = of.iter().map(|p| 1.0 - (1.0 - p).powi(batch as i32)).collect();
-    let asked: f64 = of.iter().sum::<f64>() * batch as f64;
+    let requests: f64 = of.iter().sum::<f64>() * batch as f64;
     let union: f64 = active.iter().sum();
     let rows = (1.0 + 2.0 * TOGETHER) * model.hidden as f64;
     // As many multiply-adds as tokens that share a neuron.
-    let neuron = (rows * GROUPED).max(phone.cpu_bytes_of(rows * asked / union));
+    let neuron = (rows * GROUPED).max(phone.cpu_bytes_of(rows * requests / union));
     // Both units at once, as most of the time.
     let (cpu, npu) = memory.rates(1.0, rows * GROUPED / neuron, true);
     let predict = PREDICTOR.max(phone.cpu_bytes_of(2.0 * PREDICTOR * batch as f64));
@@ -32,7 +32,7 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
     let seconds =
         |bytes: u64| if bytes == 0 { 0.0 } else { phone.ufs.random_seconds(bytes, 128e6, Cluster::Mid) };
     // This share of the requested gates is active, and takes the second read.
-    let read = seconds(bundle.gate().bytes) + TOGETHER * seconds(bundle.rest().bytes);
+    let read = seconds(bundle.gate().bytes) + TOGETHER * seconds(bundle.up_down().bytes);
     Ok(Tables {
         active,
         cluster: CLUSTER,

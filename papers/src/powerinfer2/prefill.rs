@@ -30,7 +30,7 @@ pub struct Layer {
 }
 
 impl Prompt<'_> {
-    /// Factor by which units are slower beside what is on UFS.
+    /// Factor by which units are slower with weights on UFS.
     fn paged(&self) -> f64 {
         if self.held < 1.0 { PAGED } else { 1.0 }
     }
@@ -41,7 +41,7 @@ impl Prompt<'_> {
         model.attention() + model.neuron() * model.neurons() as f64
     }
 
-    /// Seconds of multiply-adds at a rate, or of reading all weights once where that takes longer.
+    /// Seconds of multiply-adds at a rate, or of reading all weights once if that is longer.
     fn computing(&self, weights: f64, all: f64, macs: f64, rate: f64, bytes: f64) -> f64 {
         (weights * self.tokens as f64 / macs).max(all * bytes / rate) * self.paged()
     }
@@ -49,7 +49,7 @@ impl Prompt<'_> {
     /// A layer of PowerInfer-2's: the NPU computes all of it, a big core reads bundles in long reads.
     ///
     /// # Errors
-    /// Our bug: a width that cannot be.
+    /// Our bug: an invalid width.
     pub fn layer(&self) -> Result<Layer, NeuronError> {
         let (phone, model) = (self.phone, self.model);
         let weights = model.attention() + model.routed();

@@ -2,7 +2,7 @@
 
 use super::activity::{expected, popularity};
 use super::decode::{Case, Outcome, Size, mean, percentile};
-use super::in_memory::{InMemory, Whole, mapped, used};
+use super::in_memory::{AllWeightsStep, InMemory, mapped, used};
 use super::machine::{oneplus_12, oneplus_ace_2};
 use super::models::{BAMBOO, CHANNEL, MIXTRAL, MODELS, Model, QWEN2};
 use super::phone::{Cluster, Phone};
@@ -11,7 +11,7 @@ use super::prefill::{Layer, Prompt};
 use super::systems::{ABLATION, CPU_ONLY, LLMFLASH, MATRIX, POWERINFER2, System};
 use moec_sim::neurons::NeuronError;
 
-/// §7.2.3: gigabytes that are taken before any neuron is cached.
+/// §7.2.3: gigabytes in use before any neuron is cached.
 const TAKEN_GB: f64 = 6.6;
 /// Gigabytes of Figure 10.
 const MEMORY_GB: [f64; 7] = [7.0, 9.0, 11.0, 13.0, 15.0, 17.0, 19.0];
@@ -47,7 +47,7 @@ pub struct SystemRun {
 }
 
 impl SystemRun {
-    /// Runs a case with the best hot share, where the NPU takes part.
+    /// Runs a case, with the best hot share if the NPU is used.
     fn best(case: &Case<'_>) -> Result<Self, NeuronError> {
         let hot = if case.system.npu { searched_on_ufs(case)? } else { 0.0 };
         Ok(Self::of(&Case { hot, ..*case }.run()?, hot))
@@ -178,8 +178,10 @@ impl Report {
         let layer = |model| Prompt { phone: &first, model, tokens: 512, held: 0.5 }.layer();
         let batches = bench.batches()?;
         let powerinfer2 = batches[0].speeds[0];
-        let whole = |of: Whole| 1.0 / of.seconds(&BAMBOO, 1);
-        let [npu, cpu, gpu] = [Whole::npu(&first), Whole::cpu(&first), Whole::gpu(&first)].map(whole);
+        let whole = |of: AllWeightsStep| 1.0 / of.seconds(&BAMBOO, 1);
+        let [npu, cpu, gpu] =
+            [AllWeightsStep::npu(&first), AllWeightsStep::cpu(&first), AllWeightsStep::gpu(&first)]
+                .map(whole);
         let prompt = Prompt { phone: &first, model: &BAMBOO, tokens: 512, held: 1.0 };
         let half = Prompt { held: 0.5, ..prompt };
         let mlc = first.gpu_macs / used(&BAMBOO);
@@ -292,7 +294,7 @@ impl Bench<'_> {
             };
             let (planned, _) = planned(self.phone, &BAMBOO, sequences)?;
             let (searched, seconds) = searched(self.phone, &BAMBOO, sequences)?;
-            let qnn = Whole::npu(self.phone).seconds(&BAMBOO, sequences);
+            let qnn = AllWeightsStep::npu(self.phone).seconds(&BAMBOO, sequences);
             let all = sequences as f64;
             let speeds = [run(true, planned)?, all / seconds, run(CPU_ONLY.npu, 0.0)?, all / qnn];
             let planned_on_ufs = planned_on_ufs(self.phone, &BAMBOO, 0.5, sequences, ReadsFrom::Trace)?;
@@ -334,7 +336,7 @@ impl Bench<'_> {
             ("the planner, without reads", planned(ReadsFrom::Nowhere)?),
             ("best of eight in simulation", searched_on_ufs(&case)?),
         ];
-        all.into_iter().map(|(who, hot)| Ok((who, hot, Case { hot, ..case }.run()?.speed()))).collect()
+        all.into_iter().map(|(name, hot)| Ok((name, hot, Case { hot, ..case }.run()?.speed()))).collect()
     }
 
     /// Joules of a prompt and its answer, for each token of the answer.
@@ -344,14 +346,15 @@ impl Bench<'_> {
         let (hot, _) = planned(self.phone, &BAMBOO, 1)?;
         let step = InMemory { phone: self.phone, model: &BAMBOO, npu: true, hot, batch: 1 }.run()?;
         let decode = step.both * power.both + step.cpu * power.cpu + step.npu * power.npu;
-        let asked = Prompt { phone: self.phone, model: &BAMBOO, tokens: prompt.round() as usize, held: 1.0 };
-        let npu = prompt / asked.powerinfer2()? * power.npu / answer;
-        let cpu = prompt / asked.mapped() * power.cpu / answer;
-        let whole = |of: Whole| of.seconds(&BAMBOO, 1);
+        let prefill =
+            Prompt { phone: self.phone, model: &BAMBOO, tokens: prompt.round() as usize, held: 1.0 };
+        let npu = prompt / prefill.powerinfer2()? * power.npu / answer;
+        let cpu = prompt / prefill.mapped() * power.cpu / answer;
+        let whole = |of: AllWeightsStep| of.seconds(&BAMBOO, 1);
         Ok([
             decode + npu,
-            whole(Whole::npu(self.phone)) * power.npu + npu,
-            whole(Whole::cpu(self.phone)) * power.cpu + cpu,
+            whole(AllWeightsStep::npu(self.phone)) * power.npu + npu,
+            whole(AllWeightsStep::cpu(self.phone)) * power.cpu + cpu,
         ])
     }
 }

@@ -6,9 +6,9 @@ use moec_sim::neurons::Order;
 /// Reads that come with a neuron that memory lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// Its three rows, each from the matrix where it lies, in all pages that it touches.
+    /// Its three rows, each from its matrix, in all pages of the row.
     Rows,
-    /// Its bundle, in two reads where that is faster (§4.4).
+    /// Its bundle, in two reads if that is faster (§4.4).
     Bundle,
     /// The bundles of so many neighbours in one read: LLMFlash's bundles of neurons that may be active
     /// together (§4.2).
@@ -22,13 +22,13 @@ pub struct System {
     pub name: &'static str,
     /// Reads.
     pub reads: Reads,
-    /// Whether it keeps what it has read.
+    /// True if it caches what it read.
     pub cached: bool,
     /// Order of overlaps; `None`: nothing is computed while UFS is read.
     pub order: Option<Order>,
-    /// The NPU takes part in attention, and has the hot neurons.
+    /// The NPU computes part of the attention and the hot neurons.
     pub npu: bool,
-    /// The core that reads, and does nothing else; none: all compute, and all read.
+    /// The core that only reads; `None`: all cores compute and read.
     pub reader: Option<Cluster>,
 }
 
@@ -45,7 +45,8 @@ pub const POWERINFER2: System = System {
 /// PowerInfer-2 without the NPU while decoding (§7.4).
 pub const CPU_ONLY: System = System { name: "PowerInfer-2-CPUOnly", npu: false, ..POWERINFER2 };
 
-/// Neurons that LLMFlash reads together. The paper does not say how many; found from the 76.7 % of Table 4.
+/// Neurons that LLMFlash reads together. The paper does not state the number; fitted to the 76.7 % of Table
+/// 4.
 pub const TOGETHER: u32 = 6;
 
 /// LLMFlash as §4.2 and §7.1 describe it: in llama.cpp, whose threads read what they compute.
@@ -58,7 +59,7 @@ pub const LLMFLASH: System = System {
     reader: None,
 };
 
-/// Figure 14: each has what the one before it has.
+/// Figure 14: each adds to the one before it.
 pub const ABLATION: [System; 5] = [
     System { name: "Baseline", reads: Reads::Rows, cached: false, order: None, npu: false, ..POWERINFER2 },
     System { name: "+Bundle", cached: false, order: None, npu: false, ..POWERINFER2 },

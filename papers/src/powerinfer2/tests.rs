@@ -25,14 +25,14 @@ fn written() -> String {
 }
 
 #[test]
-fn bundles_are_those_of_the_paper() {
+fn neuron_bundles_match_the_paper() {
     let phone = oneplus_12().expect("a phone");
     let of = bundle(&BAMBOO, &phone.ufs.random).expect("a bundle");
     assert_eq!((of.stride(), of.gate().bytes, of.phases()), (8192, 4096, Phases::Two));
 }
 
 #[test]
-fn each_optimization_adds_and_a_run_is_the_same_again() {
+fn each_optimization_helps_and_runs_are_reproducible() {
     let phone = oneplus_12().expect("a phone");
     let run = |system, hot| {
         let case = Case { phone: &phone, model: &BAMBOO, system, held: 0.5, hot, size: Size::QUICK, seed: 1 };
@@ -74,7 +74,7 @@ fn larger_batches_have_more_hot_neurons() {
 }
 
 #[test]
-fn what_the_planner_chooses_is_nearly_the_best_of_all() {
+fn planned_share_is_nearly_optimal() {
     for phone in [oneplus_12(), oneplus_ace_2()].map(|p| p.expect("a phone")) {
         for inner in [4096, 10240] {
             for active in [0.05, 0.27, 0.6] {
@@ -96,7 +96,7 @@ fn what_the_planner_chooses_is_nearly_the_best_of_all() {
 }
 
 #[test]
-fn no_order_of_groups_beats_the_sum_of_what_units_can() {
+fn no_group_order_beats_the_combined_unit_rate() {
     let phone = oneplus_12().expect("a phone");
     let workers = phone.workers(None);
     let bytes = 1e6;
@@ -108,7 +108,7 @@ fn no_order_of_groups_beats_the_sum_of_what_units_can() {
 }
 
 #[test]
-fn systems_come_in_the_order_of_the_paper() {
+fn systems_rank_as_in_the_paper() {
     assert_eq!(REPORT.decode.len(), 2 * MODELS.len());
     for d in &REPORT.decode {
         assert!(d.powerinfer2.speed > d.llmflash.speed && d.llmflash.speed > d.llama, "{d:?}");
@@ -124,7 +124,7 @@ fn systems_come_in_the_order_of_the_paper() {
 }
 
 #[test]
-fn what_takes_no_run_stands_on_the_page() {
+fn results_without_a_run_are_on_the_page() {
     let written = written();
     let phone = oneplus_12().expect("a phone");
     let parts = [
@@ -141,7 +141,7 @@ fn what_takes_no_run_stands_on_the_page() {
 }
 
 #[test]
-fn every_figure_stands_on_the_page() {
+fn powerinfer2_page_lists_every_figure() {
     let phone = oneplus_12().expect("a phone");
     let claims = claims(&phone, &REPORT).expect("claims");
     check_page("powerinfer2", &written(), &claims, &plots(&claims, &REPORT));

@@ -7,7 +7,7 @@ use moec_ndp::steps::{Busy, LayerReport, Simulator, StepsError};
 use moec_runtime::schedule::scheduled::{PredictionCounters, Setup, Window};
 use moec_runtime::schedule::{System, Table};
 
-/// Size of a configuration's simulation. Layers are alike, so that some represent all.
+/// Size of a configuration's simulation. Layers are equal, so that some represent all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Layers.
@@ -36,7 +36,7 @@ pub struct Case<'a> {
     pub batch: usize,
     /// Deciding system.
     pub policy: System,
-    /// `f_calc` of a near-data unit.
+    /// `f_calc` of an NDP unit.
     pub ndp: &'a Table,
     /// Source of loads.
     pub source: &'a Source,
@@ -56,7 +56,7 @@ pub struct Outcome {
     pub busy: Shares,
     /// The scheduler's model of the experts (equation 7), in microseconds.
     pub predicted_us: f64,
-    /// The scheduler's model over what is simulated, less 1: the mean.
+    /// Mean of the scheduler's modelled time over the simulated one, minus 1.
     pub error: f64,
     /// The mean of its size.
     pub absolute_error: f64,
@@ -79,9 +79,9 @@ pub struct Shares {
     pub cpu: f64,
     /// The CPU would have it if memory were infinitely fast.
     pub cpu_calc: f64,
-    /// Near-data units, on average.
+    /// NDP units, on average.
     pub ndp: f64,
-    /// The near-data unit that is busy the longest.
+    /// The NDP unit that is busy the longest.
     pub ndp_most: f64,
     /// PCIe.
     pub pcie: f64,

@@ -8,10 +8,10 @@ use super::report::{Report, robust};
 use crate::claim::{Claims, Quantities};
 use moec_base::Result;
 
-/// Every figure that the paper prints, beside ours.
+/// Every figure that the paper prints, and ours.
 ///
 /// # Errors
-/// Our bug: claims that name what is not computed.
+/// Our bug: claims with an unknown quantity.
 pub fn claims(bench: &Bench, report: &Report) -> Result<Claims> {
     let mut all = Quantities::default();
     let by_model = MODELS.iter().zip(report.speedup()).zip(&report.throughput);
@@ -51,7 +51,7 @@ pub fn claims(bench: &Bench, report: &Report) -> Result<Claims> {
     Claims::new(include_str!("../../claims/trimoe.toml"), &all)
 }
 
-/// Geometric means over the models of what a step adds.
+/// Geometric means over the models of a step's gain.
 pub fn steps(report: &Report) -> Vec<f64> {
     let n = report.ablation[0].len();
     let ratio = |i: usize, from: usize| {
@@ -62,7 +62,7 @@ pub fn steps(report: &Report) -> Vec<f64> {
     (1..n).map(|i| ratio(i, if i < 4 { i - 1 } else { 3 })).collect()
 }
 
-/// Milliseconds for so many striped experts of Qwen3 to be localized on DIMMs of their own, all at once: each
+/// Milliseconds for so many striped experts of Qwen3 to be localized on different DIMMs, all at once: each
 /// link carries one expert in, and its share of the others out.
 pub fn relayouts_ms(machine: &Machine, experts: usize) -> f64 {
     let bytes = QWEN.expert_bytes() as f64;

@@ -8,9 +8,8 @@ use crate::claim::{Claims, digits};
 use std::fmt::Write as _;
 
 /// The scheduler's own time of a layer of Qwen3 with 16 DIMMs: tokens of a step, microseconds of a dispatch
-/// with the search that leaves plateaus, and of the moves after it. `cargo test --release -p moec-runtime
-/// makespan::tests::timing -- --ignored --nocapture` prints them; here one core of an Intel Xeon with AMX, at
-/// 3.5 GHz.
+/// with the search that leaves plateaus, and of the moves after it; on one core of an Intel Xeon with
+/// AMX, at 3.5 GHz. `cargo run --release -p moec-sim --example schedule_rate` measures such times.
 const SCHEDULER_US: [(usize, f64, f64); 4] =
     [(32, 6.0, 27.2), (128, 7.1, 28.3), (512, 32.2, 30.5), (1024, 60.7, 36.7)];
 
@@ -18,7 +17,7 @@ pub(super) fn throughput(claims: &Claims, report: &Report) -> String {
     let mut out = format!(
         "## End to end (Figure 7)\n\n\
          Batch 512, prompts of {PROMPT} tokens, throughput over the best baseline, TriMoE / moec. *Zigzag*: attention of one half of the batch\n\
-         runs beside the experts of the other. *Over PCIe*: keys and values are in the host's memory, as §4.1 says; they are\n",
+         runs in parallel to the experts of the other. *Over PCIe*: keys and values are in the host's memory, as §4.1 says; they are\n",
     );
     let sizes: Vec<String> =
         MODELS.iter().map(|m| format!("{} GB a layer for {}", digits(kv_gb(m)), m.name)).collect();
@@ -48,7 +47,7 @@ pub(super) fn throughput(claims: &Claims, report: &Report) -> String {
 pub(super) fn ablation(report: &Report) -> String {
     let mut out = String::from(
         "## Ablation (Figure 8)\n\n![What each component adds](trimoe/ablation.svg)\n\n\
-         Milliseconds of the MoE layer at batch 512, from GPU and near-data units (MoNDE) on. The last three are moec's, on top of +Relayout.\n\n\
+         Milliseconds of the MoE layer at batch 512, from GPU and NDP units (MoNDE) on. The last three are moec's, on top of +Relayout.\n\n\
          | model |",
     );
     for s in &ABLATION {
@@ -67,7 +66,7 @@ pub(super) fn ablation(report: &Report) -> String {
 
 pub(super) fn sensitivity(_: &Report) -> String {
     "## Sensitivity (Figure 9)\n\n![Time by DIMMs](trimoe/dimms.svg)\n\n![Time by the CPU's rate](trimoe/cpu.svg)\n\n\
-     From 16 DIMMs on cold experts are no longer what a step waits for, as the paper says. A CPU of half the rate is enough for\n\
+     With 16 or more DIMMs a step no longer waits for cold experts, as in the paper. A CPU of half the rate is enough for\n\
      TriMoE's schedule, which waits for memory; without fetches the CPU has that memory to itself, and the other half pays as well.\n\n"
         .to_owned()
 }
@@ -77,7 +76,7 @@ pub(super) fn used(report: &Report) -> String {
         "## Utilization (Table 3)\n\n\
          Parts of the time of the experts, mean of the models at batch 512. *GPU domain*: it calculates, or weights come to it. *Calculation*: what\n\
          the CPU would need if memory were infinitely fast.\n\n\
-         | system | GPU | GPU domain | CPU | its calculation | near-data units | the busiest | PCIe | links |\n|---|---|---|---|---|---|---|---|---|\n",
+         | system | GPU | GPU domain | CPU | its calculation | NDP units | the busiest | PCIe | links |\n|---|---|---|---|---|---|---|---|---|\n",
     );
     for (system, s) in SYSTEMS.iter().zip(&report.used) {
         let _ = write!(out, "| {} |", system.name);

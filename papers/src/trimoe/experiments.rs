@@ -11,7 +11,7 @@ use moec_runtime::schedule::{self, Solver, Table};
 use moec_sim::systems::{self, EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD};
 
 /// The variant that gives the paper's speedups with the paper's schedule.
-pub const BARE_STILL: &str = "MoNDE keeps no experts on the GPU, loads that do not drift";
+pub const CLOSEST_VARIANT: &str = "MoNDE keeps no experts on the GPU, loads that do not drift";
 
 /// A system that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct System {
     /// bandwidth then.
     pub fetches: bool,
     /// Whether the GPU keeps experts from step to step.
-    pub keeps: bool,
+    pub gpu_cache: bool,
 }
 
 const fn trimoe(solver: Solver, moves: bool) -> schedule::System {
@@ -33,30 +33,31 @@ const fn trimoe(solver: Solver, moves: bool) -> schedule::System {
 
 /// GPU alone.
 pub const KLOTSKI: System =
-    System { name: "Klotski", policies: &[systems::KLOTSKI], fetches: true, keeps: true };
+    System { name: "Klotski", policies: &[systems::KLOTSKI], fetches: true, gpu_cache: true };
 /// GPU and CPU.
 pub const KTRANSFORMERS: System = System {
     name: "En-KTransformers",
     policies: &[EN_KTRANSFORMERS_HELD, EN_KTRANSFORMERS],
     fetches: true,
-    keeps: true,
+    gpu_cache: true,
 };
-/// GPU and near-data units.
-pub const MONDE: System = System { name: "MoNDE", policies: &[systems::MONDE], fetches: true, keeps: true };
+/// GPU and NDP units.
+pub const MONDE: System =
+    System { name: "MoNDE", policies: &[systems::MONDE], fetches: true, gpu_cache: true };
 /// The same with a GPU that keeps no experts.
-pub const MONDE_BARE: System = System { keeps: false, ..MONDE };
+pub const MONDE_BARE: System = System { gpu_cache: false, ..MONDE };
 /// As the paper has it.
 pub const TRIMOE: System =
-    System { name: "TriMoE", policies: &[trimoe(Solver::Refined, true)], fetches: true, keeps: true };
+    System { name: "TriMoE", policies: &[trimoe(Solver::Refined, true)], fetches: true, gpu_cache: true };
 /// With the refinement that leaves plateaus, and without fetches.
 pub const MOEC: System =
-    System { name: "moec", policies: &[trimoe(Solver::Best, true)], fetches: false, keeps: true };
+    System { name: "moec", policies: &[trimoe(Solver::Best, true)], fetches: false, gpu_cache: true };
 /// All of them; baselines first.
 pub const SYSTEMS: [System; 5] = [KLOTSKI, KTRANSFORMERS, MONDE, TRIMOE, MOEC];
 /// Number of them that are baselines.
 pub const BASELINES: usize = 3;
 const fn step(name: &'static str, policies: &'static [schedule::System], fetches: bool) -> System {
-    System { name, policies, fetches, keeps: true }
+    System { name, policies, fetches, gpu_cache: true }
 }
 
 /// The steps of Figure 8, and those that moec adds.
@@ -75,7 +76,7 @@ pub const ABLATION: [System; 7] = [
 pub struct Bench {
     /// Rates of memory, measured.
     pub rates: Rates,
-    /// By model, in their order: `f_calc` of a near-data unit.
+    /// By model, in their order: `f_calc` of an NDP unit.
     ndp: Vec<Table>,
     /// Drawn loads.
     pub drawn: Source,
@@ -100,14 +101,14 @@ pub struct Setting<'a> {
 
 /// Microseconds of the MoE layer: simulated, or as the equations say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum TimingMethod {
     /// Simulated.
     Simulation,
     /// Equations 5 to 7 alone.
     Equations,
 }
 
-impl By {
+impl TimingMethod {
     fn of(self, outcome: &Outcome) -> f64 {
         match self {
             Self::Simulation => outcome.moe_us,
@@ -128,7 +129,7 @@ pub struct Variant {
     /// Systems.
     pub systems: [System; 5],
     /// Way of counting time.
-    pub by: By,
+    pub by: TimingMethod,
 }
 
 impl Bench {
@@ -156,7 +157,7 @@ impl Bench {
         Setting { machine: self.machine(), model, batch, source: &self.drawn }
     }
 
-    /// Time of an expert on a near-data unit, by tokens.
+    /// Time of an expert on an NDP unit, by tokens.
     pub fn ndp(&self, model: &Model) -> &Table {
         let at = MODELS.iter().position(|m| m.name == model.name).unwrap_or(0);
         &self.ndp[at]
@@ -166,11 +167,16 @@ impl Bench {
     ///
     /// # Errors
     /// A setup that cannot be.
-    pub fn run(&self, setting: &Setting<'_>, system: &System, by: By) -> Result<Outcome, StepsError> {
+    pub fn run(
+        &self,
+        setting: &Setting<'_>,
+        system: &System,
+        by: TimingMethod,
+    ) -> Result<Outcome, StepsError> {
         let mut best: Option<Outcome> = None;
         for &policy in system.policies {
             let Setting { machine, model, batch, source } = setting.clone();
-            let cached = if system.keeps { machine.cached } else { 0.0 };
+            let cached = if system.gpu_cache { machine.cached } else { 0.0 };
             let machine = Machine { fetches: system.fetches, cached, ..machine };
             let case = Case { machine, model, batch, policy, ndp: self.ndp(model), source, size: self.size };
             let outcome = case.run()?;
@@ -189,7 +195,7 @@ impl Bench {
         &self,
         setting: &Setting<'_>,
         systems: &[System; 5],
-        by: By,
+        by: TimingMethod,
     ) -> Result<[f64; 5], StepsError> {
         let mut times = [0.0; 5];
         for (time, system) in times.iter_mut().zip(systems) {
@@ -225,14 +231,14 @@ impl Bench {
             machine: self.machine(),
             source: self.drawn.clone(),
             systems: SYSTEMS,
-            by: By::Simulation,
+            by: TimingMethod::Simulation,
         };
         let machine = |name, machine| Variant { name, machine, ..base.clone() };
         let m = self.machine();
         let still = Source::Drawn(0.0);
         let bare = [KLOTSKI, KTRANSFORMERS, MONDE_BARE, TRIMOE, MOEC];
         let bare = Variant { name: "MoNDE keeps no experts on the GPU", systems: bare, ..base.clone() };
-        let equations = Variant { name: "the equations alone", by: By::Equations, ..base.clone() };
+        let equations = Variant { name: "the equations alone", by: TimingMethod::Equations, ..base.clone() };
         vec![
             base.clone(),
             Variant { name: "loads of OLMoE", source: self.recorded.clone(), ..base.clone() },
@@ -243,7 +249,7 @@ impl Bench {
             machine("twice as many in the GPU's memory", Machine { cached: 0.2, ..m.clone() }),
             machine("rows cross PCIe in no time", Machine { rows: false, ..m.clone() }),
             bare.clone(),
-            Variant { name: BARE_STILL, source: still.clone(), ..bare },
+            Variant { name: CLOSEST_VARIANT, source: still.clone(), ..bare },
             equations.clone(),
             Variant {
                 name: "the equations alone, loads that do not drift",
@@ -259,7 +265,7 @@ impl Bench {
         ]
     }
 
-    /// Milliseconds of TriMoE's MoE layer of Qwen3 at batch 512 by DIMMs with near-data units, and moec's.
+    /// Milliseconds of TriMoE's MoE layer of Qwen3 at batch 512 by DIMMs with NDP units, and moec's.
     ///
     /// # Errors
     /// A setup that cannot be.
@@ -281,7 +287,7 @@ impl Bench {
 
     fn two(&self, machine: Machine) -> Result<[f64; 2], StepsError> {
         let setting = Setting { machine, ..self.setting(&QWEN, BATCH) };
-        let ms = |system| self.run(&setting, system, By::Simulation).map(|o| o.moe_us * 1e-3);
+        let ms = |system| self.run(&setting, system, TimingMethod::Simulation).map(|o| o.moe_us * 1e-3);
         Ok([ms(&TRIMOE)?, ms(&MOEC)?])
     }
 }

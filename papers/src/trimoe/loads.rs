@@ -6,7 +6,7 @@
 //! repeatable.
 
 use crate::random::Random;
-use moec_sim::draw_experts;
+use moec_sim::sample_experts;
 
 /// Part of the experts and of their tokens that are hot, and warm; the others are cold. §3.1: more than 70 %
 /// of the experts have 8 % of the tokens, 20 to 40 % up to 70 %.
@@ -15,7 +15,7 @@ const WARM: (f64, f64) = (0.25, 0.70);
 /// Spread of the shares within a class: the logarithm's deviation.
 const SPREAD: f64 = 0.4;
 /// Share of a deviation that is left from one step to the next.
-const KEPT: f64 = 0.9;
+const PERSISTENCE: f64 = 0.9;
 /// Deviation of a share's logarithm from the one by which experts are put in order. Found from the 78 % of
 /// §4.3.
 pub const DRIFT: f64 = 1.0;
@@ -74,7 +74,7 @@ impl Loads {
         Self { random, layers, sequences, batch, k }
     }
 
-    /// Mean loads of a layer: what was recorded before.
+    /// Mean loads of a layer, recorded before.
     pub fn mean(&self, layer: usize) -> Vec<f64> {
         let shares = match &self.layers[layer] {
             Shares::Drawn { base, .. } => base.clone(),
@@ -112,18 +112,18 @@ impl Shares {
         match self {
             Self::Drawn { base, off, drift } => {
                 for x in off.iter_mut() {
-                    *x = KEPT * *x + (1.0 - KEPT * KEPT).sqrt() * random.normal();
+                    *x = PERSISTENCE * *x + (1.0 - PERSISTENCE * PERSISTENCE).sqrt() * random.normal();
                 }
                 let now = wandered(base, off, *drift);
                 let mut loads = vec![0; now.len()];
-                draw_experts(&mut || random.unit(), &now, k, batch, &mut loads);
+                sample_experts(&mut || random.unit(), &now, k, batch, &mut loads);
                 loads
             }
             Self::Recorded(domains) => {
                 let mut loads = vec![0; domains.first().map_or(0, Vec::len)];
                 for (d, shares) in domains.iter().enumerate() {
                     let tokens = sequences.iter().filter(|&&s| s == d).count();
-                    draw_experts(&mut || random.unit(), shares, k, tokens, &mut loads);
+                    sample_experts(&mut || random.unit(), shares, k, tokens, &mut loads);
                 }
                 loads
             }
@@ -155,7 +155,7 @@ fn popularity(random: &mut Random, experts: usize) -> Vec<f64> {
     shares
 }
 
-/// Shares of more experts than were recorded: each recorded one stands for several.
+/// Shares of more experts than were recorded: each recorded one represents several.
 fn spread(recorded: &[f64], experts: usize) -> Vec<f64> {
     (0..experts).map(|e| recorded.get(e * recorded.len() / experts).copied().unwrap_or(0.0)).collect()
 }
@@ -170,8 +170,8 @@ fn wandered(base: &[f64], off: &[f64], drift: f64) -> Vec<f64> {
     };
     let by_base = order(base);
     let mut now = vec![0.0; base.len()];
-    for (who, what) in order(&score).into_iter().zip(by_base) {
-        now[who] = base[what];
+    for (to, what) in order(&score).into_iter().zip(by_base) {
+        now[to] = base[what];
     }
     now
 }

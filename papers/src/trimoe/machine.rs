@@ -1,8 +1,8 @@
-//! The machine of Table 1, and what an expert costs on its units: every constant with where it is from.
+//! The machine of Table 1 and the costs of an expert on its units, with the source of every constant.
 
 use super::models::Model;
 use moec_ir::{Activation, Glu};
-use moec_ndp::allot::{Allotter, DimmConfig, DramLayout, Expert};
+use moec_ndp::allocation::{DimmConfig, DramLayout, Expert, RowAllocator};
 use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{Bus, Program, times};
@@ -46,7 +46,7 @@ const NDP_TOKENS: u32 = 64;
 pub struct Machine {
     /// Rates of memory.
     pub rates: Rates,
-    /// DIMMs with near-data units.
+    /// DIMMs with NDP units.
     pub dimms: usize,
     /// Whether there is a GPU.
     pub gpu: bool,
@@ -62,9 +62,9 @@ pub struct Machine {
     pub kv_on_host: bool,
     /// Whether rows between GPU and host take time.
     pub rows: bool,
-    /// Whether the scheduler may let the GPU read experts; without, it computes what it holds.
+    /// True if the scheduler may let the GPU read experts; else it computes only those in its memory.
     pub fetches: bool,
-    /// Whether experts are placed by their mean loads before the first step, and not as if all were alike.
+    /// True if experts are placed by their mean loads before the first step; else loads are assumed equal.
     pub profiled: bool,
     /// Whether moves take time.
     pub moves: bool,
@@ -107,7 +107,7 @@ impl Machine {
         if self.gpu { (model.experts as f64 * self.cached) as usize } else { 0 }
     }
 
-    /// Costs of experts, with `f_calc` of a near-data unit.
+    /// Costs of experts, with `f_calc` of an NDP unit.
     ///
     /// # Errors
     /// Our bug: a table that does not ascend.
@@ -167,12 +167,12 @@ impl Machine {
     }
 }
 
-/// `f_calc` of a near-data unit: the command stream of an expert, timed on the machine that executes it.
+/// `f_calc` of an NDP unit: the command stream of an expert, timed on the machine that executes it.
 ///
 /// # Errors
-/// There is no such stream; the text is the reason.
+/// Fails if there is no such stream, with the reason.
 pub fn ndp_times(model: &Model) -> Result<Table, String> {
-    let said = |e: &dyn std::error::Error| format!("an expert of {}: {e}", model.name);
+    let message = |e: &dyn std::error::Error| format!("an expert of {}: {e}", model.name);
     let all_dimms = DimmConfig::trimoe();
     let shape = Shape {
         hidden: model.width as u32,
@@ -180,12 +180,14 @@ pub fn ndp_times(model: &Model) -> Result<Table, String> {
         glu: Glu::Gated(Activation::Silu),
         bias: false,
     };
-    let mut allotter = Allotter::new(all_dimms, shape, NDP_TOKENS).map_err(|e| said(&e))?;
-    let allotted =
-        allotter.allot(Expert { layer: 0, number: 0 }, DramLayout::Localized(0)).map_err(|e| said(&e))?;
-    let rows = allotted.rows.clone();
-    let stream = emit(&shape, &all_dimms, 0, rows, allotter.boxes(), Output::Slots).map_err(|e| said(&e))?;
-    let program = Program::new(stream).map_err(|e| said(&e))?;
+    let mut allocator = RowAllocator::new(all_dimms, shape, NDP_TOKENS).map_err(|e| message(&e))?;
+    let allocation = allocator
+        .allocate(Expert { layer: 0, number: 0 }, DramLayout::Localized(0))
+        .map_err(|e| message(&e))?;
+    let rows = allocation.rows.clone();
+    let stream =
+        emit(&shape, &all_dimms, 0, rows, allocator.boxes(), Output::Slots).map_err(|e| message(&e))?;
+    let program = Program::new(stream).map_err(|e| message(&e))?;
     let points = times(&program, &Bus::trimoe(), &[1, 2, 4, 8, 16, 32, NDP_TOKENS]);
-    Table::new(points).map_err(|e| said(&e))
+    Table::new(points).map_err(|e| message(&e))
 }

@@ -2,9 +2,9 @@
 //!
 //! [`paper`] holds what it printed. [`machine`], [`models`] and [`loads`] are the machine of its Table 1, the
 //! models of its Table 2 and the loads of their experts, with a source of every constant; [`mod@bench`]
-//! simulates one configuration on [`moec_ndp::steps`], [`experiments`] compares systems, [`report`] has
-//! everything once. [`claims`] puts it beside the paper's figures, [`page`] writes it as a page of the
-//! documentation and [`plots`] draws it.
+//! simulates one configuration on [`moec_ndp::steps`], [`experiments`] compares systems, [`report`] collects
+//! the results. [`claims`] compares them with the paper's figures, [`page`] writes the page of the
+//! documentation and [`plots`] its plots.
 
 pub mod bench;
 pub mod claims;
@@ -30,15 +30,15 @@ use report::Report;
 /// Common parts of all experiments, with the recorded counts.
 ///
 /// # Errors
-/// Our bug: counts that do not parse, or a model without a command stream.
+/// Fails for counts that cannot be parsed, or a model without a command stream, which would be bugs of ours.
 pub fn bench(size: Size) -> Result<Bench> {
     Bench::new(Source::Recorded(Recorded::every()?.parts()), size).map_err(Error::input)
 }
 
-/// The page and its plots: where in `docs/` they are, and their text.
+/// The page and its plots: their paths in `docs/`, and their text.
 ///
 /// # Errors
-/// Our bug: a setup that cannot be.
+/// Fails for an invalid setup, which would be a bug of ours.
 pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
     let bench = bench(size)?;
     let report = Report::new(&bench).map_err(|e| Error::input(e.to_string()))?;

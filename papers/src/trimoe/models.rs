@@ -25,7 +25,7 @@ pub struct Model {
     pub attention_flops: u64,
 }
 
-/// DeepSeek-V2: latent attention with 128 heads, whose keys and values are 512 numbers and 64 with positions.
+/// DeepSeek-V2: latent attention with 128 heads, with keys and values of 512 numbers and 64 rotated ones.
 pub const DEEPSEEK: Model = Model {
     name: "DeepSeek-V2",
     experts: 160,

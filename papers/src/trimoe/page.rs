@@ -1,7 +1,7 @@
 //! The page of the documentation.
 
 use super::details::{ablation, added, equations, moves, sensitivity, throughput, used};
-use super::experiments::{BARE_STILL, Bench, SYSTEMS};
+use super::experiments::{Bench, CLOSEST_VARIANT, SYSTEMS};
 use super::loads::DRIFT;
 use super::machine::CONTEXT;
 use super::models::MODELS;
@@ -36,18 +36,18 @@ pub fn page(claims: &Claims, bench: &Bench, report: &Report) -> String {
 }
 
 fn summary(claims: &Claims, report: &Report) -> String {
-    let free: Vec<&Claim> = claims.free();
+    let free: Vec<&Claim> = claims.unfitted();
     let agree = free.iter().filter(|c| c.agrees()).count();
     let moec = free.iter().filter(|c| !c.agrees() && c.agrees_with_moec()).count();
     let models = |of: [[f64; 2]; 3], s: usize| of.map(|m| format!("{:.2}", m[s])).join(", ");
-    let bare = report.variant(BARE_STILL);
+    let bare = report.variant(CLOSEST_VARIANT);
     format!(
-        "Of {} figures that no constant was found from, {agree} come out within {:.0} % of the paper's or its range with TriMoE's own\n\
+        "Of {} figures that were not used to fit a constant, {agree} come out within {:.0} % of the paper's or its range with TriMoE's own\n\
          schedule, and {moec} more with moec's.\n\n\
          The main one is the decode speedup over the best baseline, 2.12 to 2.83. By model it is {} here with TriMoE's schedule and {}\n\
          with moec's, which fetches no experts: PCIe and the CPU share the host's memory, and TriMoE's equations add up each as if it\n\
          had it alone. Two assumptions that the paper does not state give its numbers with its own schedule, {}: loads that do not\n\
-         drift, and a MoNDE whose GPU keeps no experts from step to step. *What the speedup hangs on* has these and others one by one.\n\n",
+         drift, and a MoNDE whose GPU keeps no experts from step to step. *What the speedup depends on* has these and others one by one.\n\n",
         free.len(),
         CLOSE * 100.0,
         models(report.speedup(), 0),
@@ -64,19 +64,19 @@ fn machine(bench: &Bench) -> String {
     let _ = writeln!(
         out,
         "Decode steps on the machine of Table 1, in virtual time (`moec_ndp::steps`): GPU, CPU, PCIe, 16 DIMMs with their near-data\n\
-         units and links, 8 channels. The scheduler is the one that a running plan uses (`moec_runtime::schedule`). Who reads the same\n\
-         memory at once takes rate from the others. {} layers stand for all, {} steps are measured after {}.\n\n\
+         units and links, 8 channels. The scheduler is the one that a running plan uses (`moec_runtime::schedule`). Units that read\n\
+         the same memory at once share its rate. {} layers stand for all, {} steps are measured after {}.\n\n\
          | constant | value | from |\n|---|---|---|",
         bench.size.layers, bench.size.steps, bench.size.warmup
     );
     let rows = [
         (
-            "a near-data unit reads its DIMM".to_owned(),
+            "an NDP unit reads its DIMM".to_owned(),
             format!("{:.1} GB/s", r.private_gbs),
             "the cycle-level model (docs/ndp-dram.md); 153.6 less refresh",
         ),
         (
-            "the host reads a channel of striped experts, beside busy units".to_owned(),
+            "the host reads a channel of striped experts, while units are busy".to_owned(),
             format!("{:.1} GB/s", r.striped_gbs),
             "the cycle-level model; 38.4 at best",
         ),
@@ -91,7 +91,7 @@ fn machine(bench: &Bench) -> String {
             "the cycle-level model, the host first; equation 6 is read as 4",
         ),
         (
-            format!("an expert of {} on a near-data unit", first.name),
+            format!("an expert of {} on an NDP unit", first.name),
             format!("{:.0} µs with 1 token, {:.0} with 8", one.at(1.0), one.at(8.0)),
             "its command stream, timed (docs/ndp-isa.md)",
         ),
@@ -136,7 +136,7 @@ fn machine(bench: &Bench) -> String {
          domains, and a sequence ends after 256 tokens on average.\n\n\
          Systems: *Klotski* computes all experts on the GPU and reads them over PCIe beside that; *En-KTransformers* computes on the\n\
          CPU what the GPU does not hold, or gives it the hottest others, whichever is faster; *MoNDE* shares experts between GPU and\n\
-         near-data units; *TriMoE* is the paper's schedule (greedy assignment, refinement, relayout); *moec* is the same with a refinement that\n\
+         NDP units; *TriMoE* is the paper's schedule (greedy assignment, refinement, relayout); *moec* is the same with a refinement that\n\
          leaves plateaus, and without fetches: the GPU computes what the profile put there, and reads no expert, neither ahead nor as it goes.\n\n",
     );
     out
@@ -164,16 +164,16 @@ fn speeds(report: &Report) -> String {
         let _ = writeln!(out, " {} | {} | {} |", SYSTEMS[best].name, over(3), over(4));
     }
     out.push_str(
-        "\nOLMoE's routing is trained to be even: few of its experts are cold, and none of the classes of §3.1 is there. TriMoE's scheme lives\n\
-         on skew.\n\n",
+        "\nOLMoE's routing is trained to be even: few of its experts are cold, so that the classes of §3.1 do not appear. TriMoE's scheme\n\
+         depends on skew.\n\n",
     );
     out
 }
 
 fn variants(report: &Report) -> String {
     let mut out = String::from(
-        "## What the speedup hangs on\n\n\
-         Speedup over the best baseline, mean over the batches 256, 512 and 768, TriMoE / moec. The paper says 2.12 to 2.83. *The equations\n\
+        "## What the speedup depends on\n\n\
+         Speedup over the best baseline, mean over the batches 256, 512 and 768, TriMoE / moec. The paper reports 2.12 to 2.83. *The equations\n\
          alone*: times of all systems are what equations 1 to 7 add up, so that PCIe and the CPU do not share the channels of the\n\
          host's memory; moec's column there is its schedule without fetches, which the equations do not reward.\n\n| |",
     );
@@ -210,7 +210,7 @@ fn small(claims: &Claims, report: &Report) -> String {
 
 fn drift(report: &Report) -> String {
     let mut out = String::from(
-        "## Drift, and what a predictor is worth\n\n![Speedup by drift](trimoe/drift.svg)\n\n\
+        "## Drift, and the value of a predictor\n\n![Speedup by drift](trimoe/drift.svg)\n\n\
          Every step a share's logarithm keeps 0.9 of what it is off; experts take the shares of §3.1 in the order of these sums. *Classes*:\n\
          experts whose predicted class (hot, warm, cold) was that of their load. *Decisions*: of the decisions to move an expert, those whose\n\
          class was right. The paper has 78 % of \"migration decision accuracy\", and does not say of what.\n\n\

@@ -1,4 +1,4 @@
-//! The plots of the page: names of files, and what is in them.
+//! The plots of the page: file names and contents.
 
 use super::claims::steps;
 use super::experiments::{ABLATION, SYSTEMS};
@@ -13,10 +13,7 @@ pub fn plots(claims: &Claims, report: &Report) -> Vec<(&'static str, String)> {
         ("speedup.svg", speedup(report, true)),
         ("speedup-olmoe.svg", speedup(report, false)),
         ("ablation.svg", ablation(claims, report)),
-        (
-            "dimms.svg",
-            sensitivity("MoE layer of Qwen3, batch 512", "DIMMs with near-data units", &report.dimms),
-        ),
+        ("dimms.svg", sensitivity("MoE layer of Qwen3, batch 512", "DIMMs with NDP units", &report.dimms)),
         ("cpu.svg", sensitivity("MoE layer of Qwen3, batch 512", "the CPU's rate, times", &report.cpu)),
         ("drift.svg", drift(report)),
     ]

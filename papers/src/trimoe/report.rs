@@ -2,7 +2,7 @@
 
 use super::bench::{Outcome, Shares};
 use super::experiments::{
-    ABLATION, BASELINES, Bench, By, KTRANSFORMERS, MOEC, SYSTEMS, Setting, TRIMOE, over_best,
+    ABLATION, BASELINES, Bench, KTRANSFORMERS, MOEC, SYSTEMS, Setting, TRIMOE, TimingMethod, over_best,
 };
 use super::loads::{Loads, Source, count};
 use super::machine::{ATTENTION, CONTEXT, GPU_FLOPS, Machine, PCIE};
@@ -20,7 +20,7 @@ pub const PROMPT: f64 = 512.0;
 pub const OUTPUTS: [usize; 4] = [128, 256, 512, 1024];
 /// Drifts that are tried.
 const DRIFTS: [f64; 6] = [0.0, 0.25, 0.5, 1.0, 1.5, 2.0];
-/// Batches beside those of §5.1.3.
+/// Batches other than those of §5.1.3.
 const SMALL: [usize; 4] = [32, 64, 128, 1024];
 
 /// A row of Figure 6.
@@ -48,7 +48,7 @@ impl Speeds {
 pub struct EndToEnd {
     /// One thing after the other, with keys and values in the GPU's memory.
     pub plain: [f64; 2],
-    /// Attention of one half of the batch beside the experts of the other.
+    /// Attention of one half of the batch in parallel to the experts of the other.
     pub zigzag: [f64; 2],
     /// Keys and values in the host's memory, read over PCIe.
     pub kv_on_host: [f64; 2],
@@ -119,7 +119,7 @@ pub struct Report {
     pub migration: [Migration; 3],
     /// Without a GPU, microseconds by model: the CPU alone, TriMoE, moec.
     pub no_gpu: [[f64; 3]; 3],
-    /// Factor by which near-data units take longer if they compute warm experts, too.
+    /// Factor by which NDP units take longer if they compute warm experts, too.
     pub warm_on_ndp: f64,
     /// Attention and dense layers of Qwen3 at batch 512, in milliseconds.
     pub window_ms: f64,
@@ -139,7 +139,7 @@ impl Report {
                 let small: &[usize] = if drawn && model.name == QWEN.name { &SMALL } else { &[] };
                 for &batch in small.iter().chain(&BATCHES) {
                     let setting = Setting { source, ..bench.setting(model, batch) };
-                    let us = bench.times(&setting, &SYSTEMS, By::Simulation)?;
+                    let us = bench.times(&setting, &SYSTEMS, TimingMethod::Simulation)?;
                     speeds.push(Speeds { model: model.name, batch, drawn, us });
                 }
             }
@@ -150,7 +150,7 @@ impl Report {
         let mut outcomes = Vec::new();
         for model in &MODELS {
             let setting = bench.setting(model, BATCH);
-            let each = SYSTEMS.iter().map(|s| bench.run(&setting, s, By::Simulation));
+            let each = SYSTEMS.iter().map(|s| bench.run(&setting, s, TimingMethod::Simulation));
             outcomes.push(each.collect::<Result<Vec<Outcome>, StepsError>>()?);
         }
         let window_ms = bench.machine().before(&QWEN, BATCH).calc_us * 1e-3;
@@ -205,7 +205,7 @@ fn mean(of: &[Shares]) -> Shares {
     }
 }
 
-/// Prefill once, with all experts read over PCIe beside its calculation, and then a step for each token.
+/// Prefill once, with all experts read over PCIe during its calculation, and then a step for each token.
 fn throughput(
     bench: &Bench,
     model: &Model,
@@ -215,7 +215,7 @@ fn throughput(
     let setting = Setting { machine: host, ..bench.setting(model, BATCH) };
     let mut kv = [(0.0, 0.0); 5];
     for (kv, system) in kv.iter_mut().zip(&SYSTEMS) {
-        let o = bench.run(&setting, system, By::Simulation)?;
+        let o = bench.run(&setting, system, TimingMethod::Simulation)?;
         *kv = (o.moe_us, o.before_us);
     }
     let active = model.attention + (model.shared + model.k) as u64 * model.expert();
@@ -236,7 +236,7 @@ fn ablation(bench: &Bench, model: &Model) -> Result<[f64; ABLATION.len()], Steps
     let setting = bench.setting(model, BATCH);
     let mut out = [0.0; ABLATION.len()];
     for (out, system) in out.iter_mut().zip(&ABLATION) {
-        *out = bench.run(&setting, system, By::Simulation)?.moe_us;
+        *out = bench.run(&setting, system, TimingMethod::Simulation)?.moe_us;
     }
     Ok(out)
 }
@@ -261,7 +261,8 @@ fn relayout(bench: &Bench, profiled: bool) -> Result<[f64; 3], StepsError> {
         let machine = Machine { profiled, ..bench.machine() };
         let setting = Setting { machine, ..bench.setting(model, BATCH) };
         // The steps +Refinement and +Relayout of Figure 8.
-        let [still, moving] = [&ABLATION[2], &ABLATION[3]].map(|s| bench.run(&setting, s, By::Simulation));
+        let [still, moving] =
+            [&ABLATION[2], &ABLATION[3]].map(|s| bench.run(&setting, s, TimingMethod::Simulation));
         *out = still?.moe_us / moving?.moe_us;
     }
     Ok(out)
@@ -273,7 +274,7 @@ fn drifted(bench: &Bench, drift: f64) -> Result<Drifted, StepsError> {
         (Drifted { drift, accuracy: 0.0, precision: 0.0, speedup: [0.0; 2] }, MODELS.len() as f64);
     for model in &MODELS {
         let setting = Setting { source: &source, ..bench.setting(model, BATCH) };
-        let each = SYSTEMS.iter().map(|s| bench.run(&setting, s, By::Simulation));
+        let each = SYSTEMS.iter().map(|s| bench.run(&setting, s, TimingMethod::Simulation));
         let each = each.collect::<Result<Vec<_>, _>>()?;
         let speedup = over_best(&std::array::from_fn(|s| each[s].moe_us));
         out.accuracy += each[3].counters.accuracy() / n;
@@ -286,8 +287,8 @@ fn drifted(bench: &Bench, drift: f64) -> Result<Drifted, StepsError> {
 fn migration(bench: &Bench, model: &Model) -> Result<Migration, StepsError> {
     let setting = bench.setting(model, BATCH);
     let free = Setting { machine: Machine { moves: false, ..bench.machine() }, ..setting.clone() };
-    let took = bench.run(&setting, &TRIMOE, By::Simulation)?;
-    let free = bench.run(&free, &TRIMOE, By::Simulation)?;
+    let took = bench.run(&setting, &TRIMOE, TimingMethod::Simulation)?;
+    let free = bench.run(&free, &TRIMOE, TimingMethod::Simulation)?;
     let overhead = took.layer_us() / free.layer_us() - 1.0;
     Ok(Migration { overhead, moves: took.moves, stalled: took.stalled })
 }
@@ -297,12 +298,12 @@ fn no_gpu(bench: &Bench, model: &Model) -> Result<[f64; 3], StepsError> {
         Setting { machine: Machine { gpu: false, ..bench.machine() }, ..bench.setting(model, BATCH) };
     let mut out = [0.0; 3];
     for (out, system) in out.iter_mut().zip([&KTRANSFORMERS, &TRIMOE, &MOEC]) {
-        *out = bench.run(&setting, system, By::Simulation)?.moe_us;
+        *out = bench.run(&setting, system, TimingMethod::Simulation)?.moe_us;
     }
     Ok(out)
 }
 
-/// Time of all near-data units with the experts that are not hot, over that with the cold ones, of mean
+/// Time of all NDP units with the experts that are not hot, over that with the cold ones, of mean
 /// loads.
 fn warm_on_ndp(bench: &Bench, model: &Model) -> f64 {
     let loads = Loads::new(&bench.drawn, 1, model.experts, model.k, BATCH, 7);

@@ -1,9 +1,9 @@
-//! The page's statements hold, with few steps.
+//! Tests that the page's statements hold in a short run.
 
 use super::bench;
 use super::bench::Size;
 use super::claims::{claims, steps};
-use super::experiments::{ABLATION, BARE_STILL, Bench, By, SYSTEMS};
+use super::experiments::{ABLATION, Bench, CLOSEST_VARIANT, SYSTEMS, TimingMethod};
 use super::loads::{DRIFT, Loads, Source, count};
 use super::models::{DEEPSEEK, MODELS, QWEN};
 use super::page::page;
@@ -41,7 +41,7 @@ fn drawn_loads_have_the_skew_of_the_paper() {
 }
 
 #[test]
-fn recorded_loads_are_those_of_the_recording() {
+fn recorded_loads_match_the_recording() {
     let Source::Recorded(layers) = &BENCH.recorded else { panic!("recorded") };
     assert_eq!((layers.len(), layers[0].len(), layers[0][0].len()), (3, 6, 64));
     let mut loads = Loads::new(&BENCH.recorded, 3, DEEPSEEK.experts, DEEPSEEK.k, BATCH, 1);
@@ -52,38 +52,38 @@ fn recorded_loads_are_those_of_the_recording() {
         assert!(step.iter().all(|l| l.iter().sum::<u32>() as usize == BATCH * DEEPSEEK.k));
         sums.iter_mut().zip(&step[1]).for_each(|(s, &l)| *s += f64::from(l) / 60.0);
     }
-    // Hot experts are drawn a bit less than their share, since no token has one twice.
+    // Hot experts are drawn slightly less than their share, since a token has no expert twice.
     let off = mean(sums.iter().zip(&expected).map(|(s, e)| (s - e).abs() / e));
     assert!(off < 0.15, "{off}");
 }
 
 #[test]
-fn loads_and_times_are_the_same_again() {
+fn loads_and_times_are_reproducible() {
     let again = || {
         let mut loads = Loads::new(&Source::Drawn(DRIFT), 2, 16, 2, 32, 5);
         [loads.step(), loads.step()]
     };
     assert_eq!(again(), again());
     let setting = BENCH.setting(&QWEN, BATCH);
-    let times = || BENCH.times(&setting, &SYSTEMS, By::Simulation).expect("times");
+    let times = || BENCH.times(&setting, &SYSTEMS, TimingMethod::Simulation).expect("times");
     assert_eq!(times(), times());
 }
 
 #[test]
-fn what_follows_from_shapes_is_the_papers() {
+fn shape_derived_figures_match_the_paper() {
     for place in ["Table 2", "§3.1"] {
         assert!(CLAIMS.0.iter().filter(|c| c.place == place).all(Claim::agrees), "{place}");
     }
     let of = |what: &str| CLAIMS.find(what).expect(what);
     assert!(of("predictor/memory").agrees());
-    // The constant that was found from it meets it.
+    // The fitted constant reproduces its figure.
     let window = of("migration/window");
     assert!(window.used && window.paper.error(window.ours).abs() < 0.01, "{window:?}");
     assert!(of("migration/overhead").agrees());
 }
 
 #[test]
-fn fetches_are_what_the_equations_miss() {
+fn equations_underestimate_without_fetches() {
     for (of, model) in REPORT.errors.iter().zip(&MODELS) {
         let [.., trimoe, moec] = of;
         assert!(trimoe.0 < -0.1, "{}: {trimoe:?}", model.name);
@@ -99,14 +99,14 @@ fn decode_is_faster_than_the_best_baseline() {
     let speedup = REPORT.speedup();
     let [trimoe, moec] = [0, 1].map(|s| mean(speedup.iter().map(|m| m[s])));
     assert!(trimoe > 1.2 && moec > 1.3 * trimoe, "{speedup:?}");
-    // moec's comes to the lower end of the paper's range.
+    // moec's schedule reaches the lower end of the paper's range.
     let printed = CLAIMS.find("decode/DeepSeek-V2").expect("a claim").paper;
     assert!(printed.error(moec).abs() < 0.15, "{moec}");
-    // Two assumptions give the paper's numbers with its own schedule.
-    let bare = REPORT.variant(BARE_STILL);
+    // With two assumptions, the paper's own schedule gives the paper's numbers.
+    let bare = REPORT.variant(CLOSEST_VARIANT);
     assert!(bare.iter().all(|m| printed.error(m[0]).abs() < 0.15), "{bare:?}");
     assert!(robust(&REPORT).iter().all(|r| r.1[1] > 1.0), "{:?}", robust(&REPORT));
-    // With routing as even as OLMoE's, TriMoE's is none; without fetches it is.
+    // With routing as even as OLMoE's, TriMoE's schedule is not faster; without fetches it is.
     for row in REPORT.speeds.iter().filter(|s| !s.drawn) {
         let best = row.us[..3].iter().copied().fold(f64::INFINITY, f64::min);
         assert!(best < row.us[3] && best > row.us[4], "{row:?}");
@@ -114,7 +114,7 @@ fn decode_is_faster_than_the_best_baseline() {
 }
 
 #[test]
-fn what_components_add() {
+fn component_speedups_exceed_their_bounds() {
     let steps = steps(&REPORT);
     assert_eq!(steps.len(), ABLATION.len() - 1);
     let [cpu, refinement, relayout, plateaus, fetches, both] = steps[..] else { panic!("{steps:?}") };
@@ -137,7 +137,7 @@ fn what_components_add() {
 }
 
 #[test]
-fn every_figure_stands_on_the_page() {
+fn trimoe_page_lists_every_figure() {
     let page = page(&CLAIMS, &BENCH, &REPORT);
     check_page("trimoe", &page, &CLAIMS, &plots(&CLAIMS, &REPORT));
     for system in SYSTEMS.iter().chain(&ABLATION) {

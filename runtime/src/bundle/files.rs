@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_opened_is_what_is_read() {
+    fn opened_file_is_read_after_replacement() {
         let (dir, listed) = bundle(&[("a/x", "first")]);
         for check in [CheckLevel::Sizes, CheckLevel::Small, CheckLevel::All] {
             let reader = BundleReader::of_manifest(dir.path(), &listed, check);
@@ -374,7 +374,7 @@ mod tests {
             assert_eq!((file.path(), &*file.read(TEXT).unwrap()), (&*path, &b"first"[..]));
             assert_eq!((&**map, &**reader.below("a").map("x").unwrap()), (&b"first"[..], &b"first"[..]));
             assert_eq!(file.digest().unwrap(), listed[0].sha256);
-            // Opening it now gives the other file, or an error.
+            // Opening the path now gives the other file, or an error.
             match reader.read("a/x", TEXT) {
                 Ok(bytes) => assert!(check == CheckLevel::Sizes && bytes == b"other"),
                 Err(e) => assert!(check > CheckLevel::Sizes && is_changed(&e), "{e}"),
@@ -387,11 +387,11 @@ mod tests {
     }
 
     #[test]
-    fn other_content_is_refused_however_it_is_read() {
+    fn changed_content_is_rejected_by_every_read() {
         let (dir, listed) = bundle(&[("x", "first")]);
         let reader = BundleReader::of_manifest(dir.path(), &listed, CheckLevel::Small);
         let file = reader.open("x").unwrap();
-        // In the same file.
+        // A change inside of the same file.
         fs::write(dir.path().join("x"), "other").unwrap();
         let changed = |e: Error| is_changed(&e) && e.to_string().contains("x`");
         assert!(changed(file.read(TEXT).unwrap_err()) && changed(file.digest().unwrap_err()));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_not_listed_are_read_unless_all_are_checked() {
+    fn unlisted_files_are_read_unless_all_are_checked() {
         let (dir, mut listed) = bundle(&[("x", "first"), ("more", "text")]);
         listed.pop();
         let all = |check| BundleReader::of_manifest(dir.path(), &listed, check);

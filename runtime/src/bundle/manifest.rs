@@ -68,7 +68,8 @@ pub fn check(bundle: &BundleReader, program: Option<&Program>) -> Result<Checked
     let folder = bundle.folder();
     for own in program.iter().flat_map(|p| &p.files) {
         if !files.contains(&own) {
-            let why = format!("of `{}` it says something else than the program was built for", own.path);
+            let why =
+                format!("its entry of `{}` differs from the one that the program was built for", own.path);
             return Err(bad(&folder, why));
         }
     }
@@ -155,8 +156,8 @@ mod tests {
                     Some(text) => fs::write(&path, text).unwrap(),
                     None => fs::remove_file(&path).unwrap(),
                 }
-                let said = check(dir.path()).unwrap_err().to_string();
-                assert!(said.contains(name), "{said}");
+                let message = check(dir.path()).unwrap_err().to_string();
+                assert!(message.contains(name), "{message}");
             }
             fs::write(&path, text).unwrap();
         }
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_that_is_none_is_said() {
+    fn invalid_manifest_is_reported() {
         let dir = bundle(&[("plan.bin", "plan")]);
         let path = dir.path().join(MANIFEST);
         for (text, word) in [
@@ -174,8 +175,8 @@ mod tests {
             ("{\"files\": {\"plan.bin\": {\"bytes\": 4, \"sha256\": \"00\"}}}", "no SHA-256"),
         ] {
             fs::write(&path, text).unwrap();
-            let said = check(dir.path()).unwrap_err().to_string();
-            assert!(said.contains(MANIFEST) && said.contains(word), "{said}");
+            let message = check(dir.path()).unwrap_err().to_string();
+            assert!(message.contains(MANIFEST) && message.contains(word), "{message}");
         }
         let zeros = "0".repeat(64);
         fs::write(&path, format!("{{\"files\": {{\"../x\": {{\"bytes\": 4, \"sha256\": \"{zeros}\"}}}}}}"))
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_built_later_is_said_to_be_unlisted() {
+    fn program_built_later_is_reported_as_unlisted() {
         let dir = bundle(&[("plan.bin", "plan")]);
         fs::write(dir.path().join(RUN), "built here").unwrap();
         assert!(check(dir.path()).unwrap().run_unlisted);

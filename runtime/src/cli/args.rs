@@ -29,7 +29,7 @@ pub(super) enum Commands {
     Logits(Logits),
     /// Measure speed and memory.
     Bench(Bench),
-    /// Say what was compiled, for what, and what it needs.
+    /// Describe the model, its target and its requirements.
     Info(Info),
 }
 
@@ -40,31 +40,35 @@ pub struct Common {
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
-    /// Bind every worker thread to a core of its own, where the system can; the thread that starts them stays
-    /// free
+    /// Pin every worker thread to a core of its own, if the operating system supports it; the main thread is
+    /// not pinned
     #[arg(long)]
     pub(super) pin: bool,
-    /// Check size and SHA-256 of every file of the bundle first, this program's own included, and say how
-    /// many; else only of weights up to 64 MiB and the tokenizer
+    /// Check size and SHA-256 of every file of the bundle first, including this program; without this option, only of
+    /// the tokenizer and of weights up to 64 MiB
     #[arg(long)]
     pub(super) check: bool,
-    /// Most memory that the run may take, such as `4.5GiB`, in place of the bundle's own budget
+    /// Memory limit of the run, such as `4.5GiB`, instead of the bundle's own budget
     #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) budget: Option<u64>,
     /// Ignore the bundle's memory budget; keep all weights in RAM
     #[arg(long)]
     pub(super) no_budget: bool,
-    /// Place of weights: `ram`, in memory of this process, in huge pages and read past the page cache;
-    /// `mmap`, in the page cache, which processes share; `auto`, in its own where that leaves room
-    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = PossibleValuesParser::new(weights_values()).map(where_weights_lie))]
+    /// Location of weights: `ram` reads them into memory of this process, in huge pages, without the page
+    /// cache; `mmap` maps them from the page cache, which processes share; `auto` uses `ram` if enough memory
+    /// is free
+    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = PossibleValuesParser::new(weights_values()).map(parse_weights))]
     pub(super) weights: Weights,
-    /// Map weights and read them when they are first needed, and not all of them after the first prompt
+    /// Lock memory: pages that were used stay in RAM, mapped weights among them (Linux)
+    #[arg(long)]
+    pub(super) mlock: bool,
+    /// Map weights and read them when they are first needed, instead of all of them after the first prompt
     #[arg(long)]
     pub(super) no_preload: bool,
-    /// Do not compare the checksums of experts that are read from disk: to measure what they cost
+    /// Do not check the checksums of experts that are read from disk, to measure their cost
     #[arg(long, conflicts_with = "no_budget")]
     pub(super) no_verify_reads: bool,
-    /// Layers ahead whose experts are read before they are requested, at most [default: as compiled]
+    /// Maximum number of layers ahead whose experts are read before they are requested [default: as compiled]
     #[arg(long, value_name = "N", value_parser = between(0..=3usize, "from 0 to 3"), allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) prefetch: Option<usize>,
 }
@@ -73,26 +77,26 @@ pub struct Common {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Sampling temperature; 0 is greedy [default: 0; in `chat` what the model's makers advise, else 1]
+    /// Sampling temperature; 0 is greedy [default: 0; in `chat` as the checkpoint recommends, else 1]
     #[arg(long, value_name = "T", value_parser = sampling("temperature"), allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Nucleus sampling: keep the most probable tokens with this cumulative probability [default: 1; in
-    /// `chat` as advised]
+    /// `chat` as recommended]
     #[arg(long, value_name = "P", value_parser = sampling("top_p"), allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Keep only this many of the most probable tokens; 0 keeps all [default: 0; in `chat` as advised]
+    /// Keep only this many of the most probable tokens; 0 keeps all [default: 0; in `chat` as recommended]
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<usize>,
     /// Discard tokens less probable than this share of the most probable one; 0 keeps all [default: 0; in
-    /// `chat` as advised]
+    /// `chat` as recommended]
     #[arg(long, value_name = "P", value_parser = sampling("min_p"), allow_negative_numbers = true)]
     pub min_p: Option<f32>,
-    /// Draw from the most typical tokens, nearest to the entropy, that together have this probability
-    /// [default: 1; in `chat` as advised]
+    /// Typical sampling: keep the tokens nearest to the entropy that together have this probability [default:
+    /// 1; in `chat` as recommended]
     #[arg(long, value_name = "P", value_parser = sampling("typical_p"), allow_negative_numbers = true)]
     pub typical_p: Option<f32>,
     /// Divide positive logits of tokens of the prompt and the answer by this, and multiply negative ones; 1
-    /// leaves them [default: 1; in `chat` as advised]
+    /// disables it [default: 1; in `chat` as recommended]
     #[arg(long, value_name = "R", value_parser = sampling("repetition_penalty"), allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtract this from the logit of every token of the answer [default: 0]
@@ -131,20 +135,20 @@ impl SamplingArgs {
 
 #[derive(Args)]
 pub(super) struct Generate {
-    /// Text to continue; `-` reads it from standard input, as does leaving it out
+    /// Text to continue; with `-`, or without this option, it is read from standard input
     #[arg(long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true)]
     pub(super) prompt: Option<String>,
-    /// Token ids to continue, taken as they are: none is prepended, and end tokens do not end it
+    /// Token ids to continue, unchanged: no token is prepended, and end tokens do not end the answer
     #[arg(long, value_name = "ID,ID,…", value_delimiter = ',', num_args = 1, allow_hyphen_values = true)]
     pub(super) ids: Option<Vec<u32>>,
-    /// Tokens to generate at most [default: 128, or what the context leaves]
+    /// Maximum number of tokens to generate [default: 128, or as many as the context has left]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
     pub(super) n: Option<usize>,
     /// Stop sequence: generation ends when it appears (it is not printed); may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(super) stop: Vec<String>,
     /// Keep a token that was decoded with fewer experts if its largest probability exceeds this; 1 keeps none
-    /// [default: what the bundle was built with]
+    /// [default: that of the bundle]
     #[arg(long, value_name = "G", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
     pub(super) gamma: Option<f32>,
     /// Decode every token with all experts
@@ -157,12 +161,11 @@ pub(super) struct Generate {
     /// Print all N sequences, the best first, each after a line with its score
     #[arg(long, requires = "best_of", conflicts_with = "json")]
     pub(super) all: bool,
-    /// Write the prompt's ids, and what the model has made of them, to this file: a later `--load-prompt`
-    /// begins after them
+    /// Save the prompt's ids and the model's states after them to this file, for a later `--load-prompt`
     #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
     pub(super) save_prompt: Option<PathBuf>,
-    /// Take what a file that `--save-prompt` wrote shares with the beginning of the prompt from there;
-    /// without `--prompt` and `--ids` its prompt is continued
+    /// Reuse the states of a file from `--save-prompt` for the tokens that both prompts begin with; without
+    /// `--prompt` and `--ids`, continue the saved prompt
     #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
     pub(super) load_prompt: Option<PathBuf>,
     /// Speculative decoding: draft up to N tokens by prompt lookup, and verify them in one call; the tokens
@@ -175,13 +178,13 @@ pub(super) struct Generate {
     /// Do not end at an end token
     #[arg(long)]
     pub(super) ignore_eos: bool,
-    /// Print one JSON object when all is done
+    /// Print one JSON object at the end
     #[arg(long)]
     pub(super) json: bool,
     /// Give the log-probability of every token, and those of the N most probable ones, in the JSON object
     #[arg(long, value_name = "N", value_parser = between(0..=MAX_TOP_LOGPROBS, "from 0 to 20"), allow_negative_numbers = true, requires = "json", conflicts_with = "best_of")]
     pub(super) log_probabilities: Option<usize>,
-    /// Write what every thread and the disk did to this file, for <https://ui.perfetto.dev>
+    /// Write a timeline of all threads and the disk to this file, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     pub(super) timeline: Option<PathBuf>,
     /// Do not print the rates
@@ -220,7 +223,7 @@ pub(super) struct Bench {
     /// Tokens of the prompt [default: 512, or half the context]
     #[arg(long, value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
     pub(super) prompt: Option<usize>,
-    /// Tokens to generate [default: 64, or what the context leaves]
+    /// Tokens to generate [default: 64, or as many as the context has left]
     #[arg(long, value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
     pub(super) r#gen: Option<usize>,
     /// Sequences that are decoded together, each with a prompt of its own
@@ -230,10 +233,10 @@ pub(super) struct Bench {
     #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true, conflicts_with = "batch")]
     pub(super) best_of: Option<usize>,
     /// Measure once per line `PROMPT GEN BATCH` of standard input instead, and answer each with one JSON
-    /// object: for programs that measure several things by turns
+    /// object: for programs that alternate between measurements
     #[arg(long, conflicts_with_all = ["prompt", "gen", "repeat", "batch", "best_of", "json"])]
     pub(super) stdin: bool,
-    /// Measurements, of which the medians count
+    /// Number of measurements; the medians are reported
     #[arg(long, value_name = "R", default_value = "3", value_parser = between(1..=1000usize, "from 1 to 1000"), allow_negative_numbers = true)]
     pub(super) repeat: usize,
     /// Print one JSON object
@@ -258,7 +261,7 @@ fn weights_values() -> [PossibleValue; 3] {
 
 /// Reads one of [`Weights::NAMES`].
 #[allow(clippy::needless_pass_by_value, reason = "clap hands it over")]
-fn where_weights_lie(name: String) -> Weights {
+fn parse_weights(name: String) -> Weights {
     Weights::parse(&name).unwrap_or_default()
 }
 

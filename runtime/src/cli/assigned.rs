@@ -1,5 +1,6 @@
 //! Statistics of experts that are assigned at run time, in words and as JSON.
 
+use crate::offload::cache::EvictedExpertCounts;
 use crate::schedule::dispatch::Assigned;
 use serde_json::{Value, json};
 
@@ -15,7 +16,8 @@ pub(super) fn add(to: &mut Value, did: &Assigned) {
     if let Some(f) = &did.frames {
         to["assigned"]["frames"] = json!({
             "hits": f.hits, "misses": f.misses, "fetched": f.fetched, "ahead": f.ahead, "predicted": f.predicted,
-            "kept": f.kept, "turned_away": f.turned_away, "link_s": f.link_us * 1e-6,
+            "kept": f.kept, "without_frame": f.without_frame, "link_s": f.link_us * 1e-6,
+            "second_pass": {"used": f.second_pass.used, "named": f.second_pass.named},
         });
     }
 }
@@ -28,8 +30,13 @@ pub(super) fn line(did: &Assigned) -> String {
         let held = 100.0 * f.hits as f64 / (f.hits + f.misses).max(1) as f64;
         return format!(
             "experts: {hot:.0} % on the unit with cache frames, {cpu:.0} % on the CPU; {held:.0} % of all were in a frame; {} \
-             brought when requested, {} ahead ({} of these used), {} afterwards; {} found no frame",
-            f.fetched, f.ahead, f.predicted, f.kept, f.turned_away
+             fetched on demand, {} ahead ({} of these used), {} afterwards; {} not cached{}",
+            f.fetched,
+            f.ahead,
+            f.predicted,
+            f.kept,
+            f.without_frame,
+            second_pass_text(f.second_pass)
         );
     }
     let moves: u64 = did.moves.iter().sum();
@@ -39,6 +46,17 @@ pub(super) fn line(did: &Assigned) -> String {
         did.fetched,
         100.0 * share(did)
     )
+}
+
+/// Part of the line for tokens that were decoded again; empty if none was.
+pub(super) fn second_pass_text(EvictedExpertCounts { used, named }: EvictedExpertCounts) -> String {
+    match used {
+        0 => String::new(),
+        _ => format!(
+            "; {:.0} % of {used} experts of tokens that were decoded again were named by the first pass",
+            100.0 * named as f64 / used as f64
+        ),
+    }
 }
 
 /// Share of the examined experts whose class was predicted.

@@ -9,6 +9,7 @@ use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::engine::{Engine, Memory};
 use crate::platform::busy::{Busy, Others};
+use crate::platform::energy::{EnergyMeter, EnergySource};
 use crate::serving::best_of::best_of;
 use crate::serving::big_little::Decoder;
 use crate::serving::generate::{Request, check_context, generate, rate};
@@ -19,6 +20,7 @@ use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, StateBuf, StateKind, Step};
 use serde_json::json;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 pub(super) fn run(
@@ -53,10 +55,12 @@ pub(super) fn run(
     // A warm-up: pages are read from disk, threads start.
     let (first, _) = once(&mut engine, Task { n: n.min(4), ..what })?;
     engine.settle()?;
-    let before = Busy::now();
+    let (before, meter) = (Busy::now(), EnergyMeter::now());
     let times = (0..args.repeat).map(|_| once(&mut engine, what)).collect::<Result<Vec<_>>>()?;
     let others = before.and_then(|before| before.others(Busy::now()));
-    let report = Report { first: Some(opened + first), others, ..Report::new(&engine, what, &times) };
+    let tokens = args.repeat * args.batch * (prompt + n);
+    let energy = meter.and_then(|meter| Energy::new(&meter, tokens));
+    let report = Report { first: Some(opened + first), others, energy, ..Report::new(&engine, what, &times) };
     let did = engine.paging();
     if args.json {
         let mut value = report.json();
@@ -80,7 +84,7 @@ pub(super) fn run(
         ("first token", report.first.map_or("–".to_owned(), |t| format!("after {:.2} s", t.as_secs_f64()))),
         ("threads", engine.threads().to_string()),
         ("peak memory", crate::platform::cpu::peak_memory().map_or("unknown".to_owned(), size)),
-        ("weights", format!("{}, {}", size(memory.weights), lie(&engine.weights()))),
+        ("weights", format!("{}, {}", size(memory.weights), weights_location(&engine.weights()))),
         ("KV cache", format!("{} when full", size(memory.kv))),
         ("arena", format!("{}, and {} of scratch", size(memory.arena), size(memory.scratch))),
         ("read per token", format!("about {} (decode: {bandwidth:.1} GB/s)", size(read))),
@@ -90,6 +94,9 @@ pub(super) fn run(
     let known = if args.batch > 1 { &lines[..lines.len() - 1] } else { &lines[..] };
     for (what, value) in known {
         io.say(&format!("{what:15} {value}\n"))?;
+    }
+    if let Some(energy) = report.energy {
+        io.say(&format!("{:15} {energy}\n", "energy"))?;
     }
     if let Some(warning) = others.and_then(|others| others.warning(engine.threads())) {
         io.say(&format!("{:15} {warning}\n", "warning"))?;
@@ -116,15 +123,15 @@ fn best(
 ) -> Result<(), Failure> {
     let Task { prompt, n, .. } = what;
     let ids = prompt_ids(0, prompt, engine.program().model.vocab);
-    let how = Sampling { temperature: 1.0, ..Sampling::default() };
+    let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
     let mut once = |n: usize| -> Result<[Duration; 2]> {
         let request = Request { slot: 0, prompt: &ids, n, end: &[] };
         let start = Instant::now();
-        best_of(engine, &request, many, &mut Decoder::full(), &how)?;
+        best_of(engine, &request, many, &mut Decoder::full(), &sampling)?;
         let together = start.elapsed();
         let start = Instant::now();
         for i in 0..many {
-            let mut sampler = Sampler::new(Sampling { seed: i as u64, ..how.clone() });
+            let mut sampler = Sampler::new(Sampling { seed: i as u64, ..sampling.clone() });
             generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(()))?;
         }
         Ok([together, start.elapsed()])
@@ -173,7 +180,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
             [] if line.is_empty() => return Ok(()),
             [prompt, n, batch] if prompt > 0 && n > 0 && batch > 0 => (prompt, n, batch),
             _ => {
-                let what = format!("`{}` requests nothing that can be measured", text.trim());
+                let what = format!("`{}` is not a request for a measurement", text.trim());
                 let hint = "write three numbers from 1 up: PROMPT GEN BATCH".to_owned();
                 return Err(Failure::Use { what, hint });
             }
@@ -194,7 +201,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
 }
 
 /// Place of the weights, for people.
-fn lie(held: &WeightPlacement) -> String {
+fn weights_location(held: &WeightPlacement) -> String {
     if !held.own {
         return format!("mapped ({})", held.why);
     }
@@ -225,10 +232,44 @@ struct Report {
     first: Option<Duration>,
     /// CPU time of other programs meanwhile, if measured.
     others: Option<Others>,
+    energy: Option<Energy>,
     memory: Memory,
     held: WeightPlacement,
     /// Bytes that a decode call of one sequence must read.
     bytes_per_call: u64,
+}
+
+/// Energy that all measurements took.
+#[derive(Clone, Copy)]
+struct Energy {
+    joules: f64,
+    /// Tokens of prompts and answers.
+    tokens: usize,
+    source: EnergySource,
+}
+
+impl Energy {
+    fn new(meter: &EnergyMeter, tokens: usize) -> Option<Self> {
+        Some(Self { joules: meter.joules_since()?, tokens, source: meter.source() })
+    }
+
+    fn per_token(self) -> f64 {
+        self.joules / self.tokens.max(1) as f64
+    }
+
+    fn json(self) -> serde_json::Value {
+        json!({"joules": self.joules, "joules_per_token": self.per_token(), "source": self.source.name()})
+    }
+}
+
+impl fmt::Display for Energy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = match self.source {
+            EnergySource::Rapl => "CPU and memory",
+            EnergySource::Battery => "the machine, by its battery",
+        };
+        write!(f, "{:.3} J per token, prompts included: {:.0} J of {of}", self.per_token(), self.joules)
+    }
 }
 
 /// Bytes of states that are read for one more token after `tokens` tokens: all of them, or those within a
@@ -262,6 +303,7 @@ impl Report {
             decode: rate(n * batch, median(times.iter().map(|t| t.1).collect())),
             first: None,
             others: None,
+            energy: None,
             memory,
             held: engine.weights(),
             bytes_per_call: weights + cached_bytes(engine.program(), prompt + n / 2),
@@ -280,7 +322,9 @@ impl Report {
             "first_token_seconds": self.first.map(|t| t.as_secs_f64()),
             "cores": self.others.map(|others| others.cores),
             "cores_used_by_others": self.others.map(|others| others.used),
+            "energy": self.energy.map(Energy::json),
             "peak_memory_bytes": crate::platform::cpu::peak_memory(),
+            "locked_bytes": crate::platform::cpu::locked_memory(),
             "weights": {
                 "own": self.held.own,
                 "why": self.held.why,

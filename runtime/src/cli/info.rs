@@ -107,7 +107,9 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let here = match (runs_here, missing.is_empty(), lacking.is_empty()) {
         (true, ..) => "runs here".to_owned(),
         (_, false, _) => format!("does not run here: this machine lacks {}", missing.join(", ")),
-        (_, _, false) => format!("runs here by emulation alone: nothing executes `{}`", lacking.join("`, `")),
+        (_, _, false) => {
+            format!("runs here only by emulation: this machine does not have `{}`", lacking.join("`, `"))
+        }
         (false, true, true) => "does not run here".to_owned(),
     };
     let entries: Vec<_> = entries.iter().map(|(kind, _, steps)| format!("{kind} ({steps} steps)")).collect();
@@ -183,7 +185,7 @@ struct Capacities {
 impl Capacities {
     /// `None` if no experts have capacities.
     fn of(p: &Program) -> Option<Self> {
-        p.sets.iter().find(|s| s.hot.is_none())?;
+        p.expert_sets.iter().find(|s| s.hot.is_none())?;
         // Every layer routes `k` rows per token.
         let rates = p.placement.experts.iter().filter_map(|t| Some((f64::from(t.k), t.expected?)));
         let (rows, over) = rates.fold((0.0, 0.0), |(rows, over), (k, expected)| {
@@ -199,11 +201,15 @@ impl std::fmt::Display for Capacities {
             Overflow::Prune => "are dropped",
             Overflow::Spill => "run on the CPU",
         };
-        write!(f, "{:.2} % of the rows of experts are expected past them, and {fate}", self.expected * 100.0)
+        write!(
+            f,
+            "{:.2} % of the rows of experts are expected to exceed them, and {fate}",
+            self.expected * 100.0
+        )
     }
 }
 
-/// Room for snapshots of states that fold tokens, in words.
+/// Number and size of snapshots of recurrent states, for people.
 fn snapshots(p: &Program) -> Option<String> {
     let (all, one) = p.snapshot_bytes();
     let distance =
@@ -222,7 +228,7 @@ fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
     if context.emulation.is_some() {
         return Vec::new();
     }
-    let here = |unit: &UnitRef| context.bring(unit).is_some_and(|found| found.is_ok());
+    let here = |unit: &UnitRef| context.native_executor(unit).is_some_and(|found| found.is_ok());
     let units = context.program.accelerators().filter(|(_, unit)| !here(unit));
     units.map(|(_, unit)| unit.name.as_str()).collect()
 }
@@ -244,7 +250,7 @@ fn held(context: &Context<'_>) -> Result<Choice> {
 fn shown(held: &Choice, huge_pages: Option<bool>) -> String {
     let what = match (held.own, huge_pages) {
         (true, Some(true)) => "of its own, in huge pages",
-        (true, Some(false)) => "of its own, in small pages: the kernel gives no huge ones",
+        (true, Some(false)) => "of its own, in small pages: the kernel provides no huge pages",
         (true, None) => "of its own",
         (false, _) => "mapped, and shared between processes",
     };

@@ -4,7 +4,7 @@ use super::args::Logits;
 use super::{Context, Failure, Io, interrupt};
 use crate::bundle::BundleReader;
 use crate::error::{Error, Result};
-use crate::exec::engine::Want;
+use crate::exec::engine::LogitRows;
 use crate::platform::mapped::Unfinished;
 use crate::weights::Demand;
 use std::fs::File;
@@ -24,7 +24,7 @@ pub(super) fn run(
     let mut file = NewFile::create(&args.out)?;
     file.put(&header(args.ids.len(), vocab))?;
     let mut bytes = Vec::with_capacity(vocab * 4);
-    engine.prefill(0, 0, &args.ids, Want::All, &mut |_, logits| {
+    engine.prefill(0, 0, &args.ids, LogitRows::All, &mut |_, logits| {
         bytes.clear();
         bytes.extend(logits.iter().flat_map(|x| x.to_le_bytes()));
         file.put(&bytes)

@@ -1,5 +1,5 @@
 //! The subcommands of a bundle: `generate`, `logits`, `bench` and `info`. A crate above this one may add
-//! subcommands ([`More`]) and options ([`Forms`]).
+//! subcommands ([`AddedSubcommand`]) and options ([`ConstraintOptions`]).
 //!
 //! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 if the
 //! arguments are wrong ([`Error::is_bad_use`]); 130 after an interrupt. If the reader of the output closes it
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::exec::accelerators::Executor;
 use crate::exec::engine::{Engine, Options};
 use crate::offload::paging::Paging;
-use crate::platform::memory::size;
+use crate::platform::memory::{self, size};
 use crate::serving::sampler::Constraint;
 use crate::weights::Demand;
 use crate::weights::store::CheckLevel;
@@ -34,7 +34,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::path::Path;
 
-/// The subcommand that [`Forms`] are for.
+/// The subcommand that [`ConstraintOptions`] are for.
 const GENERATE: &str = "generate";
 /// Exit status for bad use.
 const BAD_USE: u8 = 2;
@@ -89,7 +89,7 @@ pub struct Context<'a> {
 
 /// A subcommand that a crate above this one adds.
 #[derive(Clone, Copy)]
-pub struct More {
+pub struct AddedSubcommand {
     /// Its name, help and options, including those of [`Common`].
     pub command: fn() -> clap::Command,
     /// Function of the subcommand.
@@ -100,7 +100,7 @@ pub struct More {
 pub type MakeConstraint = dyn Fn() -> Result<Box<dyn Constraint>>;
 
 /// Reader of such options, before weights are opened; `None` if none is given.
-pub type ReadForm = for<'a, 'p> fn(
+pub type ReadConstraint = for<'a, 'p> fn(
     &'a Context<'p>,
     &BundleReader,
     &ArgMatches,
@@ -108,22 +108,22 @@ pub type ReadForm = for<'a, 'p> fn(
 
 /// Options of `generate` that a crate above this one adds: formats that constrain answers.
 #[derive(Clone, Copy)]
-pub struct Forms {
+pub struct ConstraintOptions {
     /// Adds them to the subcommand.
     pub options: fn(clap::Command) -> clap::Command,
     /// Reads them.
-    pub read: ReadForm,
+    pub read: ReadConstraint,
 }
 
-/// Context of the subcommands: parameters of [`Front::run`] beside a program and its bundle.
+/// Context of the subcommands: parameters of [`Front::run`] other than a program and its bundle.
 #[derive(Clone, Copy)]
 pub struct Front<'a> {
     /// Name by which the user calls this (`moec run BUNDLE`).
     pub name: &'a str,
-    /// Subcommands beside this crate's own.
-    pub more: &'a [More],
-    /// Options beside this crate's own.
-    pub forms: Option<Forms>,
+    /// Subcommands in addition to this crate's own.
+    pub added_subcommands: &'a [AddedSubcommand],
+    /// Options in addition to this crate's own.
+    pub constraint_options: Option<ConstraintOptions>,
     /// Emulation, if the program does not run on its target.
     pub emulation: Option<Emulation<'a>>,
     /// Executors of accelerators on their own machine.
@@ -135,7 +135,14 @@ pub struct Front<'a> {
 
 impl Default for Front<'_> {
     fn default() -> Self {
-        Self { name: "run", more: &[], forms: None, emulation: None, native: &[], files: None }
+        Self {
+            name: "run",
+            added_subcommands: &[],
+            constraint_options: None,
+            emulation: None,
+            native: &[],
+            files: None,
+        }
     }
 }
 
@@ -161,7 +168,7 @@ pub struct Native<'a> {
 impl<'a> Context<'a> {
     /// Executor of a unit on this machine, or the reason that it has none; `None` if no backend has such
     /// units.
-    fn bring(&self, unit: &UnitRef) -> Option<Result<Executor>> {
+    fn native_executor(&self, unit: &UnitRef) -> Option<Result<Executor>> {
         let native = self.native.iter().find(|native| native.backend == unit.backend)?;
         (native.executor)(unit)
     }
@@ -211,11 +218,17 @@ impl<'a> Context<'a> {
             ];
             if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
                 let what = format!(
-                    "`{option}` is about experts on disk, and the bundle was built without a memory budget"
+                    "`{option}` applies to experts on disk, and the bundle was built without a memory budget"
                 );
                 return Err(Error::usage(what)
                     .with_hint("set `budget` under `[memory]` in `model.toml` and build again"));
             }
+        }
+        if common.mlock {
+            memory::lock().map_err(|e| {
+                Error::usage(format!("`--mlock`: memory cannot be locked: {e}"))
+                    .with_hint("raise the limit (`ulimit -l unlimited`), or leave the option out")
+            })?;
         }
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
@@ -239,7 +252,7 @@ impl<'a> Context<'a> {
             return Engine::with_units(self.program, weights, &mut |unit| executor(unit), files, options);
         }
         let mut missing = None;
-        let mut executor = |unit: &UnitRef| match self.bring(unit)? {
+        let mut executor = |unit: &UnitRef| match self.native_executor(unit)? {
             Ok(executor) => Some(executor),
             Err(why) => {
                 missing.get_or_insert(why);
@@ -289,9 +302,9 @@ impl Front<'_> {
     /// All subcommands with their options: this crate's and those that were added. Arguments begin with the
     /// subcommand.
     pub fn command(&self) -> clap::Command {
-        let brought = self.more.iter().map(|more| (more.command)());
-        let command = Cli::command().bin_name(self.name).subcommands(brought);
-        match self.forms {
+        let added = self.added_subcommands.iter().map(|more| (more.command)());
+        let command = Cli::command().bin_name(self.name).subcommands(added);
+        match self.constraint_options {
             Some(forms) => command.mut_subcommand(GENERATE, |generate| {
                 // `augment_args` also sets the description, so the subcommand's own is restored.
                 let about = generate.get_about().cloned().unwrap_or_default();
@@ -340,16 +353,17 @@ impl Front<'_> {
         args: impl Iterator<Item = OsString>,
         mut io: Io<'_>,
     ) -> u8 {
-        let &Self { name, more, forms, emulation, native, files } = self;
+        let &Self { name, added_subcommands: more, constraint_options: forms, emulation, native, files } =
+            self;
         let matches = match self.command().try_get_matches_from(args) {
             Ok(matches) => matches,
             Err(e) => return refuse(&e, name, &mut io),
         };
         let context = Context { program, bundle, name, emulation, native, files };
-        let brought = matches.subcommand().and_then(|(subcommand, matches)| {
+        let added = matches.subcommand().and_then(|(subcommand, matches)| {
             Some((more.iter().find(|more| (more.command)().get_name() == subcommand)?, matches))
         });
-        let done = match brought {
+        let done = match added {
             Some((more, matches)) => (more.run)(&context, matches, &mut io),
             None => match Cli::from_arg_matches(&matches) {
                 Ok(cli) => {
@@ -382,15 +396,16 @@ impl Front<'_> {
 fn own(
     context: &Context<'_>,
     command: Commands,
-    forms: Option<(Forms, &ArgMatches)>,
+    forms: Option<(ConstraintOptions, &ArgMatches)>,
     io: &mut Io<'_>,
 ) -> Result<(), Failure> {
     match command {
         Commands::Generate(args) => {
             let files = context.files(&args.common, !args.quiet, io)?;
-            let read = |(forms, given): (Forms, &ArgMatches)| (forms.read)(context, &files, given);
-            let form = forms.map_or(Ok(None), read)?;
-            generate::run(context, &files, &args, form.as_deref(), io)
+            let read =
+                |(forms, given): (ConstraintOptions, &ArgMatches)| (forms.read)(context, &files, given);
+            let make_constraint = forms.map_or(Ok(None), read)?;
+            generate::run(context, &files, &args, make_constraint.as_deref(), io)
         }
         Commands::Logits(args) => logits::run(context, &context.files(&args.common, true, io)?, &args, io),
         Commands::Bench(args) => bench::run(context, &context.files(&args.common, true, io)?, &args, io),

@@ -34,6 +34,7 @@ pub(super) fn add(to: &mut Value, report: &Report) {
         "streamed": report.streamed,
         "read_ahead": report.ahead,
         "predicted": report.predicted,
+        "second_pass": {"used": report.second_pass.used, "named": report.second_pass.named},
     });
 }
 
@@ -57,12 +58,13 @@ pub(super) fn line(report: &Report) -> String {
     };
     format!(
         "disk: {} read{rate}, waited {:.1} s; {what}: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
-         used{pinned}{start}; budget {}",
+         used{pinned}{start}{}; budget {}",
         size(report.disk.bytes),
         report.stalled.as_secs_f64(),
         report.policy,
         report.ahead,
         report.predicted,
+        super::assigned::second_pass_text(report.second_pass),
         size(report.budget),
     )
 }

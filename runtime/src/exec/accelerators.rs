@@ -61,11 +61,11 @@ pub(crate) fn open<'p>(
         scratch: vec![None; program.units.len()],
         ..AcceleratorMemories::default()
     };
-    let wanted: BTreeSet<u32> =
+    let needed: BTreeSet<u32> =
         program.memories.iter().flat_map(|m| &m.residents).map(|r| r.segment).collect();
     let store = match files {
-        Some(files) if !wanted.is_empty() => {
-            Some(MappedStore::of(program, files, CheckLevel::Sizes, &|i| wanted.contains(&i))?)
+        Some(files) if !needed.is_empty() => {
+            Some(MappedStore::of(program, files, CheckLevel::Sizes, &|i| needed.contains(&i))?)
         }
         _ => None,
     };
@@ -110,7 +110,7 @@ pub(crate) fn open<'p>(
                 Error::plan("weights of a memory accelerators the CPU's, and no bundle to read them from")
             })?;
             residents[resident.segment as usize] =
-                Some(bring(program, resident, store, unit.as_ref(), &mut place)?);
+                Some(copy_segment(program, resident, store, unit.as_ref(), &mut place)?);
         }
         accelerators.residents.push(Residents(residents));
         let here = |u: usize| program.units[u].memory == index && units.get(u).is_some_and(Option::is_some);
@@ -128,7 +128,7 @@ pub(crate) fn open<'p>(
 
 /// Copies a segment, or some of its matrices with their table, to `place`. Returns the address that steps
 /// get.
-fn bring(
+fn copy_segment(
     program: &Program,
     resident: &Resident,
     store: &MappedStore,

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The table by its description, without optimisations.
+    /// The dispatch table by its definition, without optimisations.
     fn naive(layout: DispatchLayout, n: usize, ids: &[i32]) -> Vec<i32> {
         let DispatchLayout { rows: _, k, experts } = layout;
         let slots_of = |e: i32| (0..n * k).filter(move |&i| ids[i] == e).collect::<Vec<_>>();
@@ -166,9 +166,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn dispatch_is_naive_dispatch((layout, n, ids) in case()) {
+        fn dispatch_matches_the_naive_implementation((layout, n, ids) in case()) {
             let mut out = vec![77; layout.words()];
-            // Strict if every choice is served.
+            // `partial` is off if every choice is served.
             let partial = ids[..n * layout.k].contains(&-1);
             dispatch(layout, n, partial, None, &ids, &mut out).unwrap();
             prop_assert_eq!(out, naive(layout, n, &ids));

@@ -30,7 +30,7 @@ struct BoundStep {
     /// Amount of the weights that must have arrived ([`LoadProgress::wait`]).
     needs: usize,
     /// Layer whose experts are copied to its unit at run time, if the step reads them.
-    brought: Option<usize>,
+    transferred_layer: Option<usize>,
     /// Events of steps of other units that it waits for.
     waits: Range<usize>,
     /// Event of the step, if another unit waits for it.
@@ -161,9 +161,9 @@ pub(crate) fn bind(
             layer_part: step.args.iter().find_map(|&arg| layer_part(program, arg, &mut ups)).filter(|_| here),
             // Weights of another memory have been copied there.
             needs: step.args.iter().filter(|_| here).map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
-            brought: assigner.and_then(|a| {
+            transferred_layer: assigner.and_then(|a| {
                 step.args.iter().find_map(|arg| match *arg {
-                    Arg::Matrices(segment) => a.brings(step.unit as usize, segment),
+                    Arg::Matrices(segment) => a.transferred_layer(step.unit as usize, segment),
                     _ => None,
                 })
             }),
@@ -263,7 +263,7 @@ impl Walk<'_> {
                 continue;
             }
             self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
-            if let Some((assigner, layer)) = self.assigner.zip(step.brought) {
+            if let Some((assigner, layer)) = self.assigner.zip(step.transferred_layer) {
                 assigner.wait(layer);
             }
             // The result of a failed step is never an operand.

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_see_what_is_not_behind_them() {
+    fn mask_allows_earlier_positions_and_its_own() {
         const M: f32 = MASKED;
         let mut out = [f16::NAN; 12];
         mask(&mut out, 4, &[1, 2], None).unwrap();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_stored_where_they_stand() {
+    fn rows_are_stored_at_their_positions() {
         let mut out = [f16::NAN; 12];
         write(&mut out, 4, &[1, 2]).unwrap();
         assert_eq!(floats(&out), [0., 0., 0., 1., 0., 0., 0., 1., 0., 0., 0., 0.]);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn positions_and_lengths_out_of_range_are_rejected() {
         let mut out = [f16::ONE; 8];
         let past = Misfit::Position { position: 4, context: 4 };
         assert_eq!(mask(&mut out, 4, &[0, 4], None), Err(past));

@@ -8,6 +8,7 @@ use crate::exec::unit::{
 };
 use crate::offload::paging::AnyPager;
 use crate::platform::memory::Addr;
+use crate::schedule::cached::dispatcher::RowScores;
 use crate::schedule::dispatch::Assigner;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Builtin, ExpertLayer};
@@ -33,7 +34,7 @@ impl<'p> CpuUnit<'p> {
         counters: Arc<SetCounters>,
         assigner: Option<Arc<Assigner>>,
     ) -> Self {
-        let capacity_limit = CapacityLimit::new(&program.sets, counters);
+        let capacity_limit = CapacityLimit::new(&program.expert_sets, counters);
         Self { layers: &program.experts.layers, capacity_limit, pager, assigner }
     }
 }
@@ -53,7 +54,7 @@ impl ComputeUnit for CpuUnit<'_> {
             Builtin::Experts { .. }
             | Builtin::Streams { .. }
             | Builtin::Launch { .. }
-            | Builtin::Part { .. }
+            | Builtin::Subgraph { .. }
             | Builtin::Copy { .. } => false,
         }
     }
@@ -141,7 +142,7 @@ impl CpuUnit<'_> {
                             // A decoding call has no length.
                             let prompt = launch.seq_len > 0;
                             let give = &mut |of: &[u32]| divide(Some(of));
-                            assigner.dispatch(layer, chosen, prompt, launch.units, &fail, give);
+                            assigner.dispatch(layer, (chosen, layout.k), prompt, launch.units, &fail, give);
                         }
                     }
                     _ => divide(layer.and_then(|l| self.layers.get(l)).map(|l| l.starts.as_slice())),
@@ -157,20 +158,20 @@ impl CpuUnit<'_> {
                 // If all weights are in memory there is nothing to fetch.
                 if let Some(AnyPager::Experts(pager)) = &self.pager {
                     // SAFETY: the caller's promise; this is the only thread that runs it.
-                    let request = |beside: &[i32]| unsafe {
-                        pager.request(launch, thread, layer, [rows, k], &strides, beside);
+                    let request = |accelerator_experts: &[i32]| unsafe {
+                        pager.request(launch, thread, layer, [rows, k], &strides, accelerator_experts);
                     };
-                    assigner.map_or_else(|| request(&[]), |a| a.beside(request));
+                    assigner.map_or_else(|| request(&[]), |a| a.accelerator_experts(request));
                 }
                 if let Some((assigner, experts)) = assigner.and_then(|a| Some((a, a.experts(layer)?))) {
-                    let scores = args.len() - 1;
-                    // SAFETY: the verifier has found a row of `experts` scores for every layer that is
+                    // SAFETY: the verifier has found `n` rows of `experts` scores for every layer that is
                     // scored.
-                    let score = |i: usize| unsafe { builtin::scores(launch, &strides, i, 0, experts) };
-                    let scored = if n == 1 { scores } else { 0 };
+                    let logits =
+                        |i: usize, row: usize| unsafe { builtin::scores(launch, &strides, i, row, experts) };
+                    let scores = RowScores { rows: n, layers: args.len() - 1, logits: &logits };
                     let fail = |fault| launch.fail(fault);
                     // SAFETY: the caller's promise; only this thread comes here.
-                    unsafe { assigner.predict(scored, &score, launch.units, &fail) };
+                    unsafe { assigner.predict(scores, launch.units, &fail) };
                 }
             }
             (Builtin::RequestNeurons { layer, rows, k }, _) => {
@@ -229,7 +230,7 @@ mod tests {
 
     /// A unit executes the builtins that it claims; for the rest it reports a fault.
     #[test]
-    fn what_the_cpu_does_not_know_is_a_fault() {
+    fn builtin_unsupported_by_the_cpu_is_a_fault() {
         let region = Region::new("test", 512).unwrap();
         let strides = [0; plan::MAX_REQUEST_SCORES];
         for (builtin, known) in [
@@ -241,7 +242,7 @@ mod tests {
             (Builtin::Experts { set: 0, rows: 1, k: 1, hidden: 1 }, false),
             (Builtin::Streams { set: 0, rows: 1, k: 1 }, false),
             (Builtin::Launch { kernel: 0 }, false),
-            (Builtin::Part { part: 0 }, false),
+            (Builtin::Subgraph { subgraph: 0 }, false),
         ] {
             let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
             let args = [0, 1, 2, 3].map(|i| region.base().plus(128 * i));
@@ -311,7 +312,7 @@ mod tests {
                 let region = Region::new("test", 400).unwrap();
                 let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
                 let args = [region.base()];
-                // SAFETY: the region is the test's alone.
+                // SAFETY: only the test uses the region.
                 unsafe { args[0].of::<i32>().write(3) };
                 let code = Code::Kernel(count);
                 let launch = Launch {

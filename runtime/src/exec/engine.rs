@@ -58,7 +58,7 @@ pub struct Options {
 
 /// Rows of a prefill that give logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum LogitRows {
     /// None: only the KV cache is filled.
     None,
     /// The last row, from which generation continues.
@@ -89,7 +89,7 @@ pub struct Memory {
     pub weights: u64,
     /// KV cache when every slot is full; the operating system backs only written pages ([`Options::demand`]).
     pub kv: u64,
-    /// Bytes among them of snapshots of states that fold tokens.
+    /// Bytes among them of snapshots of recurrent states.
     pub snapshots: u64,
     /// Cache frames of experts on disk; they hold some of `weights`.
     pub frames: u64,
@@ -103,7 +103,7 @@ pub struct Engine<'p> {
     pub(crate) program: &'p Program,
     /// By index in the plan; `None` for units that no step names.
     pub(crate) units: Vec<Option<Box<dyn ComputeUnit + 'p>>>,
-    /// Units beside the CPU, with their scratch.
+    /// Accelerators, with their scratch.
     pub(crate) unit_threads: Vec<(usize, Addr)>,
     pub(crate) accelerators: AcceleratorMemories,
     counters: Arc<SetCounters>,
@@ -156,7 +156,7 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// Bytes that were allocated in each memory beside the CPU's, by its name in the plan.
+    /// Bytes that were allocated in each memory other than the CPU's, by its name in the plan.
     pub fn accelerator_memories(&self) -> impl Iterator<Item = (&str, u64)> {
         let names = self.program.memories.iter().skip(1).map(|m| &*m.name);
         names.zip(self.accelerators.bytes.iter().copied())

@@ -2,8 +2,8 @@
 //!
 //! The CPU routes and decides which rows are within capacity ([`crate::exec::capacity_limit`]). For
 //! [`Builtin::Experts`] the unit packs the rows of each group expert by expert, padded to their capacities.
-//! It then runs the graph and unpacks the results. For [`Builtin::Part`] it runs the graphs of a subgraph. It
-//! has a thread of its own, so the CPU computes its experts while graphs run.
+//! It then runs the graph and unpacks the results. For [`Builtin::Subgraph`] it runs the graphs of a
+//! subgraph. It has its own thread, so the CPU computes its experts while graphs run.
 
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ impl<'p> GraphUnit<'p> {
         };
         let rows = x.len() / hidden.max(1);
         // Groups with the same experts are sizes of one graph, the largest last.
-        for sizes in self.program.sets[set].groups.chunk_by(|a, b| a.experts == b.experts) {
+        for sizes in self.program.expert_sets[set].groups.chunk_by(|a, b| a.experts == b.experts) {
             let Some(largest) = sizes.last() else { continue };
             let members = || largest.experts.iter().enumerate();
             let kept = || members().filter_map(|(_, &e)| Some(slots(e, largest.capacity as usize)?.len()));
@@ -120,9 +120,11 @@ fn graphs_of(program: &Program, entry: &Entry) -> Vec<usize> {
     for step in &entry.steps {
         let graphs: Vec<u32> = match step.code {
             plan::Code::Builtin(Builtin::Experts { set, .. }) => {
-                program.sets[set as usize].groups.iter().map(|group| group.graph).collect()
+                program.expert_sets[set as usize].groups.iter().map(|group| group.graph).collect()
             }
-            plan::Code::Builtin(Builtin::Part { part }) => program.parts[part as usize].graphs.clone(),
+            plan::Code::Builtin(Builtin::Subgraph { subgraph: part }) => {
+                program.subgraphs[part as usize].graphs.clone()
+            }
             _ => continue,
         };
         for graph in graphs.into_iter().map(|g| g as usize) {
@@ -146,7 +148,7 @@ struct SubgraphRows<'a> {
 impl GraphUnit<'_> {
     /// Runs the graphs of a subgraph. `y` is `[rows, outputs]`.
     fn part(&self, part: usize, rows: SubgraphRows<'_>, y: &mut [f32]) -> Result<()> {
-        let part = &self.program.parts[part];
+        let part = &self.program.subgraphs[part];
         let (inputs, outputs) = (part.inputs as usize, part.outputs as usize);
         let n = y.len() / outputs.max(1);
         match part.attention {
@@ -232,7 +234,7 @@ impl ComputeUnit for GraphUnit<'_> {
     }
 
     fn executes(&self, builtin: Builtin) -> bool {
-        matches!(builtin, Builtin::Experts { .. } | Builtin::Part { .. })
+        matches!(builtin, Builtin::Experts { .. } | Builtin::Subgraph { .. })
     }
 
     fn prepare(&self, entry: usize) {
@@ -246,7 +248,7 @@ impl ComputeUnit for GraphUnit<'_> {
         match (launch.code, launch.args) {
             (Code::Builtin(Builtin::Experts { set, rows, k, hidden }), &[x, table, y]) => {
                 let (set, hidden) = (set as usize, hidden as usize);
-                let experts = self.program.sets[set].capacities.len();
+                let experts = self.program.expert_sets[set].capacities.len();
                 let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts };
                 // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from
                 // all others. This is the only thread that runs it. The step that wrote the table has ended,
@@ -264,9 +266,9 @@ impl ComputeUnit for GraphUnit<'_> {
                     launch.fail(StepFault::Unit(e));
                 }
             }
-            (Code::Builtin(Builtin::Part { part }), &[x, ref more @ .., y]) => {
+            (Code::Builtin(Builtin::Subgraph { subgraph: part }), &[x, ref more @ .., y]) => {
                 let part = part as usize;
-                let Subgraph { inputs, outputs, attention, .. } = self.program.parts[part];
+                let Subgraph { inputs, outputs, attention, .. } = self.program.subgraphs[part];
                 let angles = attention.map_or(0, |a| a.angles as usize);
                 // SAFETY: as above.
                 let floats = |at: Addr, channels: usize| unsafe {

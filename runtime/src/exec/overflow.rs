@@ -95,9 +95,9 @@ impl OverflowCounters {
 }
 
 /// Approximate number of rows of an expert that overflow in one call. They are not independent observations.
-const CLUMP: f64 = 32.0;
+const CORRELATED_ROWS: f64 = 32.0;
 /// Standard deviations above the expectation beyond which chance is not an explanation.
-const SURE: f64 = 4.0;
+const MIN_SIGMAS: f64 = 4.0;
 
 /// Pairs past the capacities of all layers, and the number that the plan expects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -135,7 +135,9 @@ impl Overflowed {
     /// the threshold is four standard deviations and as many clumps above the expectation.
     pub fn exceeds(&self) -> bool {
         let over = (self.counters.pruned + self.counters.spilled) as f64;
-        over > self.expected + SURE * (self.expected * CLUMP).sqrt() + SURE * CLUMP
+        over > self.expected
+            + MIN_SIGMAS * (self.expected * CORRELATED_ROWS).sqrt()
+            + MIN_SIGMAS * CORRELATED_ROWS
     }
 }
 

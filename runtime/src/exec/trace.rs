@@ -115,7 +115,7 @@ impl StepView<'_> {
 }
 
 impl Engine<'_> {
-    /// Runs entry point `entry` for `rows`, with logits of the rows `wanted`, as part of a sequence of
+    /// Runs entry point `entry` for `rows`, with logits of the rows `logit_rows`, as part of a sequence of
     /// `seq_len` tokens. All threads share each step and wait for each other after it. `observe` is called on
     /// the calling thread before and after every step, even one without rows. Its error ends the run.
     ///
@@ -129,11 +129,11 @@ impl Engine<'_> {
         &mut self,
         entry: usize,
         rows: &[Row],
-        wanted: &[usize],
+        logit_rows: &[usize],
         seq_len: usize,
         observe: &mut dyn FnMut(Moment, &StepView<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.trace_steps(entry, rows, wanted, seq_len, &|_| true, observe)
+        self.trace_steps(entry, rows, logit_rows, seq_len, &|_| true, observe)
     }
 
     /// As [`Engine::trace_entry`], with `observe` called only around the steps whose index is in `stops`.
@@ -144,13 +144,13 @@ impl Engine<'_> {
         &mut self,
         entry: usize,
         rows: &[Row],
-        wanted: &[usize],
+        logit_rows: &[usize],
         seq_len: usize,
         stops: &dyn Fn(usize) -> bool,
         observe: &mut dyn FnMut(Moment, &StepView<'_>) -> Result<()>,
     ) -> Result<()> {
         self.wait_for_weights()?;
-        let extent = self.begin(entry, rows, wanted.iter().copied(), seq_len)?;
+        let extent = self.begin(entry, rows, logit_rows.iter().copied(), seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],
@@ -212,11 +212,11 @@ impl Engine<'_> {
         &mut self,
         entry: usize,
         rows: &[Row],
-        wanted: &[usize],
+        logit_rows: &[usize],
         seq_len: usize,
     ) -> Result<Vec<Duration>> {
         self.wait_for_weights()?;
-        let extent = self.begin(entry, rows, wanted.iter().copied(), seq_len)?;
+        let extent = self.begin(entry, rows, logit_rows.iter().copied(), seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],

@@ -152,8 +152,8 @@ pub trait ComputeUnit: Send + Sync {
     /// Whether it executes a builtin.
     fn executes(&self, builtin: Builtin) -> bool;
 
-    /// Loads the artifacts of the bundle that its steps name, beside kernels. Called once, before anything
-    /// else. `index` is the unit's index in the plan.
+    /// Loads the artifacts of the bundle that its steps name, other than kernels. Called once, before
+    /// anything else. `index` is the unit's index in the plan.
     ///
     /// # Errors
     /// An artifact that is missing, changed, or that the unit cannot run.
@@ -246,7 +246,7 @@ pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, thread: PoolThread) {
         }
         Grid::Tiles { rows, tiles } => {
             let items = launch.n.div_ceil(rows.max(1) as usize) * tiles as usize;
-            share(launch.taken, items, ALIKE, thread, call);
+            share(launch.taken, items, EQUAL_COST_DIVISOR, thread, call);
         }
         Grid::Experts { table, tiles } => {
             let Some(table) = launch.args.get(table as usize) else { return };
@@ -268,7 +268,7 @@ const LEAST: usize = 32;
 
 /// Divisors of an even share of the remaining items, which give the number that a thread takes: for items of
 /// equal cost, and for experts, which come with the largest first.
-const ALIKE: usize = 2;
+const EQUAL_COST_DIVISOR: usize = 2;
 const UNEVEN: usize = 8;
 
 /// Calls `call` with this thread's ranges of `items`.

@@ -226,9 +226,9 @@ impl Saved {
             hash.update(part);
             Ok(())
         })?;
-        let mut said = Sha::default();
-        let right = file.read_exact(&mut said).map_err(failed).and_then(|()| {
-            let same = *hash.finalize() == said;
+        let mut stored_hash = Sha::default();
+        let right = file.read_exact(&mut stored_hash).map_err(failed).and_then(|()| {
+            let same = *hash.finalize() == stored_hash;
             if same { Ok(()) } else { Err(wrong("its content is not what was saved")) }
         });
         if right.is_err() {

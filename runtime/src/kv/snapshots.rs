@@ -22,7 +22,7 @@ struct Snapshot {
     /// Not evicted before the next [`Pool::release`].
     kept: bool,
     /// Made only to be kept, and dropped by the next release.
-    passing: bool,
+    temporary: bool,
 }
 
 /// Snapshots of all slots.
@@ -72,7 +72,7 @@ impl Pool {
         };
         self.clock += 1;
         let (slots, used) = (vec![slot], self.clock);
-        self.all.push(Snapshot { pos, place, slots, used, kept: false, passing: false });
+        self.all.push(Snapshot { pos, place, slots, used, kept: false, temporary: false });
         Some(place)
     }
 
@@ -86,7 +86,7 @@ impl Pool {
     }
 
     /// Drops a slot's snapshots after its first `pos` tokens.
-    pub(super) fn cut(&mut self, slot: u32, pos: usize) {
+    pub(super) fn truncate(&mut self, slot: u32, pos: usize) {
         for snapshot in self.all.iter_mut().filter(|s| s.pos > pos) {
             snapshot.slots.retain(|&s| s != slot);
         }
@@ -100,17 +100,17 @@ impl Pool {
         }
     }
 
-    /// Keeps a snapshot until the next release, which drops it if it was made only for that (`passing`).
-    pub(super) fn keep(&mut self, slot: u32, pos: usize, passing: bool) {
-        let passing = passing && !self.stays(pos);
+    /// Keeps a snapshot until the next release, which drops it if it was made only for that (`temporary`).
+    pub(super) fn keep(&mut self, slot: u32, pos: usize, temporary: bool) {
+        let temporary = temporary && !self.is_permanent(pos);
         if let Some(snapshot) = self.get_mut(slot, pos) {
-            (snapshot.kept, snapshot.passing) = (true, passing);
+            (snapshot.kept, snapshot.temporary) = (true, temporary);
         }
     }
 
     /// Lets kept snapshots be evicted.
     pub(super) fn release(&mut self) {
-        self.all.retain(|s| !s.passing);
+        self.all.retain(|s| !s.temporary);
         self.all.iter_mut().for_each(|s| s.kept = false);
     }
 
@@ -123,7 +123,7 @@ impl Pool {
     }
 
     /// Whether snapshots at a position are not evicted.
-    fn stays(&self, pos: usize) -> bool {
+    fn is_permanent(&self, pos: usize) -> bool {
         self.distance.is_some_and(|d| pos.is_multiple_of(d))
     }
 
@@ -135,8 +135,8 @@ impl Pool {
 
     /// Evicts a snapshot, and returns its place.
     fn evict(&mut self) -> Option<u32> {
-        let may_go = self.all.iter().enumerate().filter(|(_, s)| !s.kept && !self.stays(s.pos));
-        let (least, _) = may_go.min_by_key(|(_, s)| (self.saves(s), s.used))?;
+        let evictable = self.all.iter().enumerate().filter(|(_, s)| !s.kept && !self.is_permanent(s.pos));
+        let (least, _) = evictable.min_by_key(|(_, s)| (self.saves(s), s.used))?;
         Some(self.all.swap_remove(least).place)
     }
 }
@@ -208,8 +208,8 @@ mod tests {
                 };
                 s.slots.iter().map(of).sum()
             };
-            let may_go = before.all.iter().filter(|s| !s.kept && !s.pos.is_multiple_of(DISTANCE));
-            assert_eq!(may_go.map(saves).min(), Some(saves(gone)));
+            let evictable = before.all.iter().filter(|s| !s.kept && !s.pos.is_multiple_of(DISTANCE));
+            assert_eq!(evictable.map(saves).min(), Some(saves(gone)));
             assert_eq!(after.all.len(), before.all.len());
         }
     }
@@ -217,17 +217,17 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// After any acts, each snapshot of a slot holds the slot's prefix, and snapshots at multiples of the
-        /// distance remain.
+        /// After any operations, each snapshot of a slot has the slot's prefix, and snapshots at multiples of
+        /// the distance remain.
         #[test]
-        fn what_is_found_is_the_prefix_of_the_slot(acts in prop::collection::vec(act(), 1..120)) {
+        fn snapshots_hold_the_prefix_of_their_slot(acts in prop::collection::vec(act(), 1..120)) {
             let mut pool = Pool::new(SIZE, Some(DISTANCE));
             let mut naive = Naive { slots: vec![Vec::new(); SLOTS], ..Naive::default() };
             for (slot, act) in acts {
                 let s = slot as u32;
                 match act {
                     Act::Extend(n) => {
-                        // As for a prompt: a snapshot at the end of each call, among them all multiples of
+                        // As for a prompt: a snapshot at the end of each call; these include all multiples of
                         // the distance.
                         for _ in 0..n.min(CONTEXT - naive.slots[slot].len()) {
                             naive.next += 1;
@@ -239,7 +239,7 @@ mod tests {
                     }
                     Act::Fork(from, most) if from != slot => {
                         let pos = pool.before(from as u32, most).unwrap_or(0);
-                        pool.cut(s, 0);
+                        pool.truncate(s, 0);
                         pool.share(from as u32, s, pos);
                         naive.slots[slot] = naive.slots[from][..pos].to_vec();
                     }
@@ -247,16 +247,16 @@ mod tests {
                     Act::Edit(most) => {
                         let pos = pool.before(s, most.min(naive.slots[slot].len())).unwrap_or(0);
                         pool.touch(s, pos);
-                        pool.cut(s, pos);
+                        pool.truncate(s, pos);
                         naive.slots[slot].truncate(pos);
                     }
                     Act::Snapshot => naive.snapshot(&mut pool, slot),
                     Act::Keep => {
                         let pos = naive.slots[slot].len();
                         pool.release();
-                        let passing = pool.find(s, pos).is_none();
+                        let temporary = pool.find(s, pos).is_none();
                         naive.snapshot(&mut pool, slot);
-                        pool.keep(s, pos, passing);
+                        pool.keep(s, pos, temporary);
                     }
                 }
                 prop_assert!(pool.all.len() <= SIZE as usize);
@@ -280,10 +280,10 @@ mod tests {
         }
     }
 
-    /// A prompt with more snapshots than the pool has room for keeps some all over its length. The snapshot
-    /// of a text that several slots share stays longest.
+    /// A prompt with more snapshots than the pool has room for keeps some over its whole length. The snapshot
+    /// of a text that several slots share is kept longest.
     #[test]
-    fn what_saves_least_goes() {
+    fn snapshot_that_saves_least_is_evicted() {
         let mut pool = Pool::new(4, None);
         let after = |pool: &mut Pool, n: usize| {
             (1..=n).for_each(|pos| assert!(pool.take(0, 10 * pos).is_some()));
@@ -295,7 +295,7 @@ mod tests {
         pool.share(0, 2, 10);
         assert!(pool.take(0, 50).is_some());
         assert_eq!((pool.positions(0), pool.positions(1)), (vec![10, 30, 40, 50], vec![10]));
-        pool.cut(0, 0);
+        pool.truncate(0, 0);
         assert_eq!((pool.all.len(), pool.positions(2)), (1, vec![10]));
         // No snapshot may be evicted.
         let mut pool = Pool::new(2, Some(10));

@@ -8,8 +8,8 @@
 
 mod parts;
 
-use super::cannot::{Cannot, check_fork, check_own, check_snapshots, refusal};
 use super::snapshots::Pool;
+use super::unsupported::{UnsupportedOperation, check_fork, check_own, check_snapshots, refusal};
 use crate::error::{Error, Result};
 use crate::platform::memory::{Addr, Region};
 use moec_ir::plan::{ALIGN, Plan};
@@ -40,7 +40,7 @@ pub(crate) struct States<'p> {
     written: Vec<usize>,
     /// Values of caches and rings in the CPU's memory.
     values: Vec<Values>,
-    /// States that fold tokens; empty, as `rings`, if all states are caches.
+    /// Recurrent states; empty, as `rings`, if all states are caches.
     folded: Vec<Folded>,
     pool: Pool,
     /// Slots whose states a call has changed without completing.
@@ -141,7 +141,7 @@ impl<'p> States<'p> {
             let at = state.at + slot as usize * state.slot;
             self.region.zero(at, state.slot).ok_or_else(short)?;
         }
-        self.pool.cut(slot, 0);
+        self.pool.truncate(slot, 0);
         self.dirty.retain(|&t| t != slot);
         Ok(())
     }
@@ -161,7 +161,7 @@ impl<'p> States<'p> {
             return Ok(pos);
         }
         let Some(place) = self.pool.take(slot, pos) else {
-            return Err(refusal(self.plan, Cannot::Snapshot));
+            return Err(refusal(self.plan, UnsupportedOperation::Snapshot));
         };
         for state in &self.folded {
             let (live, kept) = state.places(slot, place);
@@ -209,7 +209,7 @@ impl<'p> States<'p> {
         if self.folded.is_empty() {
             return Ok(());
         }
-        self.pool.cut(slot, pos);
+        self.pool.truncate(slot, pos);
         if let Some(place) = self.pool.find(slot, pos) {
             self.pool.touch(slot, pos);
             for state in &self.folded {
@@ -248,8 +248,8 @@ impl<'p> States<'p> {
             if pos.saturating_sub(ring.window - 1) < overwritten {
                 let least = overwritten.saturating_add(ring.window - 1);
                 let state = &self.plan.states[ring.index];
-                let cannot = Cannot::Reach { slot, len, pos, least };
-                return Err(cannot.error(&state.name, state.kind));
+                let operation = UnsupportedOperation::RewindRing { slot, len, pos, least };
+                return Err(operation.error(&state.name, state.kind));
             }
         }
         if self.folded.is_empty() || self.pool.find(slot, pos).is_some() {
@@ -259,7 +259,7 @@ impl<'p> States<'p> {
             return self.check_whole(slot);
         }
         let (snapshots, room) = (self.pool.positions(slot), self.plan.snapshots_of_slot());
-        Err(refusal(self.plan, Cannot::Rewind { slot, len, pos, snapshots, room }))
+        Err(refusal(self.plan, UnsupportedOperation::Rewind { slot, len, pos, snapshots, room }))
     }
 
     /// Makes the sequence in slot `to` the first `tokens` tokens of slot `from`. Of a cache the filled rows
@@ -307,7 +307,7 @@ impl<'p> States<'p> {
     /// [`Error::Request`]; [`Error::State`] for states in another unit.
     fn held(&self, slot: u32, tokens: usize) -> Result<Vec<(usize, usize)>> {
         self.checked_len(slot)?;
-        check_own(self.plan, Cannot::Save)?;
+        check_own(self.plan, UnsupportedOperation::Save)?;
         let mut parts = Vec::new();
         for (state, at) in self.plan.states.iter().zip(&self.at) {
             let offset = at.ptr() as usize - self.region.base().ptr() as usize;
@@ -498,7 +498,11 @@ impl<'p> States<'p> {
     }
 
     fn check_whole(&self, slot: u32) -> Result<()> {
-        if self.dirty.contains(&slot) { Err(refusal(self.plan, Cannot::Dirty { slot })) } else { Ok(()) }
+        if self.dirty.contains(&slot) {
+            Err(refusal(self.plan, UnsupportedOperation::Dirty { slot }))
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_group_that_leaves_least_counts() {
+    fn cgroup_with_the_least_available_memory_counts() {
         let read = |path: &Path| {
             let text = match path.to_str()? {
                 "/g/memory/a/b/memory.limit_in_bytes" => "9223372036854771712\n",

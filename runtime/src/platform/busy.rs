@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_of_other_programs_is_what_is_left_of_the_cores() {
+    fn other_programs_time_is_busy_time_minus_own_time() {
         let machine = |user: u64, idle: u64| {
             format!(
                 "cpu  9 9 9 9\ncpu0 {user} 0 0 {idle} 5 0 0 0 7 7\ncpu1 {user} 0 0 {idle} 5 0 0 0 0 0\ncpu2 900 0 0 9 0 0 0 0\nintr 1\n"

@@ -312,8 +312,18 @@ pub(crate) fn only_when_idle() {}
 
 /// Peak resident memory of this process, in bytes, including mapped weights that were read.
 pub fn peak_memory() -> Option<u64> {
+    bytes_of_status("VmHWM:")
+}
+
+/// Locked memory of this process, in bytes.
+pub(crate) fn locked_memory() -> Option<u64> {
+    bytes_of_status("VmLck:")
+}
+
+/// Size in a line of proc(5)'s `status`.
+fn bytes_of_status(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }

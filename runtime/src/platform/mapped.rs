@@ -135,7 +135,7 @@ mod watch {
 
     static SLOTS: [Slot; MOST] = [const { Slot::free() }; MOST];
     /// Messages about all files that were ever mapped. Its lock guards changes of [`SLOTS`].
-    static SAID: Mutex<BTreeMap<Vec<u8>, &'static [u8]>> = Mutex::new(BTreeMap::new());
+    static MESSAGES: Mutex<BTreeMap<Vec<u8>, &'static [u8]>> = Mutex::new(BTreeMap::new());
     /// Previous action of each signal.
     static BEFORE: [OnceLock<sigaction>; 2] = [const { OnceLock::new() }; 2];
     const SIGNALS: [c_int; 2] = [libc::SIGBUS, libc::SIGSEGV];
@@ -149,9 +149,9 @@ mod watch {
         pub(crate) fn new(map: &Mmap, path: &Path) -> Option<Self> {
             install();
             let (start, len) = (map.as_ptr() as usize, map.len());
-            let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut messages = MESSAGES.lock().unwrap_or_else(PoisonError::into_inner);
             let free = SLOTS.iter().position(|s| s.end.load(Ordering::Relaxed) == 0).filter(|_| len > 0)?;
-            let text = *said.entry(path.as_os_str().as_encoded_bytes().to_vec()).or_insert_with(|| {
+            let text = *messages.entry(path.as_os_str().as_encoded_bytes().to_vec()).or_insert_with(|| {
                 let shown = path.display();
                 let text = format!(
                     "error: `{shown}` was changed or cut while it was in use\nhint: put the file back as it was, and start again\n"
@@ -171,7 +171,7 @@ mod watch {
 
     impl Drop for Watch {
         fn drop(&mut self) {
-            let _one = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one = MESSAGES.lock().unwrap_or_else(PoisonError::into_inner);
             SLOTS[self.0].end.store(0, Ordering::Release);
         }
     }
@@ -210,7 +210,7 @@ mod watch {
         UNFINISHED.store(name.map_or(ptr::null_mut(), CString::into_raw), Ordering::Release);
     }
 
-    fn said_of(address: usize) -> Option<(*const u8, usize)> {
+    fn message_of(address: usize) -> Option<(*const u8, usize)> {
         SLOTS.iter().find_map(|slot| {
             let end = slot.end.load(Ordering::Acquire);
             let (start, text) = (slot.start.load(Ordering::Relaxed), slot.text.load(Ordering::Relaxed));
@@ -224,7 +224,7 @@ mod watch {
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
         // A write to a read-only mapping is a bug of moec, not a fault of the file.
         let forbidden = signal == libc::SIGSEGV && code == SEGV_ACCERR;
-        if let Some((text, len)) = said_of(address).filter(|_| !forbidden) {
+        if let Some((text, len)) = message_of(address).filter(|_| !forbidden) {
             let unfinished = UNFINISHED.load(Ordering::Acquire);
             // SAFETY: text and name are never freed; `unlink`, `write` and `_exit` may be called from a
             // signal handler.
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_watched_as_long_as_it_is_mapped() {
+    fn file_is_watched_while_mapped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, [7; 5000]).unwrap();

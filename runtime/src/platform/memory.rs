@@ -17,6 +17,23 @@ pub fn give_back_freed() {
     }
 }
 
+/// Locks this process's memory: pages that were used, those of mapped weights included, stay in RAM until it
+/// ends.
+///
+/// # Errors
+/// Fails if the user may not lock as much memory, or the operating system cannot lock page by page (Linux's
+/// `MCL_ONFAULT`).
+pub fn lock() -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: it takes no address, and changes no memory.
+        let done = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+    #[cfg(not(target_os = "linux"))]
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 /// An address that threads may share.
 ///
 /// It grants no right to read or write: each use has a SAFETY comment with the reason why it is allowed.
@@ -216,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_stay_inside() {
+    fn out_of_bounds_copies_are_rejected() {
         let mut region = Region::new("test", 100).unwrap();
         // SAFETY: the region has that many bytes, and nothing else uses it.
         unsafe { region.base().ptr().write_bytes(7, 10) };

@@ -3,6 +3,7 @@
 pub mod available;
 pub mod busy;
 pub mod cpu;
+pub mod energy;
 pub mod mapped;
 pub mod memory;
 pub mod regular;

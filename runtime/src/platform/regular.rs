@@ -308,8 +308,8 @@ mod tests {
         ] {
             std::os::unix::fs::symlink(&path, at("link")).unwrap();
             for path in [path, at("link")] {
-                let said = why(read(&path, SETTINGS));
-                assert!(said.contains(what) && said.contains("not a regular file"), "{said}");
+                let message = why(read(&path, SETTINGS));
+                assert!(message.contains(what) && message.contains("not a regular file"), "{message}");
                 assert!(open(&path).is_err() && size(&path).is_err());
             }
             fs::remove_file(at("link")).unwrap();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_read_than_there_can_be() {
+    fn files_over_the_size_limit_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("long");
         // Sparse: it takes no room on the disk, and would take all memory.

@@ -72,12 +72,12 @@ impl From<Table> for UnitCosts {
     }
 }
 
-/// Costs of near-data units: units in the host's memories, all alike.
+/// Costs of NDP units: units in the host's memories, all alike.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NearCosts {
     /// `f_calc_ndp`.
     pub table: Table,
-    /// Time of a near-data unit to read an expert of its own memory.
+    /// Time of an NDP unit to read an expert of its own memory.
     pub internal_us: f64,
     /// Time of an expert over the link between two memories.
     pub link_us: f64,
@@ -90,7 +90,7 @@ pub struct Costs {
     pub gpu: Option<UnitCosts>,
     /// `f_calc_cpu`: time of any expert.
     pub cpu: UnitCosts,
-    /// Near-data units; `None`: there are none.
+    /// NDP units; `None`: there are none.
     pub near: Option<NearCosts>,
     /// `T_PCIe` of equation 2: time of an expert's weights over the link to the GPU, independent of its
     /// tokens.
@@ -107,7 +107,7 @@ pub struct Costs {
 
 impl Costs {
     /// Costs of a GPU with frames and a CPU, on a link that takes `bring_us` for an expert: there are no
-    /// near-data units, and the CPU's table includes the host's reads.
+    /// NDP units, and the CPU's table includes the host's reads.
     pub fn of_two(gpu: UnitCosts, cpu: UnitCosts, bring_us: f64) -> Self {
         let (striped_us, localized_us, row_us, first_bring_us) = (0.0, 0.0, 0.0, 0.0);
         Self { gpu: Some(gpu), cpu, near: None, bring_us, first_bring_us, striped_us, localized_us, row_us }
@@ -136,7 +136,7 @@ impl Costs {
         self.cpu.table.at(tokens).max(self.t_dram(layout))
     }
 
-    /// Equation 4: time of a near-data unit for an expert of its memory. Infinite without such units.
+    /// Equation 4: time of an NDP unit for an expert of its memory. Infinite without such units.
     pub fn t_near(&self, tokens: f64) -> f64 {
         self.near.as_ref().map_or(f64::INFINITY, |n| n.table.at(tokens).max(n.internal_us))
     }

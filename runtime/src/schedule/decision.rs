@@ -5,7 +5,7 @@ use crate::schedule::scheduled::ExpertUnit;
 
 /// Transfer of an expert into a frame of the GPU's memory; the frame's previous expert is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bring {
+pub struct FrameTransfer {
     /// The expert.
     pub key: Key,
     /// Destination frame.
@@ -16,7 +16,7 @@ pub struct Bring {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// Into a frame of the GPU's memory.
-    Bring(Bring),
+    ToFrame(FrameTransfer),
     /// Within the host's memories: to one of them, or striped over all.
     Relocate {
         /// The expert.

@@ -59,7 +59,7 @@ pub enum ScheduleError {
         experts: usize,
     },
     /// A memory that does not exist.
-    #[error("expert {expert} lies in memory {memory}, and there are {memories}, from 0 on")]
+    #[error("expert {expert} is in memory {memory}, but there are {memories}, from 0 on")]
     Memory {
         /// Expert.
         expert: usize,

@@ -2,7 +2,7 @@
 //! of experts.
 //!
 //! * [`Costs`]: the time of an expert on each unit and on each link. [`System`]: the solver for a layer's
-//!   experts ([`Solver`]), the placement ([`Keeps`]), and the prediction ([`Prediction`]).
+//!   experts ([`Solver`]), the placement ([`GpuResidents`]), and the prediction ([`Prediction`]).
 //! * A layer's time is modelled in two ways, each with its solvers: `sums` of units' times, and [`timelines`]
 //!   on which experts arrive.
 //! * Experts are placed in two ways. [`scheduled`] uses the memories of the host and frames of each layer,

@@ -3,7 +3,7 @@
 //!
 //! A plan names its solvers and caches. [`System`]s, of other authors and of moec, are combinations of these.
 //! There are two models of a layer's time, and a system is for one of them. With `sums` of units' times,
-//! near-data memories compute in addition to the GPU and the CPU. With `timelines` on which experts arrive, a
+//! NDP DIMMs compute in addition to the GPU and the CPU. With `timelines` on which experts arrive, a
 //! GPU with frames and the CPU share them.
 
 use super::scheduled::ExpertUnit;
@@ -61,11 +61,7 @@ pub const SOLVERS: &[(&str, Solver, &str)] = &[
     ("cheapest", Solver::Cheapest, "each expert where it is computed sooner by itself"),
     ("refined", Solver::Refined, "TriMoE §4.2; each where it costs least, then the busiest unit gives away"),
     ("hottest-cpu", Solver::Hottest(ExpertUnit::Cpu), "the GPU computes the hottest, the CPU the rest"),
-    (
-        "hottest-near",
-        Solver::Hottest(ExpertUnit::Near),
-        "the GPU computes the hottest, near-data units the rest",
-    ),
+    ("hottest-near", Solver::Hottest(ExpertUnit::Near), "the GPU computes the hottest, NDP units the rest"),
 ];
 
 impl Solver {
@@ -92,7 +88,7 @@ impl Solver {
 
 /// Experts that the GPU's memory keeps, and the layout of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeps {
+pub enum GpuResidents {
     /// The experts of a token, until the next token.
     Token,
     /// The most popular of every layer on the GPU: permanently, unless loads are predicted; the others
@@ -139,7 +135,7 @@ pub struct Units {
     pub misses: bool,
     /// The CPU.
     pub cpu: bool,
-    /// Near-data units.
+    /// NDP units.
     pub near: bool,
 }
 
@@ -160,11 +156,11 @@ pub struct System {
     /// Units that may compute.
     pub units: Units,
     /// Experts that stay, and where.
-    pub keeps: Keeps,
+    pub gpu_residents: GpuResidents,
     /// Prediction.
     pub prediction: Prediction,
     /// Description, for users.
-    pub says: &'static str,
+    pub description: &'static str,
 }
 
 impl System {
@@ -173,20 +169,20 @@ impl System {
         name: &'static str,
         solver: Solver,
         units: Units,
-        keeps: Keeps,
+        gpu_residents: GpuResidents,
         prediction: Prediction,
-        says: &'static str,
+        description: &'static str,
     ) -> Self {
-        Self { name, prefill: solver, decode: solver, units, keeps, prediction, says }
+        Self { name, prefill: solver, decode: solver, units, gpu_residents, prediction, description }
     }
 }
 
 /// TriMoE with another solver, with or without moves of experts.
 pub const fn trimoe(name: &'static str, solver: Solver, moves: bool) -> System {
     let prediction = if moves { Prediction::Loads { relayout: true } } else { Prediction::Nothing };
-    let says =
-        "GPU, CPU and near-data units; experts move between layouts and memories where loads request it";
-    System::of_sums(name, solver, Units::ALL, Keeps::Classes, prediction, says)
+    let description =
+        "GPU, CPU and NDP units; experts move between layouts and memories where loads request it";
+    System::of_sums(name, solver, Units::ALL, GpuResidents::Classes, prediction, description)
 }
 /// TriMoE as published.
 pub const TRIMOE: System = trimoe("TriMoE", Solver::Refined, true);

@@ -77,7 +77,7 @@ impl BestOf {
 }
 
 /// Generates `many` sequences after a prompt, in the slots from `request.slot` on. Sequence `i` is sampled
-/// with the seed `how.seed + i`. It equals the result of [`crate::generate()`] with that seed, except where
+/// with the seed `sampling.seed + i`. It equals the result of [`crate::generate()`] with that seed, except where
 /// kernels for several rows, which sum in another order, change a choice. `n` and the end tokens are those of
 /// the request.
 ///
@@ -89,15 +89,15 @@ pub fn best_of(
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    how: &Sampling,
+    sampling: &Sampling,
 ) -> Result<BestOf> {
     let mut out = BestOf::default();
-    best_of_into(engine, request, many, decoder, (how, &mut |sampler| Ok(sampler)), &mut out)?;
+    best_of_into(engine, request, many, decoder, (sampling, &mut |sampler| Ok(sampler)), &mut out)?;
     Ok(out)
 }
 
 /// Function that changes a sequence's sampler before it samples, for example to add constraints.
-pub type Made<'m> = dyn FnMut(Sampler) -> Result<Sampler> + 'm;
+pub type ConfigureSampler<'m> = dyn FnMut(Sampler) -> Result<Sampler> + 'm;
 
 /// As [`best_of`], with each sampler changed by `made`. `out` keeps what was sampled before an error or an
 /// interrupt; there are no candidates before the logits of the prompt.
@@ -109,7 +109,7 @@ pub fn best_of_into(
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    (how, made): (&Sampling, &mut Made<'_>),
+    (sampling, made): (&Sampling, &mut ConfigureSampler<'_>),
     out: &mut BestOf,
 ) -> Result<()> {
     let Request { slot: first, prompt, n, .. } = *request;
@@ -121,12 +121,13 @@ pub fn best_of_into(
     if many > room {
         return Err(Error::few_slots(many.saturating_add(first as usize), slots));
     }
-    if many > 1 && how.temperature <= 0.0 {
-        let (range, found) = ("above 0 where several sequences are sampled", how.temperature.to_string());
+    if many > 1 && sampling.temperature <= 0.0 {
+        let (range, found) =
+            ("above 0 where several sequences are sampled", sampling.temperature.to_string());
         return Err(Error::range("temperature", range, found));
     }
     let before = decoder.fallbacks();
-    let done = sample(engine, request, many, decoder, (how, made), out);
+    let done = sample(engine, request, many, decoder, (sampling, made), out);
     out.candidates.retain(|c| !c.ids.is_empty());
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
     done
@@ -138,15 +139,15 @@ fn sample(
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    (how, made): (&Sampling, &mut Made<'_>),
+    (sampling, made): (&Sampling, &mut ConfigureSampler<'_>),
     out: &mut BestOf,
 ) -> Result<()> {
     let Request { slot: first, prompt, n, end } = *request;
-    let seeds = (0..many as u64).map(|i| how.seed.wrapping_add(i));
+    let seeds = (0..many as u64).map(|i| sampling.seed.wrapping_add(i));
     out.candidates = seeds.map(|seed| Candidate { seed, ..Candidate::default() }).collect();
     let samplers = out.candidates.iter().map(|c| {
-        let how = Sampling { seed: c.seed, log_probabilities: Some(0), ..how.clone() };
-        let mut sampler = made(Sampler::new(how))?;
+        let sampling = Sampling { seed: c.seed, log_probabilities: Some(0), ..sampling.clone() };
+        let mut sampler = made(Sampler::new(sampling))?;
         sampler.begin(prompt);
         Ok(Box::new(sampler) as Box<dyn Choose>)
     });
@@ -194,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_has_the_highest_mean() {
+    fn best_candidate_has_the_highest_mean() {
         let of = |ids: usize, log_probability, ended| Candidate {
             seed: 0,
             ids: vec![0; ids],

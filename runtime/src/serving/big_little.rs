@@ -10,7 +10,7 @@
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::engine::Engine;
-use crate::kv::cannot::check_snapshots;
+use crate::kv::unsupported::check_snapshots;
 use moec_ir::EntryKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sure_is_a_probability_above_gamma() {
+    fn token_is_confident_above_probability_gamma() {
         let logits = |p: &[f32]| p.iter().map(|p| p.ln() + 3.0).collect::<Vec<_>>();
         let of = |p: &[f32], gamma| is_sure(&logits(p), gamma);
         assert!(of(&[0.1, 0.71, 0.19], 0.7));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn gamma_0_keeps_every_number_and_no_gamma_keeps_what_is_none() {
+    fn gamma_0_accepts_all_logits_except_non_numbers() {
         assert!(is_sure(&vec![0.0; 100_000], 0.0));
         assert!(is_sure(&[-1e30, f32::NEG_INFINITY], 0.0));
         for bad in [&[f32::NAN, 0.0][..], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 2], &[]] {

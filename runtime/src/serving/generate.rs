@@ -2,12 +2,12 @@
 
 use crate::error::Result;
 use crate::exec::engine::Engine;
-use crate::kv::cannot::max_draft_tokens;
+use crate::kv::unsupported::max_draft_tokens;
 use crate::serving::big_little::{Decoder, Fallbacks};
 use crate::serving::sampler::{LogProbabilities, Sampler};
 pub use crate::serving::scheduler::check_context;
 use crate::serving::scheduler::{End, Event, Job, Scheduler, Setting, Sharing, StepWork};
-use crate::serving::speculate::Speculated;
+use crate::serving::speculate::DraftCounters;
 use std::time::Duration;
 
 /// Result of a generation, and its times.
@@ -60,18 +60,18 @@ pub struct Request<'a> {
 }
 
 /// Observer of the engine.
-pub type Read<'r> = dyn FnMut(&Engine<'_>) -> Result<()> + 'r;
+pub type AfterPrompt<'r> = dyn FnMut(&Engine<'_>) -> Result<()> + 'r;
 
 /// Further options of a generation.
 #[derive(Default)]
-pub struct Way<'w> {
+pub struct GenerateOptions<'w> {
     /// Contents of the slot: tokens that the prompt may begin with, computed as a part of a prompt.
     pub held: &'w [u32],
     /// Maximum number of draft tokens that are verified in a call; if not 0, the sampler takes the most
     /// probable token.
     pub draft_tokens: usize,
     /// Called with the engine after the prompt, before any other token.
-    pub read: Option<&'w mut Read<'w>>,
+    pub after_prompt: Option<&'w mut AfterPrompt<'w>>,
 }
 
 /// Generates up to `n` tokens after the prompt; fewer if an end token is chosen, or a constraint reports that
@@ -87,24 +87,25 @@ pub fn generate(
     sampler: &mut Sampler,
     on_token: &mut dyn FnMut(u32) -> Result<()>,
 ) -> Result<Generation> {
-    generate_by(engine, request, Way::default(), (decoder, sampler), on_token).map(|(done, _)| done)
+    generate_by(engine, request, GenerateOptions::default(), (decoder, sampler), on_token)
+        .map(|(done, _)| done)
 }
 
 /// As [`generate`], with reuse of the slot's contents and with draft tokens; returns the counts of draft
 /// tokens.
 ///
 /// # Errors
-/// As [`generate`], and what `way.read` returns. With draft tokens, before any work, [`crate::Error::State`]
+/// As [`generate`], and what `options.after_prompt` returns. With draft tokens, before any work, [`crate::Error::State`]
 /// for states that cannot take tokens back.
 pub fn generate_by(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
-    way: Way<'_>,
+    options: GenerateOptions<'_>,
     (decoder, sampler): (&mut Decoder, &mut Sampler),
     on_token: &mut dyn FnMut(u32) -> Result<()>,
-) -> Result<(Generation, Speculated)> {
+) -> Result<(Generation, DraftCounters)> {
     let Request { slot, prompt, n, end } = *request;
-    let Way { held, draft_tokens, mut read } = way;
+    let GenerateOptions { held, draft_tokens, mut after_prompt } = options;
     check_context(prompt.len(), n, engine.program().model.max_context as usize)?;
     if draft_tokens > 0 {
         max_draft_tokens(engine.program())?;
@@ -153,8 +154,8 @@ pub fn generate_by(
         if let Some(e) = failed.take() {
             return Err(e);
         }
-        if let Some(read) = read.take_if(|_| !out.ids.is_empty()) {
-            read(scheduler.engine())?;
+        if let Some(after_prompt) = after_prompt.take_if(|_| !out.ids.is_empty()) {
+            after_prompt(scheduler.engine())?;
         }
     }
     let did = scheduler.speculated();

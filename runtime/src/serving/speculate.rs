@@ -1,7 +1,7 @@
 //! Speculative decoding by prompt lookup in the text itself: draft tokens, and the choices that count. The
 //! scheduler uses it.
 //!
-//! Text repeats itself: code names the same things, answers quote what was asked. If the last tokens have
+//! Text repeats itself: code names the same things, answers quote questions. If the last tokens have
 //! occurred before, the tokens that followed them are the draft. Draft tokens are computed in one call with
 //! the token before them, and each row gives the token that the model would choose next. Draft tokens are
 //! accepted up to the first that the model would not have chosen (Leviathan, Kalman and Matias, 2023, with
@@ -23,7 +23,7 @@ const SHORTEST: usize = 2;
 
 /// Counts of draft tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Speculated {
+pub struct DraftCounters {
     /// Draft tokens.
     pub draft_tokens: usize,
     /// Those that the model would have chosen.
@@ -31,12 +31,12 @@ pub struct Speculated {
     /// Calls with draft tokens.
     pub calls: usize,
     /// Calls of one token: no draft, or a choice too close to count.
-    pub alone: usize,
+    pub single_token_calls: usize,
     /// Choices too close to count, among these calls.
-    pub close: usize,
+    pub close_choices: usize,
 }
 
-impl Speculated {
+impl DraftCounters {
     /// Share of accepted draft tokens; `None` without any.
     pub fn acceptance(&self) -> Option<f64> {
         (self.draft_tokens > 0).then(|| self.accepted as f64 / self.draft_tokens as f64)
@@ -58,7 +58,7 @@ pub fn prompt_lookup(seq: &[u32], most: usize) -> &[u32] {
 }
 
 /// Whether the first logit leads the second by enough to be the first in any order of summation.
-pub(crate) fn leads(logits: &[f32]) -> bool {
+pub(crate) fn is_clear_maximum(logits: &[f32]) -> bool {
     let (mut first, mut second, mut largest) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0_f32);
     for &l in logits {
         largest = largest.max(l.abs());
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draft_tokens_are_what_followed_the_longest_end_the_last_time() {
+    fn prompt_lookup_drafts_after_the_longest_last_match() {
         assert_eq!(prompt_lookup(&[1, 2, 3, 4, 9, 1, 2], 2), [3, 4]);
         // The later of two occurrences; the longer of two ends.
         assert_eq!(prompt_lookup(&[1, 2, 3, 1, 2, 5, 1, 2], 1), [5]);
@@ -92,12 +92,16 @@ mod tests {
     }
 
     #[test]
-    fn a_close_choice_does_not_count() {
-        assert!(leads(&[1.0, -3.0, 2.0]));
-        assert!(!leads(&[2.0, 2.0]) && !leads(&[100.0, 99.5, 0.0]) && leads(&[100.0, 99.0, 0.0]));
+    fn draft_is_kept_only_with_a_clear_margin() {
+        assert!(is_clear_maximum(&[1.0, -3.0, 2.0]));
+        assert!(
+            !is_clear_maximum(&[2.0, 2.0])
+                && !is_clear_maximum(&[100.0, 99.5, 0.0])
+                && is_clear_maximum(&[100.0, 99.0, 0.0])
+        );
         for bad in [&[][..], &[f32::NAN], &[f32::INFINITY, 1.0], &[f32::NEG_INFINITY; 3]] {
-            assert!(!leads(bad), "{bad:?}");
+            assert!(!is_clear_maximum(bad), "{bad:?}");
         }
-        assert!(leads(&[1.0]), "a vocabulary of one token has no second");
+        assert!(is_clear_maximum(&[1.0]), "a vocabulary of one token has no second");
     }
 }

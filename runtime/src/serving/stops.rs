@@ -51,7 +51,7 @@ impl Stops {
 }
 
 /// The part of a text before the first of several stop strings; all of it where there is none.
-pub fn cut(text: &str, strings: &[String]) -> String {
+pub fn truncate_at_stop(text: &str, strings: &[String]) -> String {
     let mut stops = Stops::new(strings.iter().cloned());
     let before = stops.push(text);
     if stops.found().is_some() { before } else { before + &stops.finish() }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_spans_pieces_is_never_seen() {
+    fn stop_string_across_pieces_is_never_emitted() {
         let (given, found, rest) = run(&["END", "xyz"], &["a E", "N", "D b"]);
         assert_eq!(
             (given, found.as_deref(), &*rest),
@@ -121,7 +121,11 @@ mod tests {
         assert_eq!(given, ["a"]);
         let stops = ["END".to_owned(), "x".to_owned()];
         assert_eq!(
-            (&*cut("a ENDx", &stops), &*cut("a EN", &stops), &*cut("ax END", &[])),
+            (
+                &*truncate_at_stop("a ENDx", &stops),
+                &*truncate_at_stop("a EN", &stops),
+                &*truncate_at_stop("ax END", &[])
+            ),
             ("a ", "a EN", "ax END")
         );
     }
@@ -129,7 +133,7 @@ mod tests {
     proptest! {
         /// For any cuts of the text, the output is the text before the first stop string.
         #[test]
-        fn cuts_change_nothing(text in "[abü]{0,40}", stops in prop::collection::vec("[abü]{1,4}", 0..4), cuts in prop::collection::vec(1usize..4, 40)) {
+        fn piece_boundaries_do_not_change_the_output(text in "[abü]{0,40}", stops in prop::collection::vec("[abü]{1,4}", 0..4), cuts in prop::collection::vec(1usize..4, 40)) {
             let mut of = Stops::new(stops.clone());
             let chars: Vec<char> = text.chars().collect();
             let (mut at, mut out) = (0, String::new());

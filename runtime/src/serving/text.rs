@@ -29,7 +29,7 @@ pub struct Text {
 #[derive(Clone, Copy, Debug)]
 struct Limit {
     tokens: usize,
-    /// Maximum number of bytes of a text that one token stands for.
+    /// Maximum number of bytes of text that one token represents.
     longest: usize,
 }
 
@@ -92,7 +92,7 @@ impl Text {
 
     /// A decoder that gets ids one by one. It omits special tokens.
     pub fn stream(&self) -> TextStream<'_> {
-        TextStream::of(Tokens::Lent(self))
+        TextStream::of(Tokens::Borrowed(self))
     }
 
     /// As [`Text::stream`], for users that outlive the owner of the tokenizer.
@@ -117,13 +117,13 @@ impl Text {
 }
 
 /// Number of ids without text after which no more bytes of a character are awaited: they belong to none.
-const QUIET: usize = 64;
+const MAX_IDS_WITHOUT_TEXT: usize = 64;
 
 /// Maximum number of ids that may begin a character whose last byte is still missing.
-const OPEN: usize = 3;
+const MAX_PARTIAL_IDS: usize = 3;
 
 /// Number of ids before an answer among which one is sought that decoders can look back at.
-const BACK: usize = 32;
+const MAX_LOOKBACK: usize = 32;
 
 /// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
 /// character. Invalid bytes become replacement characters, late, and returned text never changes.
@@ -134,22 +134,22 @@ pub struct TextStream<'a> {
     /// The ids of the previous piece, for decoders that look back (a space before a word), then the new ones.
     window: Vec<u32>,
     /// Number of ids in the window that belong to the previous piece.
-    settled: usize,
+    previous: usize,
     /// The part of the window's text that has been returned.
-    given: String,
+    returned: String,
     /// Number of new ids since the last piece.
-    quiet: usize,
+    new_ids: usize,
 }
 
 /// Tokenizer that a stream decodes with.
 enum Tokens<'a> {
-    Lent(&'a Text),
+    Borrowed(&'a Text),
     Shared(Arc<Text>),
 }
 
 impl<'a> TextStream<'a> {
     fn of(text: Tokens<'a>) -> Self {
-        Self { text, skip: true, window: Vec::new(), settled: 0, given: String::new(), quiet: 0 }
+        Self { text, skip: true, window: Vec::new(), previous: 0, returned: String::new(), new_ids: 0 }
     }
 
     /// The stream of a text that continues after these ids: their text is not returned, but a word after them
@@ -157,8 +157,8 @@ impl<'a> TextStream<'a> {
     ///
     /// # Errors
     /// [`Error::Internal`].
-    pub fn behind(mut self, ids: &[u32]) -> Result<Self> {
-        for &id in ids.iter().rev().take(BACK) {
+    pub fn continue_after(mut self, ids: &[u32]) -> Result<Self> {
+        for &id in ids.iter().rev().take(MAX_LOOKBACK) {
             if self.leaves_out(id) {
                 continue;
             }
@@ -166,7 +166,7 @@ impl<'a> TextStream<'a> {
             let text = self.decode(1)?;
             // Decoders look back at words, not at parts of characters.
             if !text.is_empty() && !text.contains('\u{fffd}') {
-                (self.settled, self.given) = (1, text);
+                (self.previous, self.returned) = (1, text);
                 return Ok(self);
             }
         }
@@ -176,7 +176,7 @@ impl<'a> TextStream<'a> {
 
     fn source(&self) -> &Text {
         match &self.text {
-            Tokens::Lent(text) => text,
+            Tokens::Borrowed(text) => text,
             Tokens::Shared(text) => text,
         }
     }
@@ -201,24 +201,24 @@ impl<'a> TextStream<'a> {
             return Ok(String::new());
         }
         self.window.push(id);
-        self.quiet += 1;
+        self.new_ids += 1;
         let mut text = self.decode(self.window.len())?;
-        if !(whole(&text).starts_with(&self.given) || self.given.starts_with(whole(&text))) {
+        if !(whole(&text).starts_with(&self.returned) || self.returned.starts_with(whole(&text))) {
             self.forget()?;
             text = self.decode(self.window.len())?;
         }
         let certain = whole(&text);
-        let piece = certain.strip_prefix(&*self.given).unwrap_or_default().to_owned();
+        let piece = certain.strip_prefix(&*self.returned).unwrap_or_default().to_owned();
         if piece.is_empty() {
-            return if self.quiet < QUIET { Ok(piece) } else { self.give_up() };
+            return if self.new_ids < MAX_IDS_WITHOUT_TEXT { Ok(piece) } else { self.give_up() };
         }
-        self.quiet = 0;
+        self.new_ids = 0;
         if certain.len() == text.len() {
-            self.window.drain(..self.settled);
-            self.settled = self.window.len();
-            self.given = self.decode(self.settled)?;
+            self.window.drain(..self.previous);
+            self.previous = self.window.len();
+            self.returned = self.decode(self.previous)?;
         } else {
-            certain.clone_into(&mut self.given);
+            certain.clone_into(&mut self.returned);
         }
         Ok(piece)
     }
@@ -226,21 +226,21 @@ impl<'a> TextStream<'a> {
     /// Accepts new ids as they are, as characters or not, except the last ones, which may still become a
     /// character.
     fn give_up(&mut self) -> Result<String> {
-        self.quiet = OPEN;
-        let mut text = self.decode(self.window.len() - OPEN)?;
-        if !text.starts_with(&self.given) {
+        self.new_ids = MAX_PARTIAL_IDS;
+        let mut text = self.decode(self.window.len() - MAX_PARTIAL_IDS)?;
+        if !text.starts_with(&self.returned) {
             self.forget()?;
-            text = self.decode(self.window.len() - OPEN)?;
+            text = self.decode(self.window.len() - MAX_PARTIAL_IDS)?;
         }
-        let more = text.strip_prefix(&*self.given).unwrap_or_default().to_owned();
-        let over = self.window.len() - OPEN;
-        if text == self.decode(self.settled)? {
+        let more = text.strip_prefix(&*self.returned).unwrap_or_default().to_owned();
+        let over = self.window.len() - MAX_PARTIAL_IDS;
+        if text == self.decode(self.previous)? {
             // They have no text.
-            self.window.drain(self.settled..over);
+            self.window.drain(self.previous..over);
         } else {
             self.window.drain(..over - 1);
-            self.settled = 1;
-            self.given = self.decode(1)?;
+            self.previous = 1;
+            self.returned = self.decode(1)?;
         }
         Ok(more)
     }
@@ -248,10 +248,10 @@ impl<'a> TextStream<'a> {
     /// Forgets the ids of the previous piece if the new ones change their text: a byte outside of any
     /// character changes the meaning of those before it.
     fn forget(&mut self) -> Result<()> {
-        let settled = self.decode(self.settled)?;
-        self.given = self.given.strip_prefix(&*settled).unwrap_or_default().to_owned();
-        self.window.drain(..self.settled);
-        self.settled = 0;
+        let settled = self.decode(self.previous)?;
+        self.returned = self.returned.strip_prefix(&*settled).unwrap_or_default().to_owned();
+        self.window.drain(..self.previous);
+        self.previous = 0;
         Ok(())
     }
 
@@ -261,11 +261,11 @@ impl<'a> TextStream<'a> {
     /// [`Error::Internal`].
     pub fn finish(mut self) -> Result<String> {
         let mut text = self.decode(self.window.len())?;
-        if !text.starts_with(&self.given) {
+        if !text.starts_with(&self.returned) {
             self.forget()?;
             text = self.decode(self.window.len())?;
         }
-        Ok(text.strip_prefix(&*self.given).unwrap_or_default().to_owned())
+        Ok(text.strip_prefix(&*self.returned).unwrap_or_default().to_owned())
     }
 }
 

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_runs_ahead() {
+    fn barrier_holds_all_threads_until_the_last() {
         for (threads, rounds) in [(1, 10), (2, 5000), (3, 2000), (7, 500)] {
             stress(threads, rounds);
         }

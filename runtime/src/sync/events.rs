@@ -91,7 +91,7 @@ mod tests {
 
     /// Two units hand a number back and forth, each waiting for the other's last step.
     #[test]
-    fn what_was_written_before_is_seen() {
+    fn writes_before_an_event_are_visible_after_it() {
         const STEPS: usize = 2000;
         for threads in [1, 2, 3] {
             let mut events = Events::new(2 * STEPS, threads + 1);

@@ -33,14 +33,14 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` CPU threads, including the caller's, and of `beside` others. With `pin` each CPU
+    /// A pool of `threads` CPU threads, including the caller's, and of `others` others. With `pin` each CPU
     /// thread except the caller's is bound to a core of its own: threads that the caller starts later would
     /// inherit its binding.
     ///
     /// # Errors
     /// [`Error::Io`] if the operating system refuses to start a thread.
-    pub fn new(threads: usize, beside: usize, pin: bool) -> Result<Self> {
-        let all = threads.max(1) + beside;
+    pub fn new(threads: usize, others: usize, pin: bool) -> Result<Self> {
+        let all = threads.max(1) + others;
         let shared = Arc::new(Shared {
             barrier: Barrier::new(threads.max(1)),
             gate: Barrier::new(all),

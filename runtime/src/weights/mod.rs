@@ -157,7 +157,7 @@ pub(crate) fn choose(
     available: Option<u64>,
 ) -> Result<Choice> {
     let choice = |own, why: String| Ok(Choice { own, why });
-    let wanted = needed.saturating_add(RESERVE);
+    let required = needed.saturating_add(RESERVE);
     match (weights, available) {
         (Weights::Mmap, _) => choice(false, "as requested".to_owned()),
         (Weights::Ram, Some(available)) if needed > available => {
@@ -172,10 +172,12 @@ pub(crate) fn choose(
         }
         (Weights::Ram, _) => choice(true, "as requested".to_owned()),
         (Weights::Auto, _) if lazy => choice(false, "read when first needed, as requested".to_owned()),
-        (Weights::Auto, None) => choice(false, "this system does not say how much memory is free".to_owned()),
+        (Weights::Auto, None) => {
+            choice(false, "the operating system does not report how much memory is free".to_owned())
+        }
         (Weights::Auto, Some(available)) => {
-            let own = wanted <= available;
-            if let Some(cached) = cached.filter(|c| own && wanted.saturating_add(*c) > available) {
+            let own = required <= available;
+            if let Some(cached) = cached.filter(|c| own && required.saturating_add(*c) > available) {
                 // A copy would evict its own source from the page cache, which would then be read from disk.
                 let (cached, available) = (size(cached), size(available));
                 let why = format!(
@@ -183,9 +185,9 @@ pub(crate) fn choose(
                 );
                 return choice(false, why);
             }
-            let takes = if own { "needs" } else { "would need" };
+            let verb = if own { "needs" } else { "would need" };
             let (needed, reserve, available) = (size(needed), size(RESERVE), size(available));
-            let why = format!("a run {takes} {needed}, and {reserve} to spare, of {available} that are free");
+            let why = format!("a run {verb} {needed}, and {reserve} to spare, of {available} that are free");
             choice(own, why)
         }
     }
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read() {
+    fn weights_options_are_parsed() {
         for (name, choice) in CHOICES {
             assert_eq!(Weights::parse(name), Some(choice));
         }
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_taken_where_there_is_room() {
+    fn weights_are_copied_to_ram_if_memory_suffices() {
         const GIB: u64 = 1 << 30;
         use Weights::{Auto, Mmap, Ram};
         let half = Some(2 * GIB);

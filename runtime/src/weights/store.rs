@@ -106,19 +106,19 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Addresses of the segments whose indices `wanted` accepts. `place` returns the first byte of a segment
+    /// Addresses of the segments whose indices `is_needed` accepts. `place` returns the first byte of a segment
     /// that ends before the given offset in its file, or `None` if the file is shorter.
     ///
     /// # Errors
     /// [`Error::Bundle`] for a segment outside of its file.
     pub(crate) fn new(
         program: &Program,
-        wanted: &dyn Fn(u32) -> bool,
+        is_needed: &dyn Fn(u32) -> bool,
         place: &dyn Fn(&Segment, u64) -> Option<Addr>,
     ) -> Result<Self> {
         let (mut segments, mut tables, mut bytes) = (Vec::new(), Vec::new(), 0_u64);
         for (i, s) in (0..).zip(&program.segments) {
-            if !wanted(i) {
+            if !is_needed(i) {
                 segments.push(None);
                 tables.push(Vec::new());
                 continue;
@@ -126,7 +126,7 @@ impl Addresses {
             let first = s
                 .end()
                 .and_then(|end| place(s, end))
-                .ok_or_else(|| Error::plan(format!("segment {i} lies outside of its file")))?;
+                .ok_or_else(|| Error::plan(format!("segment {i} is outside of its file")))?;
             segments.push(Some(first));
             // Inside of the range: the last matrix ends with it.
             let (matrices, rows, _) = s.extents();
@@ -178,7 +178,7 @@ impl MappedStore {
         Self::of(program, &BundleFiles::open(program, bundle)?, check, &|_| true)
     }
 
-    /// As [`MappedStore::open`], for open files, and only with the segments whose indices `wanted` accepts.
+    /// As [`MappedStore::open`], for open files, and only with the segments whose indices `is_needed` accepts.
     ///
     /// # Errors
     /// As [`MappedStore::open`].
@@ -186,11 +186,11 @@ impl MappedStore {
         program: &Program,
         files: &BundleFiles,
         check: CheckLevel,
-        wanted: &dyn Fn(u32) -> bool,
+        is_needed: &dyn Fn(u32) -> bool,
     ) -> Result<Self> {
         let segments_in = |file: usize| {
             let all = (0..).zip(&program.segments);
-            all.filter(move |(i, s)| s.file as usize == file && wanted(*i)).count()
+            all.filter(move |(i, s)| s.file as usize == file && is_needed(*i)).count()
         };
         let mut maps = Vec::with_capacity(program.files.len());
         for (i, (info, file)) in program.files.iter().zip(files.iter()).enumerate() {
@@ -203,7 +203,7 @@ impl MappedStore {
             }
             maps.push(map);
         }
-        let addresses = Addresses::new(program, wanted, &|s, end| {
+        let addresses = Addresses::new(program, is_needed, &|s, end| {
             let map = maps.get(s.file as usize)?.as_deref().unwrap_or_default();
             let range = usize::try_from(s.offset).ok()?..usize::try_from(end).ok()?;
             map.get(range).map(|bytes| Addr::read_only(bytes.as_ptr()))

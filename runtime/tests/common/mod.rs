@@ -31,7 +31,7 @@ pub(crate) const STRIDE: usize = 272;
 /// Rows that the attention kernel takes at a time.
 const BLOCK: usize = 3;
 
-/// Number that a router adds to its choice: tests set it to get an expert that does not exist.
+/// Number that a router adds to its choices; tests set it so that an expert does not exist.
 pub(crate) static BAD_CHOICE: AtomicI32 = AtomicI32::new(0);
 
 /// Weight of token `v` in the head.
@@ -277,7 +277,7 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
         ),
         step(k(4), vec![b(6), b(7), b(4), b(3), Arg::Segment(0), b(8)], Outputs, tiles(1, 1), true, vec![5]),
     ];
-    Entry { kind, out_rows, buffers: buffers.to_vec(), logits: 8, places: vec![], steps }
+    Entry { kind, out_rows, buffers: buffers.to_vec(), logits: 8, locations: vec![], steps }
 }
 
 /// Plan of the model with these entry points: (kind, output rows).
@@ -356,8 +356,8 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         graphs: Vec::new(),
         experts: ExpertPlacement::default(),
         streams: Vec::new(),
-        sets: Vec::new(),
-        parts: Vec::new(),
+        expert_sets: Vec::new(),
+        subgraphs: Vec::new(),
         placement: Placement::default(),
         paging: None,
         launches: Vec::new(),

@@ -2,7 +2,7 @@
 
 use crate::common::{self, CTX, SLOTS};
 use crate::toy::{ToyToken, full, reference, ring, sequence, toy, windowed};
-use moec_runtime::{Error, Program, Want};
+use moec_runtime::{Error, LogitRows, Program};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::Cell;
@@ -10,9 +10,8 @@ use std::cell::Cell;
 /// Operation on a slot: its kind, the slot, a position and a number.
 type Act = (u8, usize, usize, usize);
 
-/// Applies operations to an engine and to plain sequences. An accepted operation gives the logits of the
-/// plain sequence; a refused one changes nothing. Returns how often a sequence went back, and how often that
-/// was refused.
+/// Applies operations to an engine and to plain sequences. An accepted operation must give the logits of the
+/// plain sequence; a refused one must change nothing. Returns the number of rewinds, and of refused ones.
 fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) -> [usize; 2] {
     let dir = common::bundle();
     let engine = &mut common::open(program, dir.path(), 1);
@@ -21,7 +20,7 @@ fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) 
     for &(act, slot, at, n) in acts {
         let (slot, to) = (slot % SLOTS, at % SLOTS);
         let (len, s) = (seqs[slot].len(), slot as u32);
-        // Often from the end, where most of the operations are of interest.
+        // Every second operation is at the end, where most interesting cases are.
         let pos = if act.is_multiple_of(2) { len } else { at % (len + 1) };
         let ids = sequence((1 + n % 19).min(CTX - pos), n);
         let (mut seen, first) = (Vec::new(), *ids.first().unwrap_or(&0));
@@ -33,7 +32,7 @@ fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) 
         let done = match act / 2 {
             0 | 1 if !ids.is_empty() => {
                 next.extend(full(&ids));
-                engine.prefill(s, pos, &ids, Want::Last, sink)
+                engine.prefill(s, pos, &ids, LogitRows::Last, sink)
             }
             2 | 3 if !ids.is_empty() => {
                 next.push((first, false));
@@ -45,7 +44,7 @@ fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) 
             }
             5 if at.is_multiple_of(2) => engine.rewind(s, pos),
             5 => {
-                // An edit: back to the furthest snapshot before it, which always exists.
+                // An edit: rewinds to the last snapshot before it, which always exists.
                 let keep = engine.resumes(s, pos);
                 assert!(keep <= pos && (keep == pos || engine.rewind(s, pos).is_err()));
                 next.truncate(keep);
@@ -91,7 +90,7 @@ fn follow(program: &Program, logits: fn(&[ToyToken]) -> Vec<f32>, acts: &[Act]) 
 
 /// No order of operations gives a wrong result without an error.
 #[test]
-fn any_acts_are_exact_or_refused() {
+fn arbitrary_state_actions_are_exact_or_rejected() {
     let acts = prop::collection::vec((0..18_u8, 0..SLOTS, 0..CTX, 0..1000_usize), 1..120);
     let mut runner =
         TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });

@@ -1,14 +1,14 @@
 //! Draft tokens, big-little decoding and best-of-N with tokens that are taken back.
 
 use crate::common::{self, SLOTS, V};
-use crate::toy::{GAMMA, ToyToken, fill, full, reference, said, sequence, toy, toy_with, with_toy};
-use moec_runtime::serving::generate::{Way, generate_by};
+use crate::toy::{GAMMA, ToyToken, fill, full, message_of, reference, sequence, toy, toy_with, with_toy};
+use moec_runtime::serving::generate::{GenerateOptions, generate_by};
 use moec_runtime::{Decoder, Engine, Fallbacks, Request, Sampler, Sampling, best_of, generate};
 
 /// Rejected draft tokens are taken back: the state goes back to the first draft token, and reads the accepted
 /// ones again.
 #[test]
-fn draft_tokens_of_folded_states_leave_the_tokens_of_a_plain_run() {
+fn speculation_with_folded_states_matches_plain_decoding() {
     let (dir, program) = (common::bundle(), toy_with("head_of_few", 2));
     let mut engine = common::open(&program, dir.path(), 2);
     let (mut kept, mut drafted) = (0, 0);
@@ -18,8 +18,8 @@ fn draft_tokens_of_folded_states_leave_the_tokens_of_a_plain_run() {
         let [plain, by_draft_tokens] = [0, 1].map(|draft_tokens| {
             let mut sampler = Sampler::new(Sampling::default());
             let by = (&mut Decoder::full(), &mut sampler);
-            let way = Way { draft_tokens, ..Way::default() };
-            generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap()
+            let options = GenerateOptions { draft_tokens, ..GenerateOptions::default() };
+            generate_by(&mut engine, &request, options, by, &mut |_| Ok(())).unwrap()
         });
         assert_eq!(by_draft_tokens.0.ids, plain.0.ids);
         (kept, drafted) = (kept + by_draft_tokens.1.accepted, drafted + by_draft_tokens.1.draft_tokens);
@@ -29,17 +29,17 @@ fn draft_tokens_of_folded_states_leave_the_tokens_of_a_plain_run() {
 }
 
 #[test]
-fn what_cannot_be_taken_back_is_not_guessed() {
+fn speculation_is_rejected_if_states_cannot_rewind() {
     let dir = common::bundle();
     let program = toy(0);
     let mut engine = common::open(&program, dir.path(), 1);
     let request = Request { slot: 0, prompt: &[1, 2, 1, 2], n: 3, end: &[] };
     let mut sampler = Sampler::new(Sampling::default());
     let by = (&mut Decoder::full(), &mut sampler);
-    let way = Way { draft_tokens: 4, ..Way::default() };
-    let e = generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap_err();
+    let options = GenerateOptions { draft_tokens: 4, ..GenerateOptions::default() };
+    let e = generate_by(&mut engine, &request, options, by, &mut |_| Ok(())).unwrap_err();
     assert_eq!(
-        said(&e),
+        message_of(&e),
         "state `layers.0.s` (recurrent) cannot take back draft tokens | leave out `--speculate`"
     );
 }
@@ -71,7 +71,7 @@ fn continuation(prompt: &[u32], n: usize, gamma: f32) -> (Vec<ToyToken>, usize) 
 }
 
 #[test]
-fn a_token_that_is_decoded_again_finds_the_state_of_before() {
+fn redecoded_token_uses_the_previous_state() {
     with_toy(1, |engine| {
         for (seed, prompt) in [[7, 77, 3], [1, 2, 30], [90, 91, 5]].into_iter().enumerate() {
             for gamma in [0.0, 0.2, GAMMA, 0.9, 1.0] {
@@ -95,7 +95,7 @@ fn a_token_that_is_decoded_again_finds_the_state_of_before() {
 }
 
 #[test]
-fn sequences_of_best_of_n_are_those_of_single_runs() {
+fn best_of_n_with_folded_states_matches_single_runs() {
     let hot = Sampling { temperature: 2.0, top_p: 0.9, top_k: 60, seed: 5, ..Sampling::GREEDY };
     let prompt = [9, 8, 70, 6, 5];
     with_toy(1, |engine| {

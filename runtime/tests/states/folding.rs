@@ -1,19 +1,19 @@
-//! States that fold tokens: continuations are exact, and errors name the missing state.
+//! Recurrent states: continuations are exact, and errors name the missing state.
 
 use crate::common::SLOTS;
-use crate::toy::{BUILD, GO_BACK, check_decode, fill, full, reference, said, sequence, with_toy};
+use crate::toy::{BUILD, GO_BACK, check_decode, fill, full, message_of, reference, sequence, with_toy};
 use moec_ir::EntryKind::{Decode, Prefill};
-use moec_runtime::{Decoder, Engine, Error, Row, Want};
+use moec_runtime::{Decoder, Engine, Error, LogitRows, Row};
 
 #[test]
-fn prompts_in_any_chunks_and_tokens_are_the_recurrence() {
+fn any_prompt_chunking_matches_the_recurrence() {
     with_toy(0, |engine| {
         let seqs: Vec<Vec<u32>> = (0..SLOTS).map(|s| sequence(40, s)).collect();
         for (slot, seq) in seqs.iter().enumerate() {
             // In chunks of 16 and 4, then a continuation from the end.
             for (from, to) in [(0, 21), (21, 24)] {
                 engine
-                    .prefill(slot as u32, from, &seq[from..to], Want::All, &mut |pos, l| {
+                    .prefill(slot as u32, from, &seq[from..to], LogitRows::All, &mut |pos, l| {
                         assert_eq!(l, reference(&full(&seq[..=pos])), "slot {slot} position {pos}");
                         Ok(())
                     })
@@ -32,7 +32,7 @@ fn prompts_in_any_chunks_and_tokens_are_the_recurrence() {
 }
 
 #[test]
-fn a_sequence_begins_as_zeros() {
+fn folded_state_of_a_new_sequence_is_zero() {
     with_toy(0, |engine| {
         let [first, second] = [sequence(9, 1), sequence(7, 2)];
         fill(engine, 1, 0, &first).unwrap();
@@ -50,7 +50,7 @@ fn a_sequence_begins_as_zeros() {
 }
 
 #[test]
-fn what_has_no_room_does_not_go_back() {
+fn state_without_snapshot_room_cannot_rewind() {
     with_toy(0, |engine| {
         let seq = sequence(9, 8);
         fill(engine, 0, 0, &seq[..7]).unwrap();
@@ -61,7 +61,7 @@ fn what_has_no_room_does_not_go_back() {
             fill(engine, 0, 5, &[1, 2, 3]).unwrap_err(),
             engine.decode(&[(0, 5, 1)], &mut |_, _| Ok(())).unwrap_err(),
         ] {
-            assert_eq!(said(&e), format!("{back} | {BUILD}"));
+            assert_eq!(message_of(&e), format!("{back} | {BUILD}"));
             assert_eq!(e.fault(), moec_runtime::Fault::Request);
         }
         let keep = "state `layers.0.s` (recurrent) cannot keep a snapshot: the plan has no room for one";
@@ -70,7 +70,7 @@ fn what_has_no_room_does_not_go_back() {
             engine.decode_little(&[(0, 7, 1)], &mut |_, _| Ok(())).unwrap_err(),
             Decoder::of(engine.program()).unwrap_err(),
         ] {
-            assert_eq!(said(&e), format!("{keep} | {BUILD}"));
+            assert_eq!(message_of(&e), format!("{keep} | {BUILD}"));
         }
         // If the little model does not run, no sequence goes back.
         Decoder::big_little(engine.program(), 1.0).unwrap();
@@ -85,7 +85,7 @@ fn what_has_no_room_does_not_go_back() {
 
 /// A call that ends half way leaves an unknown state: it does not count as that of any position.
 #[test]
-fn a_state_that_a_failed_call_has_changed_is_not_gone_on_with() {
+fn state_changed_by_a_failed_call_is_not_reused() {
     with_toy(1, |engine| {
         let seq = sequence(9, 2);
         let fail = |engine: &mut Engine<'_>, pos: usize| {
@@ -109,7 +109,7 @@ fn a_state_that_a_failed_call_has_changed_is_not_gone_on_with() {
             engine.fork(0, 1, 5).unwrap_err(),
             engine.rewind(0, 5).unwrap_err(),
         ] {
-            assert_eq!(said(&e), format!("{dirty} | {GO_BACK}"));
+            assert_eq!(message_of(&e), format!("{dirty} | {GO_BACK}"));
         }
         // From the beginning, or from a snapshot at the start of the call.
         fill(engine, 0, 0, &seq[..5]).unwrap();
@@ -124,7 +124,7 @@ fn a_state_that_a_failed_call_has_changed_is_not_gone_on_with() {
 }
 
 #[test]
-fn a_hole_is_refused_where_a_state_is_no_cache() {
+fn position_gaps_are_rejected_for_folded_states() {
     with_toy(1, |engine| {
         let entry = engine.entry(Decode(1)).unwrap();
         let row = Row { slot: 0, pos: 4, id: 1 };
@@ -133,7 +133,7 @@ fn a_hole_is_refused_where_a_state_is_no_cache() {
         let entry = engine.entry(Prefill(4)).unwrap();
         let rows = [0, 1, 0].map(|pos| Row { slot: 0, pos, id: 1 });
         let e = engine.trace_entry(entry, &rows, &[0], 0, &mut |_, _| Ok(())).unwrap_err();
-        assert!(e.to_string().starts_with("slot 0 is twice"));
+        assert!(e.to_string().starts_with("slot 0 occurs twice"));
         check_decode(engine, 0, &[9]);
     });
 }

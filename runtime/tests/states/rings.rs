@@ -1,12 +1,12 @@
 //! Rings go back as far as they hold the positions that are seen.
 
 use crate::common;
-use crate::toy::{fill, full, ring, said, sequence, windowed};
-use moec_runtime::{Decoder, Engine, Error, Fallbacks, Want};
+use crate::toy::{fill, full, message_of, ring, sequence, windowed};
+use moec_runtime::{Decoder, Engine, Error, Fallbacks, LogitRows};
 use std::sync::Mutex;
 
 #[test]
-fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
+fn ring_rewinds_within_its_retained_window() {
     let (dir, program) = (common::bundle(), ring());
     let engine = &mut common::open(&program, dir.path(), 2);
     let seq = full(&sequence(60, 5));
@@ -16,7 +16,7 @@ fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
             assert_eq!(l, windowed(&seq[..=pos]), "position {pos}");
             Ok(())
         };
-        engine.prefill(slot, from, &ids[from..to], Want::All, sink)
+        engine.prefill(slot, from, &ids[from..to], LogitRows::All, sink)
     };
     check(engine, 0, 0, 18).unwrap();
     // Nothing is overwritten yet.
@@ -31,8 +31,8 @@ fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
     // Positions up to 17 are overwritten, and no row from 22 on sees them.
     let refused = "state `layers.0.k` (ring) cannot rewind slot 0 from 40 tokens to 21: it has overwritten what is seen from \
                    there, 22 is the least | give the sequence again from its beginning";
-    assert_eq!(said(&engine.rewind(0, 21).unwrap_err()), refused);
-    assert_eq!(said(&check(engine, 0, 21, 30).unwrap_err()), refused);
+    assert_eq!(message_of(&engine.rewind(0, 21).unwrap_err()), refused);
+    assert_eq!(message_of(&check(engine, 0, 21, 30).unwrap_err()), refused);
     engine.fork(0, 1, 40).unwrap();
     engine.rewind(0, 30).unwrap();
     // Overwritten positions do not come back with a shorter sequence, nor in a copy.
@@ -48,7 +48,7 @@ fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
 
 /// A token that is decoded again is one step back, which every ring supports.
 #[test]
-fn a_ring_takes_a_token_twice() {
+fn ring_accepts_the_same_token_twice() {
     let (dir, program) = (common::bundle(), ring());
     let engine = &mut common::open(&program, dir.path(), 2);
     let mut decoder = Decoder::of(&program).unwrap();

@@ -8,7 +8,7 @@ use moec_runtime::kv::saved::{Saved, save};
 /// Every kind of state is restored from a file as it was. A state that cannot go back continues at the file's
 /// end.
 #[test]
-fn saved_states_of_every_kind_go_on() {
+fn saved_states_of_every_kind_continue() {
     let dir = common::bundle();
     let path = dir.path().join("saved");
     for (program, snapshots) in [(toy(0), false), (toy(2), true), (ring(), false)] {

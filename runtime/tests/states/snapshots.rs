@@ -1,11 +1,11 @@
 //! Snapshots: a sequence goes back to them exactly, also in another slot.
 
 use crate::common;
-use crate::toy::{GO_BACK, check_decode, fill, resolve, said, sequence, toy, with_toy};
+use crate::toy::{GO_BACK, check_decode, fill, message_of, resolve, sequence, toy, with_toy};
 use moec_runtime::{Decoder, Error, Program};
 
 #[test]
-fn snapshots_bring_a_sequence_back_exactly() {
+fn snapshots_restore_a_sequence_exactly() {
     with_toy(2, |engine| {
         let seq = sequence(20, 3);
         fill(engine, 0, 0, &seq[..3]).unwrap();
@@ -30,7 +30,7 @@ fn snapshots_bring_a_sequence_back_exactly() {
         fill(engine, 0, 3, &third[3..10]).unwrap();
         let e = engine.rewind(0, 6).unwrap_err();
         assert_eq!(
-            said(&e),
+            message_of(&e),
             format!(
                 "state `layers.0.s` (recurrent) cannot rewind slot 0 from 10 tokens to 6: the snapshot is at 3 | {GO_BACK}"
             )
@@ -42,7 +42,7 @@ fn snapshots_bring_a_sequence_back_exactly() {
 }
 
 #[test]
-fn the_earliest_of_equal_snapshots_goes_where_there_is_no_room() {
+fn earliest_equal_snapshot_is_evicted_first() {
     // Room for three snapshots, of any slots.
     with_toy(1, |engine| {
         let seq = sequence(12, 4);
@@ -72,7 +72,7 @@ fn the_earliest_of_equal_snapshots_goes_where_there_is_no_room() {
 }
 
 #[test]
-fn a_fork_goes_its_own_way() {
+fn forked_state_diverges_independently() {
     with_toy(1, |engine| {
         let seq = sequence(8, 6);
         fill(engine, 0, 0, &seq).unwrap();
@@ -86,7 +86,7 @@ fn a_fork_goes_its_own_way() {
         // The snapshot was of the slot's earlier sequence.
         let e = engine.rewind(1, 8).unwrap_err();
         assert!(e.to_string().ends_with("from 9 tokens to 8: there is no snapshot"), "{e}");
-        // A copy of a beginning, while the other sequence continues. They share the snapshot until neither
+        // A fork of a prefix, while the original sequence continues. Both share the snapshot until neither
         // uses it.
         engine.snapshot(0).unwrap();
         let long = [&a[..], &[77, 78]].concat();
@@ -111,7 +111,7 @@ fn a_fork_goes_its_own_way() {
 
 /// A snapshot of caches is only a length.
 #[test]
-fn caches_go_back_by_their_length() {
+fn caches_rewind_by_truncation() {
     common::with_engine(&common::BIG_LITTLE, 2, |engine| {
         let seq = sequence(12, 1);
         fill(engine, 0, 0, &seq).unwrap();
@@ -133,7 +133,7 @@ fn caches_go_back_by_their_length() {
 
 /// States with different room for snapshots go back as far as the one with the least; the error names it.
 #[test]
-fn the_state_with_the_least_room_is_named() {
+fn state_with_the_least_snapshot_room_is_named() {
     let dir = common::bundle();
     let mut plan = (*toy(2)).clone();
     plan.states[1].snapshots = 0;

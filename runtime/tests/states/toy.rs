@@ -5,7 +5,7 @@ use moec_ir::EntryKind::{self, Decode, Little, Prefill};
 use moec_ir::plan::*;
 use moec_ir::{DType, Format};
 use moec_runtime::bundle::abi::KernelFn;
-use moec_runtime::{Engine, Error, Program, Want};
+use moec_runtime::{Engine, Error, LogitRows, Program};
 
 /// Channels.
 pub(crate) const C: usize = 3;
@@ -206,7 +206,14 @@ pub(crate) fn entry(kind: EntryKind, out_rows: u32, states: u32) -> Entry {
         deps: vec![0],
         ..advance.clone()
     };
-    Entry { kind, out_rows, buffers: buffers.to_vec(), logits: 5, places: vec![], steps: vec![advance, head] }
+    Entry {
+        kind,
+        out_rows,
+        buffers: buffers.to_vec(),
+        logits: 5,
+        locations: vec![],
+        steps: vec![advance, head],
+    }
 }
 
 /// The toy, with room for `snapshots` snapshots for each slot.
@@ -293,10 +300,10 @@ pub(crate) fn fill(
     start: usize,
     ids: &[u32],
 ) -> moec_runtime::Result<()> {
-    engine.prefill(slot, start, ids, Want::None, &mut |_, _| Ok(()))
+    engine.prefill(slot, start, ids, LogitRows::None, &mut |_, _| Ok(()))
 }
 
-pub(crate) fn said(e: &Error) -> String {
+pub(crate) fn message_of(e: &Error) -> String {
     format!("{e} | {}", e.hint().unwrap_or_default())
 }
 

@@ -25,8 +25,8 @@ const COMMANDS: &[(&str, &str, &str, Do)] = &[
         regenerate,
     ),
     ("set", "NAME VALUE", "set an option of sampling, or a variable of the template", set),
-    ("save", "FILE", "write the conversation to a file, as JSON", save),
-    ("load", "FILE", "go on with a conversation from a file", load),
+    ("save", "FILE", "save the conversation to a file, as JSON", save),
+    ("load", "FILE", "continue a conversation from a file", load),
     ("quit", "", "quit (also Ctrl-D)", |_, _, _| Ok(())),
 ];
 
@@ -73,12 +73,12 @@ fn system(chat: &mut Conversation<'_, '_, '_>, text: &str, _: &mut Io<'_>) -> Re
 
 fn regenerate(chat: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> Result<(), Failure> {
     let Some(last) = chat.messages.pop_if(|m| m.role == "assistant") else {
-        return Err(Error::new("there is no answer yet").hint("say something first").into());
+        return Err(Error::new("there is no answer yet").hint("send a message first").into());
     };
     let done = chat.answer(io);
     if done.is_err() {
         chat.messages.push(last);
-    } else if chat.how.temperature <= 0.0 && chat.messages.last() == Some(&last) {
+    } else if chat.sampling.temperature <= 0.0 && chat.messages.last() == Some(&last) {
         io.note("note: the answer is the same: at temperature 0 each token is the most probable one; `/set temperature 0.8` samples others");
     }
     done
@@ -130,21 +130,21 @@ fn set(chat: &mut Conversation<'_, '_, '_>, text: &str, _: &mut Io<'_>) -> Resul
         chat.vars.insert(name.to_owned(), json_or_text(value));
         return Ok(());
     };
-    let mut how = chat.how.clone();
-    if !put(&mut how, value) {
+    let mut sampling = chat.sampling.clone();
+    if !put(&mut sampling, value) {
         return Err(Error::new(format!("`{value}` is not a value of {name}")).into());
     }
-    how.check()?;
+    sampling.check()?;
     if name == "seed" {
-        chat.seed = how.seed;
+        chat.seed = sampling.seed;
     }
-    chat.how = how;
+    chat.sampling = sampling;
     Ok(())
 }
 
 fn file(text: &str) -> Result<&Path> {
     if text.is_empty() {
-        Err(Error::new("a file is to be named").hint("as in `/save talk.json`"))
+        Err(Error::new("the name of a file is missing").hint("as in `/save talk.json`"))
     } else {
         Ok(Path::new(text))
     }

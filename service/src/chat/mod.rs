@@ -12,7 +12,7 @@ use clap::{Args, FromArgMatches as _};
 use lines::{Line, Lines};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::args::{Common, SamplingArgs};
-use moec_runtime::cli::{Context, Failure, Io, More, interrupt};
+use moec_runtime::cli::{AddedSubcommand, Context, Failure, Io, interrupt};
 use moec_runtime::platform::regular;
 use moec_runtime::serving::generate::rate;
 use moec_runtime::serving::stops::Stops;
@@ -23,7 +23,7 @@ use session::{Answer, End, Session};
 use std::path::{Path, PathBuf};
 
 /// The subcommand.
-pub(crate) const SUBCOMMAND: More = More { command, run };
+pub(crate) const SUBCOMMAND: AddedSubcommand = AddedSubcommand { command, run };
 
 /// Limit of a file with a conversation.
 const FILE: regular::Limit = regular::Limit { what: "a conversation", bytes: 64 << 20 };
@@ -40,7 +40,7 @@ struct Chat {
     /// Variable of the template, as in `enable_thinking=false`; the value is JSON, or else a text
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     var: Vec<(String, Value)>,
-    /// Tokens of an answer at most [default: what the context leaves]
+    /// Maximum number of tokens of an answer [default: as many as the context has left]
     #[arg(short = 'n', long = "tokens", value_name = "N")]
     n: Option<std::num::NonZeroU32>,
     /// End an answer at this text, which is not printed; may be given several times
@@ -82,8 +82,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     })?;
     let files = context.files(&args.common, !args.quiet, io)?;
     let advised = crate::sampling::open(&files)?;
-    let how = args.sampling.over(&Sampling { seed: crate::sampling::random_seed(), ..advised });
-    how.check_ids(context.program.model.vocab)?;
+    let sampling = args.sampling.over(&Sampling { seed: crate::sampling::random_seed(), ..advised });
+    sampling.check_ids(context.program.model.vocab)?;
     let template = template(context, &files, args.template.as_deref())?;
     let text = Text::open(&files, context.program.model.bos)?;
     let grammar = args.grammar.read()?;
@@ -103,8 +103,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         text: &text,
         grammar: grammars.as_ref().zip(grammar.as_ref()),
         session,
-        seed: how.seed,
-        how,
+        seed: sampling.seed,
+        sampling,
         stop: args.stop,
         n: args.n.map(|n| n.get() as usize),
         vars: args.var.into_iter().collect(),
@@ -128,7 +128,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
             Line::Text(line) => match line.strip_prefix('/') {
                 Some("quit" | "exit") => break,
                 Some(command) => commands::run(&mut chat, command, io),
-                None => chat.say(line, io),
+                None => chat.send(line, io),
             },
         };
         // A line that fails does not end the conversation.
@@ -197,7 +197,7 @@ struct Conversation<'a, 'e, 'p> {
     session: Session<'e, 'p>,
     ends: &'a [u32],
     max: usize,
-    how: Sampling,
+    sampling: Sampling,
     /// Seed of the next answer: each answer has its own.
     seed: u64,
     stop: Vec<String>,
@@ -224,7 +224,7 @@ impl Conversation<'_, '_, '_> {
     }
 
     /// Sends a message, and prints the answer. A message without an answer is removed.
-    fn say(&mut self, line: String, io: &mut Io<'_>) -> Result<(), Failure> {
+    fn send(&mut self, line: String, io: &mut Io<'_>) -> Result<(), Failure> {
         self.messages.push(Message::new("user", line));
         let done = self.answer(io);
         if done.is_err() {
@@ -235,17 +235,17 @@ impl Conversation<'_, '_, '_> {
 
     /// Sampling options, in words.
     fn sampling_line(&self) -> String {
-        let Sampling { temperature, top_p, top_k, min_p, .. } = self.how;
+        let Sampling { temperature, top_p, top_k, min_p, .. } = self.sampling;
         if temperature <= 0.0 {
             return "sampling: temperature 0, always the most probable token".to_owned();
         }
-        let cuts = [
+        let filters = [
             (top_k > 0).then(|| format!(", top_k {top_k}")),
             (top_p < 1.0).then(|| format!(", top_p {top_p}")),
             (min_p > 0.0).then(|| format!(", min_p {min_p}")),
         ];
-        let cuts: String = cuts.into_iter().flatten().collect();
-        format!("sampling: temperature {temperature}{cuts}; seed {}", self.seed)
+        let filters: String = filters.into_iter().flatten().collect();
+        format!("sampling: temperature {temperature}{filters}; seed {}", self.seed)
     }
 
     /// The prompt of the messages that the model still gets, and the number of tokens that the context has
@@ -269,15 +269,15 @@ impl Conversation<'_, '_, '_> {
     /// answers have room.
     fn prompt(&mut self, io: &mut Io<'_>) -> Result<(Prompt, usize)> {
         let before = self.first;
-        let mut wanted = self.n.unwrap_or(self.max).min(self.max / 8).max(1);
+        let mut reserve = self.n.unwrap_or(self.max).min(self.max / 8).max(1);
         let (prompt, left) = loop {
             let (prompt, left) = self.render()?;
             let begin = self.first.max(usize::from(self.system().is_some()));
             let mut later = self.messages.iter().enumerate().skip(begin + 1);
             match later.find(|(_, m)| m.role == "user") {
-                Some((next, _)) if left < wanted => {
+                Some((next, _)) if left < reserve => {
                     self.first = next;
-                    wanted = self.max / 4;
+                    reserve = self.max / 4;
                 }
                 _ => break (prompt, left),
             }
@@ -300,13 +300,13 @@ impl Conversation<'_, '_, '_> {
     /// Answers the last message.
     fn answer(&mut self, io: &mut Io<'_>) -> Result<(), Failure> {
         let (prompt, left) = self.prompt(io)?;
-        let mut sampler = Sampler::new(Sampling { seed: self.seed, ..self.how.clone() });
+        let mut sampler = Sampler::new(Sampling { seed: self.seed, ..self.sampling.clone() });
         if let Some((grammars, grammar)) = self.grammar {
             sampler = sampler.constrained(grammars.constraint(grammar)?);
         }
         let stream =
             if self.syntax.is_text_alone() { self.text.stream() } else { self.text.stream_with_special() };
-        let mut said = Said {
+        let mut printer = AnswerPrinter {
             stream: Some(stream),
             stops: Stops::new(self.stop.iter().cloned()),
             parser: Some(Parser::new(self.syntax, &prompt.text)),
@@ -316,48 +316,48 @@ impl Conversation<'_, '_, '_> {
         };
         let interrupt = interrupt::guard();
         let n = self.n.unwrap_or(left).min(left);
-        let done = self.session.answer(&prompt.ids, n, self.ends, sampler, &mut |id| said.push(id, io));
+        let answer = self.session.answer(&prompt.ids, n, self.ends, sampler, &mut |id| printer.push(id, io));
         drop(interrupt);
-        let done = done?;
-        said.finish(io)?;
-        self.report(&said, &done, io)?;
+        let answer = answer?;
+        printer.finish(io)?;
+        self.report(&printer, &answer, io)?;
         self.seed = self.seed.wrapping_add(1);
-        if done.end == End::Length && n == left && !self.json {
+        if answer.end == End::Length && n == left && !self.json {
             io.note("note: the context is full: the answer is cut");
         }
-        self.messages.push(said.message);
+        self.messages.push(printer.message);
         Ok(())
     }
 
-    fn report(&self, said: &Said<'_>, done: &Answer, io: &mut Io<'_>) -> Result<(), Failure> {
+    fn report(&self, printer: &AnswerPrinter<'_>, answer: &Answer, io: &mut Io<'_>) -> Result<(), Failure> {
         if self.json {
             let report = json!({
-                "text": said.message.content,
-                "reasoning": said.message.reasoning_content,
-                "tool_calls": said.calls,
-                "ids": done.ids,
-                "end": done.end.name(),
+                "text": printer.message.content,
+                "reasoning": printer.message.reasoning_content,
+                "tool_calls": printer.calls,
+                "ids": answer.ids,
+                "end": answer.end.name(),
                 "seed": self.seed,
-                "prompt_tokens": done.prompt,
-                "kept_tokens": done.kept,
-                "prefilled_tokens": done.prompt - done.kept,
-                "prefill_tokens_per_s": rate(done.prompt - done.kept, done.prefill),
-                "decode_tokens_per_s": rate(done.ids.len().saturating_sub(1), done.decode),
+                "prompt_tokens": answer.prompt,
+                "kept_tokens": answer.kept,
+                "prefilled_tokens": answer.prompt - answer.kept,
+                "prefill_tokens_per_s": rate(answer.prompt - answer.kept, answer.prefill),
+                "decode_tokens_per_s": rate(answer.ids.len().saturating_sub(1), answer.decode),
             });
             return Ok(io.say(&format!("{report}\n"))?);
         }
-        if done.end == End::Interrupted {
+        if answer.end == End::Interrupted {
             io.note("note: interrupted");
         }
         if !self.quiet {
             let shown = |r: Option<f64>| r.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"));
             io.note(&format!(
                 "prompt: {} tokens ({} cached), {}; answer: {} tokens, {}",
-                done.prompt,
-                done.kept,
-                shown(rate(done.prompt - done.kept, done.prefill)),
-                done.ids.len(),
-                shown(rate(done.ids.len().saturating_sub(1), done.decode)),
+                answer.prompt,
+                answer.kept,
+                shown(rate(answer.prompt - answer.kept, answer.prefill)),
+                answer.ids.len(),
+                shown(rate(answer.ids.len().saturating_sub(1), answer.decode)),
             ));
         }
         Ok(())
@@ -365,7 +365,7 @@ impl Conversation<'_, '_, '_> {
 }
 
 /// An answer in progress: converts tokens to text, up to a stop string, and parses the text.
-struct Said<'a> {
+struct AnswerPrinter<'a> {
     stream: Option<TextStream<'a>>,
     stops: Stops,
     parser: Option<Parser>,
@@ -375,15 +375,15 @@ struct Said<'a> {
     quiet: bool,
 }
 
-impl Said<'_> {
-    /// Handles one more token; returns whether more are wanted.
+impl AnswerPrinter<'_> {
+    /// Handles one more token; returns whether the answer continues.
     fn push(&mut self, id: u32, io: &mut Io<'_>) -> moec_runtime::Result<bool> {
         let piece = self.stream.as_mut().map(|s| s.push(id)).transpose()?.unwrap_or_default();
-        self.say(&piece, io)?;
+        self.push_text(&piece, io)?;
         Ok(self.stops.found().is_none())
     }
 
-    fn say(&mut self, piece: &str, io: &mut Io<'_>) -> moec_runtime::Result<()> {
+    fn push_text(&mut self, piece: &str, io: &mut Io<'_>) -> moec_runtime::Result<()> {
         let text = self.stops.push(piece);
         let events = self.parser.as_mut().map(|p| p.push(&text)).unwrap_or_default();
         self.show(events, io)
@@ -392,7 +392,7 @@ impl Said<'_> {
     /// Prints the text that was held back.
     fn finish(&mut self, io: &mut Io<'_>) -> moec_runtime::Result<()> {
         let rest = self.stream.take().map(TextStream::finish).transpose()?.unwrap_or_default();
-        self.say(&rest, io)?;
+        self.push_text(&rest, io)?;
         let rest = if self.stops.found().is_none() {
             std::mem::take(&mut self.stops).finish()
         } else {
@@ -422,7 +422,7 @@ impl Said<'_> {
                 }
                 Event::Call(call) => {
                     io.note(&format!(
-                        "note: the model calls `{}` with {}, which a chat has not",
+                        "note: the model calls `{}` with {}, but `chat` has no tools",
                         call.name, call.arguments
                     ));
                     self.calls.push(json!({"name": call.name, "arguments": call.arguments}));

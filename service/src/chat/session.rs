@@ -108,8 +108,8 @@ impl<'e, 'p> Session<'e, 'p> {
                 Event::Token { id, .. } => {
                     out.ids.push(id);
                     // An end token is followed by the end.
-                    let wanted = if ends.contains(&id) { Ok(true) } else { on_token(id) };
-                    over = match wanted {
+                    let goes_on = if ends.contains(&id) { Ok(true) } else { on_token(id) };
+                    over = match goes_on {
                         Ok(true) => None,
                         Ok(false) => Some(Ok(End::Enough)),
                         Err(e) => Some(Err(e)),

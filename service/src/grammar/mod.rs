@@ -15,7 +15,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use moec_runtime::bundle::BundleReader;
-use moec_runtime::cli::{Context, Failure, Forms, MakeConstraint};
+use moec_runtime::cli::{ConstraintOptions, Context, Failure, MakeConstraint};
 use moec_runtime::error::Error as Failed;
 use moec_runtime::platform::regular;
 use moec_runtime::serving::text;
@@ -54,19 +54,20 @@ impl Grammar {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Grammar")]
 pub struct GrammarArgs {
-    /// Hold answers to the grammar in this file, in llguidance's variant of Lark
+    /// Constrain output to the grammar in this file, in llguidance's variant of Lark
     #[arg(long, value_name = "FILE", group = "held")]
     pub grammar: Option<std::path::PathBuf>,
     /// Constrain output to the JSON schema in this file
     #[arg(long, value_name = "FILE", group = "held")]
     pub json_schema: Option<std::path::PathBuf>,
-    /// Hold answers to this regular expression
+    /// Constrain output to this regular expression
     #[arg(long, value_name = "REGEX", group = "held", allow_hyphen_values = true)]
     pub regex: Option<String>,
 }
 
 /// The options, for the runtime's `generate`.
-pub(crate) const FORMS: Forms = Forms { options: GrammarArgs::augment_args, read: forms };
+pub(crate) const CONSTRAINT_OPTIONS: ConstraintOptions =
+    ConstraintOptions { options: GrammarArgs::augment_args, read: forms };
 
 fn forms(
     context: &Context<'_>,
@@ -131,7 +132,7 @@ impl Grammars {
     /// # Errors
     /// As [`Grammars::open`].
     pub fn new(tokenizer: &[u8], vocab: usize, ends: &[u32]) -> Result<Self> {
-        let unfit = |why: String| Error::new(format!("the tokenizer cannot be held to a grammar: {why}"));
+        let unfit = |why: String| Error::new(format!("the tokenizer cannot be used with a grammar: {why}"));
         let json: serde_json::Value = serde_json::from_slice(tokenizer).map_err(|e| unfit(e.to_string()))?;
         let words: Vec<Vec<u8>> = words::words(&json, vocab)?.into_iter().map(marked).collect();
         let first = *ends.first().ok_or_else(|| unfit("the model has no end token".to_owned()))?;
@@ -277,8 +278,8 @@ pub(crate) mod tests {
     /// Text that is sampled from logits that prefer other tokens.
     fn sampled(grammar: &Grammar, seed: u64) -> String {
         let (grammars, end) = bytes();
-        let how = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
-        let mut sampler = Sampler::new(how).constrained(grammars.constraint(grammar).unwrap());
+        let sampling = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
+        let mut sampler = Sampler::new(sampling).constrained(grammars.constraint(grammar).unwrap());
         let mut text = String::new();
         while !sampler.ended() && text.len() < 400 {
             match sampler.sample(&[0.0; 130]).unwrap() {
@@ -290,7 +291,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn answers_are_what_they_must_be() {
+    fn constrained_answers_match_their_grammar() {
         for seed in 0..5 {
             let text = sampled(&Grammar::Regex("[a-c]{3}-[0-9]{2}".to_owned()), seed);
             assert!(text.len() == 6 && text.as_bytes()[3] == b'-', "{text}");
@@ -305,7 +306,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn grammars_that_are_none_are_refused() {
+    fn invalid_grammars_are_rejected() {
         let (grammars, _) = bytes();
         for (grammar, what) in [
             (Grammar::Regex("(".to_owned()), "regular expression"),

@@ -58,7 +58,8 @@ pub(crate) fn constraints(
     let mask = Arc::<[u8]>::from(compiled.map_err(|_| too_large(grammar))?.map_err(Error::new)?);
     session.masks = (0..answers).map(|_| Some(Ok(Arc::clone(&mask)))).collect();
     let session = Arc::new(Mutex::new(session));
-    let one = |answer| Box::new(Remote { session: Arc::clone(&session), answer, ended: false }) as _;
+    let one =
+        |answer| Box::new(RemoteConstraint { session: Arc::clone(&session), answer, ended: false }) as _;
     Ok((0..answers).map(one).collect())
 }
 
@@ -69,7 +70,7 @@ fn too_large(grammar: &Grammar) -> Error {
         MEMORY >> 20
     );
     Error::new(error)
-        .hint("give fewer or shorter patterns, and none that must hold together with many others")
+        .hint("use fewer or shorter patterns, and combine fewer patterns that must match at the same time")
 }
 
 /// The mask of an answer's next token, or the reason that there is none.
@@ -87,8 +88,11 @@ struct Session {
 }
 
 /// Error for a process that has exceeded its limits.
-fn over(_: io::Error) -> Failed {
-    Failed::constraint(format!("a token takes more than {TOKEN} s, or all more than {} MiB", MEMORY >> 20))
+fn limit_exceeded(_: io::Error) -> Failed {
+    Failed::constraint(format!(
+        "the grammar's process needed more than {TOKEN} s for a token, or more than {} MiB in all",
+        MEMORY >> 20
+    ))
 }
 
 impl Session {
@@ -103,7 +107,7 @@ impl Session {
 
     fn mask(&mut self, answer: usize, logits: &mut [f32]) -> Result<(), Failed> {
         while self.masks[answer].is_none() && !self.pending.is_empty() {
-            self.read().map_err(over)?;
+            self.read().map_err(limit_exceeded)?;
         }
         match &self.masks[answer] {
             Some(Ok(mask)) => {
@@ -111,7 +115,7 @@ impl Session {
                 Ok(())
             }
             Some(Err(why)) => Err(Failed::constraint(why)),
-            None => Err(Failed::constraint("nothing may follow")),
+            None => Err(Failed::constraint("the grammar allows no further token")),
         }
     }
 
@@ -127,7 +131,7 @@ impl Session {
             }
             self.worker.reply()
         };
-        let complete = next().map_err(over)?.map_err(Failed::constraint)? == [1];
+        let complete = next().map_err(limit_exceeded)?.map_err(Failed::constraint)? == [1];
         if !complete {
             // The mask is computed while the model computes the next logits.
             self.pending.push_back(answer);
@@ -138,18 +142,18 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.worker.owes(self.pending.len());
+        self.worker.skip_replies(self.pending.len());
     }
 }
 
 /// Constraint of an answer by a grammar in another process.
-struct Remote {
+struct RemoteConstraint {
     session: Arc<Mutex<Session>>,
     answer: usize,
     ended: bool,
 }
 
-impl Constraint for Remote {
+impl Constraint for RemoteConstraint {
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), Failed> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).mask(self.answer, logits)
     }
@@ -184,8 +188,8 @@ mod tests {
     }
 
     fn sampled(constraint: Box<dyn Constraint>, seed: u64, most: usize) -> Result<String, Failed> {
-        let how = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
-        let mut sampler = Sampler::new(how).constrained(constraint);
+        let sampling = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
+        let mut sampler = Sampler::new(sampling).constrained(constraint);
         let mut text = String::new();
         while !sampler.ended() && text.len() < most {
             match sampler.sample(&[0.0; VOCAB])? {
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_one_grammar_go_on_by_themselves() {
+    fn answers_of_one_grammar_advance_independently() {
         let grammar = Grammar::Regex("[a-c]{3}-[0-9]{2}".to_owned());
         let workers = workers();
         let id = workers.take().unwrap().id();
@@ -205,8 +209,8 @@ mod tests {
             let made = workers.constraints(&grammar, 3).unwrap();
             let mut samplers: Vec<Sampler> = (made.into_iter().zip(0..))
                 .map(|(constraint, seed)| {
-                    let how = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
-                    Sampler::new(how).constrained(constraint)
+                    let sampling = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
+                    Sampler::new(sampling).constrained(constraint)
                 })
                 .collect();
             let mut texts = [const { String::new() }; 3];
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn grammars_that_are_wrong_leave_the_process_to_others() {
+    fn invalid_grammar_leaves_its_process_reusable() {
         let wrong = Grammar::Schema(json!({"type": "no such"}));
         let workers = workers();
         let id = workers.take().unwrap().id();
@@ -246,7 +250,7 @@ mod tests {
 
     /// Grammars that take gigabytes or do not end are refused.
     #[test]
-    fn grammars_that_take_too_much_are_refused() {
+    fn grammars_over_the_resource_limits_are_rejected() {
         for schema in [
             json!({"allOf": patterns(16)}),
             json!({"allOf": patterns(40)}),
@@ -262,7 +266,7 @@ mod tests {
     /// Conjunctions that compile take increasing time while tokens are masked: an answer completes, or ends
     /// with an error.
     #[test]
-    fn masks_of_heavy_grammars_come_or_end_the_answer() {
+    fn masks_of_heavy_grammars_arrive_or_end_the_answer() {
         let mut compiled = 0;
         for n in [3, 6, 8, 10] {
             let pattern = |i: u8| format!("/.*[a-{}].{{{}}}.*/", char::from(b'b' + i), 10 + i);
@@ -283,7 +287,7 @@ mod tests {
 
     /// As if the operating system ended it for exceeding its limits.
     #[test]
-    fn a_process_that_ends_ends_its_answers() {
+    fn killed_grammar_process_ends_its_answers() {
         let workers = workers();
         let id = workers.take().unwrap().id().unwrap().to_string();
         let mut made = workers.constraints(&Grammar::Regex("[ab]{9}".to_owned()), 2).unwrap();
@@ -291,13 +295,13 @@ mod tests {
         for constraint in made.drain(..) {
             let ended = sampled(constraint, 3, 9);
             let why = ended.err().unwrap().to_string();
-            assert!(why.contains("takes more than"), "{why}");
+            assert!(why.contains("needed more than"), "{why}");
         }
         assert_eq!(workers.0.idle(), 0, "others get a process that has ended");
     }
 
     #[test]
-    fn compiling_ends_where_it_is_given_up() {
+    fn abandoned_grammar_compilation_is_terminated() {
         let worker = workers().take().unwrap();
         let end = worker.end().unwrap();
         let grammar = Grammar::Schema(json!({"allOf": patterns(16)}));

@@ -36,7 +36,7 @@ impl Spelling {
 /// # Errors
 /// An unknown kind of decoder, tokens outside of the vocabulary, invalid spellings.
 pub(crate) fn words(tokenizer: &Value, vocab: usize) -> Result<Vec<Word>> {
-    let unfit = |why: String| Error::new(format!("the tokenizer cannot be held to a grammar: {why}"));
+    let unfit = |why: String| Error::new(format!("the tokenizer cannot be used with a grammar: {why}"));
     let spelling = spelling(&tokenizer["decoder"])
         .ok_or_else(|| unfit("its decoder is neither of bytes nor of pieces".to_owned()))?;
     let mut words = vec![Word::default(); vocab];
@@ -103,7 +103,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn spellings_are_bytes() {
+    fn token_spellings_decode_to_bytes() {
         let of = |decoder: &str, token: &str| {
             let tokenizer =
                 json!({"decoder": {"type": decoder}, "model": {"vocab": {token: 1}}, "added_tokens": []});
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_are_what_they_are_written_as() {
+    fn special_tokens_are_spelled_as_written() {
         // As in tokenizers made from GGUF: added tokens are in the vocabulary, too, where their spelling does
         // not encode bytes.
         let tokenizer = |decoder: &str| {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn added_tokens_are_what_decoders_write() {
+    fn added_tokens_are_spelled_as_decoders_write_them() {
         let level =
             json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
         let replace = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});

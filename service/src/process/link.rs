@@ -42,12 +42,12 @@ impl Link {
         self.send(&[&[status], &*bytes].concat())
     }
 
-    /// Receives a reply, within `patience`. The worker's own limits usually end it earlier.
+    /// Receives a reply, within `timeout`. The worker's own limits usually end it earlier.
     ///
     /// # Errors
     /// As [`Link::receive`].
-    pub(crate) fn replied(&mut self, patience: Duration) -> io::Result<Result<Vec<u8>, String>> {
-        self.0.set_read_timeout(Some(patience))?;
+    pub(crate) fn receive_reply(&mut self, timeout: Duration) -> io::Result<Result<Vec<u8>, String>> {
+        self.0.set_read_timeout(Some(timeout))?;
         let mut message = self.receive()?;
         match message.first() {
             Some(0) => Ok(Ok(message.split_off(1))),

@@ -24,7 +24,7 @@ pub(crate) const NAME: &str = "bounded_worker";
 
 /// Maximum time without a reply of a process. Its own limits count CPU time and end it earlier, unless the
 /// machine is very busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A worker process. It ends when the value is dropped.
 #[derive(Debug)]
@@ -35,16 +35,16 @@ pub(crate) struct Process {
 
 /// Handle that ends a process when dropped, on any thread: a thread that waits for its reply gets an error.
 #[derive(Debug)]
-pub(crate) struct End(Option<UnixStream>);
+pub(crate) struct KillHandle(Option<UnixStream>);
 
-impl End {
+impl KillHandle {
     /// Drops the handle without ending the process.
     pub(crate) fn keep(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for End {
+impl Drop for KillHandle {
     fn drop(&mut self) {
         // A process that has ended already needs no signal.
         let _ = self.0.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
@@ -58,14 +58,14 @@ impl Process {
     /// It cannot be started.
     pub(crate) fn start(job: &str) -> Result<Self> {
         let start = || {
-            let (ours, theirs) = UnixStream::pair()?;
-            ours.set_write_timeout(Some(PATIENCE))?;
+            let (parent_end, child_end) = UnixStream::pair()?;
+            parent_end.set_write_timeout(Some(REPLY_TIMEOUT))?;
             let mut command = std::process::Command::new(program()?);
-            command.arg(NAME).stdin(Stdio::from(OwnedFd::from(theirs)));
+            command.arg(NAME).stdin(Stdio::from(OwnedFd::from(child_end)));
             command.stdout(Stdio::null()).stderr(Stdio::null());
             // Ctrl-C is for the server, which finishes requests in progress.
             let child = command.process_group(0).spawn()?;
-            let mut process = Self { child, link: Link(ours) };
+            let mut process = Self { child, link: Link(parent_end) };
             process.link.send(job.as_bytes())?;
             Ok(process)
         };
@@ -78,10 +78,10 @@ impl Process {
     ///
     /// # Errors
     /// Too many files are open.
-    pub(crate) fn end(&self) -> Result<End> {
+    pub(crate) fn end(&self) -> Result<KillHandle> {
         let stream = self.link.0.try_clone();
         stream
-            .map(|stream| End(Some(stream)))
+            .map(|stream| KillHandle(Some(stream)))
             .map_err(|e| Error::new(format!("a worker process cannot be watched: {e}")))
     }
 

@@ -1,6 +1,6 @@
 //! Pools of processes for one kind of work.
 
-use super::{End, PATIENCE, Process};
+use super::{KillHandle, Process, REPLY_TIMEOUT};
 use crate::error::{Error, Result};
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ struct Idle {
     /// Whether it has received the opening messages.
     is_open: bool,
     /// Number of replies that it still sends and that were not read.
-    owed: usize,
+    unread_replies: usize,
 }
 
 impl Pool {
@@ -46,7 +46,11 @@ impl Pool {
         drop(idle);
         let taken = match alive {
             Some(idle) => idle,
-            None => Idle { process: Process::start(self.job)?, is_open: self.opening.is_empty(), owed: 0 },
+            None => Idle {
+                process: Process::start(self.job)?,
+                is_open: self.opening.is_empty(),
+                unread_replies: 0,
+            },
         };
         Ok(Worker { taken: Some(taken), pool: Arc::clone(self) })
     }
@@ -71,7 +75,7 @@ impl Worker {
     ///
     /// # Errors
     /// Too many files are open; it has ended.
-    pub(crate) fn end(&self) -> Result<End> {
+    pub(crate) fn end(&self) -> Result<KillHandle> {
         self.taken.as_ref().ok_or_else(|| self.ended(&ErrorKind::BrokenPipe.into()))?.process.end()
     }
 
@@ -85,11 +89,11 @@ impl Worker {
             let link = &mut idle.process.link;
             if !std::mem::replace(&mut idle.is_open, true) {
                 opening.iter().try_for_each(|message| link.send(message))?;
-                return Ok(link.replied(2 * PATIENCE)?.map(drop));
+                return Ok(link.receive_reply(2 * REPLY_TIMEOUT)?.map(drop));
             }
-            for _ in 0..std::mem::take(&mut idle.owed) {
+            for _ in 0..std::mem::take(&mut idle.unread_replies) {
                 // Cancelled work does not need its reply, even if it is an error.
-                let _ = link.replied(PATIENCE)?;
+                let _ = link.receive_reply(REPLY_TIMEOUT)?;
             }
             Ok(Ok(()))
         });
@@ -117,13 +121,13 @@ impl Worker {
     /// # Errors
     /// It has ended.
     pub(crate) fn reply(&mut self) -> io::Result<Reply> {
-        self.with(|idle| idle.process.link.replied(PATIENCE))
+        self.with(|idle| idle.process.link.receive_reply(REPLY_TIMEOUT))
     }
 
     /// Records that this many replies will not be read.
-    pub(crate) fn owes(&mut self, replies: usize) {
+    pub(crate) fn skip_replies(&mut self, replies: usize) {
         if let Some(idle) = &mut self.taken {
-            idle.owed = replies;
+            idle.unread_replies = replies;
         }
     }
 

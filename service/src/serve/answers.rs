@@ -56,7 +56,7 @@ struct Choice<'t> {
     text: Option<TextStream<'t>>,
     stops: Stops,
     /// Number of characters of its tokens so far.
-    said: usize,
+    chars: usize,
 }
 
 /// All answers to a request. Unfinished ones are cancelled when it is dropped.
@@ -106,21 +106,25 @@ impl<'t> Answers<'t> {
                     // It ends with the token that completes a stop string, even if its text is read later.
                     let stream =
                         if options.special { text.own_stream_with_special() } else { text.own_stream() };
-                    let stream = begun(stream, &prompt, options)?;
+                    let stream = answer_stream(stream, &prompt, options)?;
                     sampler = sampler.constrained(Box::new(StopCondition::new(stream, &options.stop)));
                 }
                 sampler.begin(&prompt);
                 samplers.push(Box::new(sampler));
                 let stream = if options.special { text.stream_with_special() } else { text.stream() };
-                let stream = begun(stream, &prompt, options)?;
-                choices.push(Choice { text: Some(stream), stops: Stops::new(options.stop.clone()), said: 0 });
+                let stream = answer_stream(stream, &prompt, options)?;
+                choices.push(Choice {
+                    text: Some(stream),
+                    stops: Stops::new(options.stop.clone()),
+                    chars: 0,
+                });
             }
             let job =
                 Job { prompt, samplers, n, end: end.clone(), limit: Some(server.limit), draft_tokens: 0 };
             let number = server.tickets.fetch_add(1, Ordering::Relaxed);
             let submission =
                 Submission { ticket: number, job, first: p * options.n, replies: replies.clone() };
-            server.worker.send(Command::Submit(submission)).map_err(|_| gone())?;
+            server.worker.send(Command::Submit(submission)).map_err(|_| server_stopped())?;
             tickets.push(Ticket { number, worker: server.worker.clone() });
         }
         let (ready, each) = (VecDeque::new(), options.n);
@@ -131,8 +135,8 @@ impl<'t> Answers<'t> {
             match answers.events.recv().await {
                 Some(Reply::Accepted) => accepted += 1,
                 Some(Reply::Refused(e)) => return Err(e.into()),
-                Some(Reply::Of(choice, event)) => answers.take(choice, event)?,
-                None => return Err(gone()),
+                Some(Reply::Event(choice, event)) => answers.take(choice, event)?,
+                None => return Err(server_stopped()),
             }
         }
         Ok(answers)
@@ -151,10 +155,10 @@ impl<'t> Answers<'t> {
                 return Ok(None);
             }
             match self.events.recv().await {
-                Some(Reply::Of(choice, event)) => self.take(choice, event)?,
+                Some(Reply::Event(choice, event)) => self.take(choice, event)?,
                 Some(Reply::Refused(e)) => return Err(e.into()),
                 Some(Reply::Accepted) => {}
-                None => return Err(gone()),
+                None => return Err(server_stopped()),
             }
         }
     }
@@ -185,8 +189,8 @@ impl<'t> Answers<'t> {
                 self.record.token();
                 piece.log_probabilities = log_probabilities;
                 let new = if self.end.contains(&id) { String::new() } else { stream.push(id)? };
-                piece.offset = choice.said;
-                choice.said += new.chars().count();
+                piece.offset = choice.chars;
+                choice.chars += new.chars().count();
                 piece.text = choice.stops.push(&new);
                 let hit = choice.stops.found().is_some();
                 if hit {
@@ -206,8 +210,8 @@ impl<'t> Answers<'t> {
                     text += &std::mem::take(&mut choice.stops).finish();
                 }
                 // An answer that expires is a cut answer.
-                let cut = matches!(end, End::Length | End::Expired) && !hit;
-                let why = if cut { "length" } else { "stop" };
+                let truncated = matches!(end, End::Length | End::Expired) && !hit;
+                let why = if truncated { "length" } else { "stop" };
                 self.ready.push_back(Piece { text, finish: Some(why), ..piece });
             }
         }
@@ -216,12 +220,12 @@ impl<'t> Answers<'t> {
 }
 
 /// The stream of an answer's text: as a continuation of the prompt, or as a text of its own.
-fn begun<'t>(stream: TextStream<'t>, prompt: &[u32], options: &Options) -> Answer<TextStream<'t>> {
-    Ok(if options.behind { stream.behind(prompt)? } else { stream })
+fn answer_stream<'t>(stream: TextStream<'t>, prompt: &[u32], options: &Options) -> Answer<TextStream<'t>> {
+    Ok(if options.continues_prompt { stream.continue_after(prompt)? } else { stream })
 }
 
-fn gone() -> ApiError {
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server stops")
+fn server_stopped() -> ApiError {
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
 }
 
 /// Ids of a text.
@@ -240,10 +244,10 @@ mod tests {
 
     /// An answer that expires ends with its text so far.
     #[test]
-    fn answers_whose_time_is_over_are_cut() {
+    fn expired_answers_end_with_their_text_so_far() {
         let text = Text::parse(tokenizer().as_bytes(), None).unwrap();
-        let (_tell, events) = unbounded_channel();
-        let choice = Choice { text: Some(text.stream()), stops: Stops::new(Vec::new()), said: 0 };
+        let (_sender, events) = unbounded_channel();
+        let choice = Choice { text: Some(text.stream()), stops: Stops::new(Vec::new()), chars: 0 };
         let mut answers = Answers {
             events,
             _tickets: Vec::new(),
@@ -258,8 +262,8 @@ mod tests {
             answers.take(0, Event::Token { id, log_probabilities: None }).unwrap();
         }
         answers.take(0, Event::Ended(End::Expired)).unwrap();
-        let said: String = answers.ready.iter().map(|piece| &*piece.text).collect();
-        assert_eq!((&*said, answers.ready.back().unwrap().finish), ("hi", Some("length")));
+        let text: String = answers.ready.iter().map(|piece| &*piece.text).collect();
+        assert_eq!((&*text, answers.ready.back().unwrap().finish), ("hi", Some("length")));
         assert!(answers.choices[0].text.is_none());
     }
 }

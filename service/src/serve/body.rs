@@ -63,8 +63,7 @@ pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let large = || {
-        let message =
-            format!("the body is larger than {} bytes, the most that this server takes", server.body);
+        let message = format!("the body is larger than {} bytes, the limit of this server", server.body);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
     let record = request.extensions().get::<Arc<Record>>().cloned().unwrap_or_default();
@@ -86,7 +85,7 @@ pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
     } else {
         None
     };
-    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
+    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body was not received in time");
     let read = bytes(request.into_body(), server.body, large);
     let bytes = timeout(server.client_timeout, read).await.map_err(late)??;
     let value =
@@ -113,7 +112,7 @@ async fn bytes(mut body: axum::body::Body, most: usize, large: impl Fn() -> ApiE
     Ok(bytes)
 }
 
-/// The JSON of a body.
+/// The JSON of a body. `serde_json` bounds its depth: 127 arrays or objects in each other.
 ///
 /// # Errors
 /// Invalid JSON, or too many values.
@@ -142,7 +141,7 @@ fn fits(values: usize) -> Answer<()> {
     if values <= VALUES {
         return Ok(());
     }
-    let message = format!("the body has more than {VALUES} values; hint: ask in several requests");
+    let message = format!("the body has more than {VALUES} values; hint: split it into several requests");
     Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("too_many_values"))
 }
 
@@ -168,7 +167,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn arguments_that_are_texts_are_found() {
+    fn string_arguments_in_a_body_are_found() {
         let call = |arguments: Value| json!({"function": {"name": "f", "arguments": arguments}});
         let body = json!({"messages": [
             {"content": "a", "tool_calls": [call(json!("[1]")), call(json!({"b": 2})), 3]},
@@ -181,7 +180,17 @@ mod tests {
     }
 
     #[test]
-    fn values_are_counted_outside_of_texts() {
+    fn deeply_nested_bodies_are_rejected() {
+        let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+        assert!(parse(nested(127).as_bytes()).is_ok());
+        for depth in [128, 90_000] {
+            let refused = parse(nested(depth).as_bytes()).err().unwrap();
+            assert!(format!("{refused:?}").contains("recursion limit exceeded"), "{depth}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn json_values_are_counted_outside_strings() {
         for (json, count) in
             [(r"7", 1), (r"[1, 2]", 3), (r#"{"a,[{:": "b\",,,", "c\\": []}"#, 6), (r#"["\\\"", "[["]"#, 3)]
         {

@@ -10,7 +10,7 @@ use super::request::Options;
 use super::stream::{ResponseFormat, answer};
 use crate::grammar::Grammar;
 use crate::template::{Prompt, Render, Template};
-use crate::tools::{Event, Parser, Syntax, ToolCall, begun_call, schema};
+use crate::tools::{Event, Parser, Syntax, ToolCall, partial_json_call, schema};
 use axum::http::StatusCode;
 use axum::response::Response;
 use moec_runtime::serving::sampler::{LogProbabilities, MAX_TOP_LOGPROBS};
@@ -80,7 +80,7 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<ChatReque
     if fields.boolean("logprobs")? {
         options.sampling.log_probabilities = Some(most_probable.unwrap_or(0));
     } else if most_probable.is_some() {
-        let message = "`top_logprobs` wants `logprobs`; hint: set `logprobs` to true";
+        let message = "`top_logprobs` requires `logprobs`; hint: set `logprobs` to true";
         return Err(ApiError::bad("top_logprobs", message));
     }
     let forced = tools.forced();
@@ -160,7 +160,7 @@ fn message(value: &Value, at: &str) -> Answer<Value> {
                 let piece = (part["type"] == "text").then(|| part["text"].as_str()).flatten();
                 let refused = || {
                     let message = format!(
-                        "`{at}.content` has a part that is not text; hint: this model reads text alone"
+                        "`{at}.content` has a part that is not text; hint: this model reads only text"
                     );
                     ApiError::bad(at, message).code("unsupported_content")
                 };
@@ -282,7 +282,7 @@ impl Tools {
 
     /// The schema of a required call: an object with `name` and `arguments`.
     fn forced(&self) -> Option<Value> {
-        let wanted = |tool: &&Value| match &self.choice {
+        let is_offered = |tool: &&Value| match &self.choice {
             ToolChoice::Named(name) => tool["function"]["name"] == **name,
             _ => true,
         };
@@ -300,7 +300,7 @@ impl Tools {
                 "additionalProperties": false,
             })
         };
-        let calls: Vec<Value> = self.all.iter().filter(wanted).enumerate().map(call).collect();
+        let calls: Vec<Value> = self.all.iter().filter(is_offered).enumerate().map(call).collect();
         Some(json!({"anyOf": calls}))
     }
 }
@@ -332,7 +332,7 @@ struct Choice {
     /// Text of a required call.
     forced: String,
     /// Part of the next call's arguments that was already sent, once the call has begun.
-    begun: Option<String>,
+    sent_arguments: Option<String>,
 }
 
 /// Addition of a piece to an answer.
@@ -402,15 +402,15 @@ impl Chat {
         if self.forced {
             choice.forced += &piece.text;
             if piece.finish.is_some() {
-                events.extend(begun_call(&choice.forced).map(Event::Call));
+                events.extend(partial_json_call(&choice.forced).map(Event::Call));
             }
         } else {
             if let Some(parser) = &mut choice.parser {
                 events = parser.push(&piece.text);
             }
             if let Some(parser) = choice.parser.take_if(|_| piece.finish.is_some()) {
-                let cut = piece.finish == Some("length");
-                events.extend(if cut { parser.cut() } else { parser.finish() });
+                let truncated = piece.finish == Some("length");
+                events.extend(if truncated { parser.finish_truncated() } else { parser.finish() });
             }
         }
         for event in events {
@@ -421,19 +421,19 @@ impl Chat {
                 Event::Call(call) => {
                     choice.goes_on(call, (&self.id, piece.choice), &mut delta);
                     choice.calls += 1;
-                    choice.begun = None;
+                    choice.sent_arguments = None;
                 }
                 // The part that was already sent counts as a call.
-                Event::Broken { .. } if choice.begun.take().is_some() => choice.calls += 1,
+                Event::Broken { .. } if choice.sent_arguments.take().is_some() => choice.calls += 1,
                 Event::Content(text) | Event::Broken { text, .. } => delta.content += &text,
             }
         }
-        let begun = match &choice.parser {
+        let partial = match &choice.parser {
             _ if choice.calls == most || piece.finish.is_some() => None,
-            _ if self.forced => begun_call(&choice.forced),
-            parser => parser.as_ref().and_then(Parser::begun),
+            _ if self.forced => partial_json_call(&choice.forced),
+            parser => parser.as_ref().and_then(Parser::partial_call),
         };
-        if let Some(call) = begun {
+        if let Some(call) = partial {
             choice.goes_on(call, (&self.id, piece.choice), &mut delta);
         }
         let finish = match piece.finish {
@@ -450,7 +450,7 @@ impl Choice {
     /// call.
     fn goes_on(&mut self, call: ToolCall, (id, choice): (&str, usize), delta: &mut Delta) {
         let ToolCall { name, mut arguments, id: own } = call;
-        let begins = match &self.begun {
+        let begins = match &self.sent_arguments {
             // Arguments are sent in order.
             Some(given) => {
                 arguments = arguments.strip_prefix(&**given).map(str::to_owned).unwrap_or_default();
@@ -459,7 +459,7 @@ impl Choice {
             None => Some((own.unwrap_or_else(|| call_id(id, choice, self.calls)), name)),
         };
         if begins.is_some() || !arguments.is_empty() {
-            *self.begun.get_or_insert_default() += &arguments;
+            *self.sent_arguments.get_or_insert_default() += &arguments;
             delta.calls.push(CallDelta { index: self.calls, begins, arguments });
         }
     }
@@ -562,7 +562,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_told_from_text_where_there_is_something_to_call() {
+    fn tool_calls_are_parsed_only_if_tools_are_offered() {
         let tool = json!({"type": "function", "function": {"name": "f"}});
         for (body, calls) in [
             (json!({"tools": [tool]}), true),
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newer_name_of_a_role_is_the_older_one() {
+    fn developer_role_is_read_as_system() {
         for (role, expected) in [("developer", Some("system")), ("tool", Some("tool")), ("robot", None)] {
             let read = message(&json!({"role": role, "content": "a"}), "messages[0]");
             assert_eq!(read.ok().as_ref().and_then(|m| m["role"].as_str()), expected);
@@ -598,7 +598,7 @@ mod tests {
     /// Two calls, letter by letter: the first piece of each has its name, and the others its arguments. If
     /// only one call is allowed, the answer ends with it.
     #[test]
-    fn calls_come_in_pieces() {
+    fn tool_calls_are_streamed_in_pieces() {
         let tool = json!({"type": "function", "function": {"name": "f"}});
         for (parallel, most) in [(json!(null), 2), (json!(true), 2), (json!(false), 1)] {
             let body = json!({"tools": [tool], "parallel_tool_calls": parallel});

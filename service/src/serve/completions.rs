@@ -55,12 +55,12 @@ pub(super) async fn read(server: &Server, body: &Value) -> Answer<CompletionRequ
     if let Some(best_of) = fields.integer("best_of", 1, server.slots)?
         && best_of != options.n
     {
-        let message = "`best_of` must be what `n` is; hint: leave it out";
+        let message = "`best_of` must equal `n`; hint: leave it out";
         return Err(ApiError::bad("best_of", message).code("unsupported_parameter"));
     }
     // OpenAI's default for this endpoint.
     options.tokens = options.tokens.or(Some(16));
-    options.behind = true;
+    options.continues_prompt = true;
     let prompts = prompts(fields, server, &text).await?;
     Ok(CompletionRequest { text, prompts, options })
 }

@@ -55,15 +55,14 @@ impl Connections {
         let Limits { total, per_address } = self.limits;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.values().sum::<usize>() >= total {
-            let message = format!(
-                "the server has {total} connections open, the most that it takes; hint: try again soon"
-            );
+            let message =
+                format!("the server has {total} connections open, which is its limit; hint: try again soon");
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("too_many_connections"));
         }
         let of_address = open.entry(address).or_default();
         if *of_address >= per_address {
             let message = format!(
-                "your address has {per_address} connections open, the most that the server takes of one; hint: close some, or try again soon"
+                "your address has {per_address} connections open, which is the limit per address; hint: close some, or try again soon"
             );
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("too_many_connections"));
         }
@@ -74,7 +73,7 @@ impl Connections {
     /// Answers a connection that is not admitted, and closes it.
     pub(super) fn refuse(&self, mut stream: TcpStream, why: &ApiError) {
         let answer = why.http1();
-        let Ok(turn) = Arc::clone(&self.refusals).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() else {
             // The client may lose the answer, if it has sent something.
             let _ = stream.into_std().and_then(|mut stream| stream.write(answer.as_bytes()));
             return;
@@ -98,7 +97,7 @@ impl Connections {
             };
             // A client that does not read it in time is not waited for.
             let _ = timeout(REFUSAL_TIME, refusal).await;
-            drop(turn);
+            drop(permit);
         });
     }
 }
@@ -208,8 +207,8 @@ mod tests {
         assert!(admit("10.0.0.1").is_ok());
         drop((first, other));
         assert!(connections.open.lock().unwrap().is_empty());
-        let halves = [admit("2001:db8::1"), admit("2001:db8::2:0:0:1")];
-        assert!(halves.iter().all(Result::is_ok));
+        let addresses = [admit("2001:db8::1"), admit("2001:db8::2:0:0:1")];
+        assert!(addresses.iter().all(Result::is_ok));
         assert_eq!(admit("2001:db8::3").err(), Some(429));
         assert!(admit("2001:db8:0:1::1").is_ok());
     }

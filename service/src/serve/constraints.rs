@@ -37,7 +37,7 @@ impl Constraints {
     /// A grammar that cannot be used, or exceeds its limits; too many wait.
     pub(super) async fn make(&self, grammar: Grammar, n: usize) -> Answer<Vec<Box<dyn Constraint>>> {
         let accepted = Arc::clone(&self.accepted).try_acquire_owned().map_err(|_| {
-            let message = "too many requests whose answers are held to a grammar wait";
+            let message = "too many requests with a grammar are waiting";
             ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full")
         })?;
         let running = Arc::clone(&self.running).acquire_owned().await.map_err(|e| failed(&e))?;

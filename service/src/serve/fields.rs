@@ -93,7 +93,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn types_are_held_and_nulls_are_absent() {
+    fn field_types_are_checked_and_nulls_are_absent() {
         let value = json!({"n": 2, "x": null, "t": 0.5, "stop": ["a", "b"], "bad": "é".repeat(60), "no": false, "s": -3});
         let f = Fields::of(&value, "the body").unwrap();
         assert_eq!(f.integer("n", 1, 4).unwrap(), Some(2));

@@ -117,10 +117,10 @@ fn routes(server: Arc<Server>) -> Router {
 
 /// Refuses requests of clients without access, or from origins without access.
 async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
-    let asks = request.method() == Method::OPTIONS && server.cors.is_some();
+    let is_preflight = request.method() == Method::OPTIONS && server.cors.is_some();
     let path = request.uri().path();
-    let open = asks || path == "/" || path == "/health";
-    let wanted = server.cors.as_ref().and_then(|origin| wanted_headers(origin, request.headers()));
+    let open = is_preflight || path == "/" || path == "/health";
+    let cors = server.cors.as_ref().and_then(|origin| cors_headers(origin, request.headers()));
     let mut response = if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
         let message = "the request has more than one `Host`; hint: send one";
         ApiError::new(StatusCode::BAD_REQUEST, message).code("several_hosts").into_response()
@@ -131,7 +131,7 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
     } else if !open && !is_allowed(&server, request.headers()) {
         let message = "missing or invalid API key; hint: send `Authorization: Bearer KEY`";
         ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key").into_response()
-    } else if asks {
+    } else if is_preflight {
         StatusCode::NO_CONTENT.into_response()
     } else {
         next.run(request).await
@@ -140,7 +140,7 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-        let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
+        let allowed = cors.unwrap_or(HeaderValue::from_static("authorization, content-type"));
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
         let vary = HeaderValue::from_static("origin, access-control-request-headers");
         headers.insert(header::VARY, vary);
@@ -149,7 +149,7 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
 }
 
 /// The headers that a page of `origin` asks to send in a preflight: clients have some of their own.
-fn wanted_headers(origin: &HeaderValue, headers: &HeaderMap) -> Option<HeaderValue> {
+fn cors_headers(origin: &HeaderValue, headers: &HeaderMap) -> Option<HeaderValue> {
     let allowed = origin == "*" || headers.get(header::ORIGIN) == Some(origin);
     headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).filter(|_| allowed).cloned()
 }
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_this_machine_are_known() {
+    fn names_of_the_local_host_are_recognized() {
         let with = |host: &'static str| -> HeaderMap {
             [(header::HOST, HeaderValue::from_static(host))].into_iter().collect()
         };

@@ -122,7 +122,7 @@ impl Metrics {
             (
                 "moec_shared_sequences_total",
                 "counter",
-                "Sequences whose prompt lay there, in part.",
+                "Sequences whose prompt was in the KV cache in part.",
                 c.shared_sequences,
             ),
             (
@@ -133,7 +133,7 @@ impl Metrics {
             ),
             ("moec_tokens_total", "counter", "Tokens that were chosen.", c.tokens),
             ("moec_decode_steps_total", "counter", "Steps of decoding.", c.decodes),
-            ("moec_decode_rows_total", "counter", "Rows of these steps, a sequence each.", c.rows),
+            ("moec_decode_rows_total", "counter", "Rows of these steps, one per sequence.", c.rows),
             (
                 "moec_decode_experts_total",
                 "counter",
@@ -147,20 +147,20 @@ impl Metrics {
             (
                 "moec_memory_snapshot_bytes",
                 "gauge",
-                "Of these, snapshots of states that fold tokens, when there are all.",
+                "Of these, snapshots of recurrent states, when all exist.",
                 m.snapshots,
             ),
             ("moec_memory_frame_bytes", "gauge", "Cache frames of experts on disk.", m.frames),
             (
                 "moec_memory_resident_bytes",
                 "gauge",
-                "What the process has of memory now; 0 where the operating system does not say.",
+                "Current memory of the process; 0 if the operating system does not report it.",
                 resident().unwrap_or(0),
             ),
             (
                 "moec_memory_peak_bytes",
                 "gauge",
-                "What the process had of memory at most; 0 where the operating system does not say.",
+                "Peak memory of the process; 0 if the operating system does not report it.",
                 moec_runtime::platform::cpu::peak_memory().unwrap_or(0),
             ),
         ];
@@ -190,7 +190,7 @@ impl Metrics {
                 let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
             }
             let name = "moec_expert_rows_past_capacity_expected";
-            let help = "Rows past a capacity that the plan expects of so many.";
+            let help = "Rows past a capacity that the plan predicts for so many rows.";
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {}", o.expected);
         }
         for (name, help, time) in [
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_are_sums_from_below() {
+    fn histogram_buckets_are_cumulative() {
         let mut h = Histogram::default();
         for ms in [1, 3, 300, 90_000] {
             h.add(Duration::from_millis(ms));

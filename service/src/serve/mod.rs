@@ -12,12 +12,12 @@ mod connections;
 mod constraints;
 mod error;
 mod fields;
+mod fuzz_reader;
 mod http;
 mod log;
 mod metrics;
 mod names;
 mod request;
-mod requests;
 mod stream;
 mod worker;
 
@@ -34,7 +34,7 @@ use log::LogFormat;
 use metrics::Metrics;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::args::Common;
-use moec_runtime::cli::{Context, Failure, Io, More, interrupt};
+use moec_runtime::cli::{AddedSubcommand, Context, Failure, Io, interrupt};
 use moec_runtime::platform::regular;
 use moec_runtime::serving::text;
 use moec_runtime::{Decoder, Demand, Engine, Error, Limit, Sampling, Scheduler, Setting, Text};
@@ -48,7 +48,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Semaphore;
 use worker::Command;
 
-pub use requests::{RequestPrompts, Requests};
+pub use fuzz_reader::{RequestPrompts, Requests};
 
 /// Limit of a template's file.
 const TEMPLATE: regular::Limit = regular::Limit { what: "a chat template", bytes: MAX_SOURCE as u64 };
@@ -58,8 +58,8 @@ const KEY: &str = "MOEC_API_KEY";
 /// Start an OpenAI-compatible HTTP server with a web page to chat.
 ///
 /// `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`, `/health`, `/metrics` and `/`.
-/// Sequences of all clients are decoded together, as many as the KV cache has slots, the largest number of
-/// `decode_batch` in `model.toml`, and as memory is free for.
+/// Sequences of all clients are decoded together. Their number is limited by the slots of the KV cache (the
+/// largest `decode_batch` in `model.toml`) and by free memory.
 #[derive(Args)]
 struct Serve {
     /// Address to bind; use 0.0.0.0 to accept remote connections
@@ -80,22 +80,22 @@ struct Serve {
     /// Maximum number of queued sequences; further requests get HTTP 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_queue: usize,
-    /// Seconds after which an answer that is not done is cut, with `finish_reason` "length"; waiting for a
-    /// slot does not count
+    /// Time limit of an answer in seconds, without the time before it gets a slot; a longer answer is cut,
+    /// with `finish_reason` "length"
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
-    /// Bytes that the body of a request may have
+    /// Maximum size of a request body in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 30))]
     max_body: usize,
-    /// Connections that may be open at a time; more are answered with status 503
+    /// Maximum number of open connections; further ones get status 503
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     max_connections: usize,
-    /// Connections of one address; more get status 429. Behind a proxy all have its address: give what
-    /// `--max-connections` has
+    /// Maximum number of open connections per address; further ones get status 429. With a proxy, all
+    /// connections have its address: set this to `--max-connections`
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     max_connections_per_address: usize,
-    /// Seconds that a client may take for the head of a request, for its body, for reading on, and between
-    /// two requests
+    /// Time limit in seconds for each of these: a request's head, its body, a pause in reading, and the time
+    /// between two requests
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     client_timeout: u64,
     /// Allowed CORS origin, or `*` [default: same origin only]
@@ -123,7 +123,7 @@ struct Serve {
 }
 
 /// The subcommand.
-pub(crate) const SUBCOMMAND: More = More { command, run };
+pub(crate) const SUBCOMMAND: AddedSubcommand = AddedSubcommand { command, run };
 
 fn command() -> clap::Command {
     Serve::augment_args(clap::Command::new("serve"))
@@ -183,9 +183,9 @@ impl Server {
     /// It panicked.
     async fn on_core<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
         let failed = |e: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e);
-        let turn = Arc::clone(&self.cores).acquire_owned().await.map_err(|e| failed(e.to_string()))?;
+        let permit = Arc::clone(&self.cores).acquire_owned().await.map_err(|e| failed(e.to_string()))?;
         // The permit moves with the work, which continues even if its client has disconnected.
-        let done = tokio::task::spawn_blocking(move || (work(), turn)).await;
+        let done = tokio::task::spawn_blocking(move || (work(), permit)).await;
         done.map(|(done, _)| done).map_err(|e| failed(e.to_string()))
     }
 
@@ -277,7 +277,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         cores: cores(),
     });
     if let Err(why) = &server.text {
-        io.note(&format!("warning: {why}; there is nothing to answer texts with"));
+        io.note(&format!("warning: {why}; requests with text cannot be answered"));
     }
     if !args.host.is_loopback() && server.key.is_none() {
         io.note(&format!("warning: other machines reach {at} without an API key; `--api-key` requires one"));
@@ -346,7 +346,7 @@ fn capacity(engine: &Engine<'_>, sequences: u32) -> String {
     let slots = engine.program().model.slots.max(1);
     let each = engine.memory().kv as f64 / f64::from(slots) / (1 << 20) as f64;
     let why = if sequences < slots {
-        format!("of the {slots} that the bundle has slots for, no more have memory that is free now")
+        format!("free memory is enough for no more of the bundle's {slots} slots")
     } else {
         "the largest `decode_batch` of the bundle".to_owned()
     };

@@ -20,9 +20,9 @@ impl Names {
     ///
     /// # Errors
     /// The reading was cancelled.
-    pub(super) async fn of(server: &Arc<Server>, text: &Arc<Text>, wanted: bool) -> Answer<Self> {
+    pub(super) async fn of(server: &Arc<Server>, text: &Arc<Text>, needed: bool) -> Answer<Self> {
         let text = Arc::clone(text);
-        if !wanted {
+        if !needed {
             return Ok(Self { text, words: None });
         }
         let server = Arc::clone(server);
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_characters_have_names() {
+    fn partial_characters_have_byte_names() {
         for (bytes, named) in
             [(" é".as_bytes(), " é"), (b"\xe2\x82", r"bytes:\xe2\x82"), (b" \xe2", r"bytes: \xe2"), (b"", "")]
         {

@@ -31,7 +31,7 @@ pub(super) struct Options {
     pub(super) special: bool,
     /// Whether texts continue their prompts, so that a first word has its space; else each is a text of its
     /// own.
-    pub(super) behind: bool,
+    pub(super) continues_prompt: bool,
     pub(super) stream: bool,
     /// Whether the last event of a stream has the usage.
     pub(super) usage: bool,
@@ -103,7 +103,7 @@ impl Options {
             stop,
             ignore_eos,
             special: false,
-            behind: false,
+            continues_prompt: false,
             stream,
             usage,
             record: Arc::default(),

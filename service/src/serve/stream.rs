@@ -87,7 +87,7 @@ pub(super) async fn answer(
         Err(_) => {
             return Err(super::error::ApiError::new(
                 axum::http::StatusCode::INTERNAL_SERVER_ERROR,
-                "the answer was given up",
+                "the answer was cancelled",
             ));
         }
     }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::UnboundedSender;
 pub(super) enum Command {
     /// Sequences after a prompt.
     Submit(Submission),
-    /// Requests whose clients have gone.
+    /// Requests whose clients are gone.
     Cancel(u64),
     /// No more commands follow: it ends as soon as no client waits.
     Finish,
@@ -22,7 +22,7 @@ pub(super) enum Command {
 
 /// Sequences that clients wait for.
 pub(super) struct Submission {
-    /// Its name.
+    /// Number of the submission, for cancelling.
     pub(super) ticket: u64,
     pub(super) job: Job<'static>,
     /// Index of the choice of its first sequence.
@@ -37,7 +37,7 @@ pub(super) enum Reply {
     /// It is refused.
     Refused(Error),
     /// An event of a choice.
-    Of(usize, Event),
+    Event(usize, Event),
 }
 
 /// Cancels a request when its client no longer waits.
@@ -90,9 +90,9 @@ pub(super) fn work(
             match command {
                 Command::Submit(submission) => submit(scheduler, submission, &mut waiters, metrics),
                 Command::Cancel(ticket) => {
-                    let gone: Vec<Id> =
+                    let closed: Vec<Id> =
                         waiters.iter().filter(|(_, w)| w.ticket == ticket).map(|(id, _)| *id).collect();
-                    for id in gone {
+                    for id in closed {
                         scheduler.cancel(id);
                         waiters.remove(&id);
                     }
@@ -113,11 +113,11 @@ pub(super) fn work(
                 Event::Ended(_) => metrics.answered(now - waiter.submitted),
             }
             let over = matches!(event, Event::Ended(_));
-            let heard = waiter.replies.send(Reply::Of(waiter.choice, event)).is_ok();
-            if over || !heard {
+            let received = waiter.replies.send(Reply::Event(waiter.choice, event)).is_ok();
+            if over || !received {
                 waiters.remove(&id);
             }
-            heard
+            received
         })?;
         idle = step.done == StepWork::Idle;
         metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine());

@@ -196,10 +196,8 @@ fn explain(e: &minijinja::Error) -> Error {
     let place = e.line().map_or_else(String::new, |line| format!(", line {line}"));
     let what = e.detail().map_or_else(|| e.kind().to_string(), ToOwned::to_owned);
     match e.kind() {
-        ErrorKind::OutOfFuel => {
-            Error::new(format!("the chat template{place} does not come to an end in time"))
-                .hint("give another one with `--template FILE`")
-        }
+        ErrorKind::OutOfFuel => Error::new(format!("the chat template{place} takes too long"))
+            .hint("give another one with `--template FILE`"),
         _ => Error::new(format!("the chat template{place}: {what}"))
             .hint("it may not allow these messages; another template is given with `--template FILE`"),
     }

@@ -149,7 +149,7 @@ impl Template {
                 "the chat template has {bytes} bytes; {MAX_SOURCE} are the most"
             )));
         }
-        Ok(self.ask(None)?.err())
+        Ok(self.run_worker(None)?.err())
     }
 
     /// Names of its variables, without the conversation and the special tokens: `enable_thinking` and
@@ -158,7 +158,7 @@ impl Template {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn variables(&self) -> Result<Vec<String>> {
-        Ok(self.ask(None)??.split_whitespace().map(str::to_owned).collect())
+        Ok(self.run_worker(None)??.split_whitespace().map(str::to_owned).collect())
     }
 
     /// Its source.
@@ -172,11 +172,11 @@ impl Template {
     /// Errors that the template raises; a template that takes too much time, memory or depth; a last message
     /// that cannot be continued.
     pub fn render(&self, request: &Render<'_>) -> Result<String> {
-        self.ask(Some(request))?
+        self.run_worker(Some(request))?
     }
 
     /// Lets a process parse it, and render it if `render` is given; else returns the names of its variables.
-    fn ask(&self, render: Option<&Render<'_>>) -> Result<Result<String>> {
+    fn run_worker(&self, render: Option<&Render<'_>>) -> Result<Result<String>> {
         let request =
             Request { source: Cow::Borrowed(&self.source), tokens: Cow::Borrowed(&self.tokens), render };
         let request = serde_json::to_vec(&request).map_err(|e| Error::new(e.to_string()))?;

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn special_tokens_of_a_text_are_cut() {
+    fn special_tokens_in_user_text_are_broken_up() {
         let special = ["<|end|>".to_owned(), "<s>".to_owned(), "é>".to_owned()];
         assert_eq!(cut_text("a<|end|>é><s><s", &special), "a<\u{fdd0}|end|>é\u{fdd0}><\u{fdd0}s><s");
         // A cut character in the text itself hides no special token.

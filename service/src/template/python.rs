@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_pythons() {
+    fn floats_are_formatted_as_python_does() {
         // What `repr` of Python 3 gives.
         for (x, found) in [
             (1.0, "1.0"),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_pythons() {
+    fn strings_are_quoted_as_python_does() {
         let of = |text: &str| {
             let mut out = String::new();
             repr(text, &mut out).unwrap();

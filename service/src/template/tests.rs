@@ -13,7 +13,7 @@ fn render(source: &str, messages: &[Json]) -> Result<String> {
 }
 
 #[test]
-fn the_engine_is_transformers() {
+fn template_engine_matches_transformers() {
     let messages = [json!({"role": "user", "content": "<é> 'q'\n", "n": 1.0, "flag": true, "none": null})];
     let of = |source: &str| render(source, &messages).unwrap();
     assert_eq!(of("{{ bos_token }}{% if add_generation_prompt %}x{% endif %}\n"), "<s>x");
@@ -38,7 +38,7 @@ fn the_engine_is_transformers() {
 }
 
 #[test]
-fn a_clock_that_is_given() {
+fn template_uses_the_given_clock() {
     use chrono::TimeZone as _;
     let template = Template::new("{{ strftime_now('%d %B %Y') }}", &BTreeMap::new()).unwrap();
     let now = chrono::Local.with_ymd_and_hms(2024, 7, 26, 12, 0, 0).single().map(|now| now.fixed_offset());
@@ -48,7 +48,7 @@ fn a_clock_that_is_given() {
 }
 
 #[test]
-fn what_cannot_be_is_named() {
+fn impossible_template_operations_are_reported() {
     let says = |source: &str, words: &[&str]| {
         let e = render(source, &[]).unwrap_err();
         assert!(words.iter().all(|w| e.what.contains(w)), "{e}");
@@ -61,7 +61,7 @@ fn what_cannot_be_is_named() {
 }
 
 #[test]
-fn no_template_takes_the_machine() {
+fn templates_cannot_exhaust_time_or_memory() {
     let says = |source: &str| {
         let e = render(source, &[]).unwrap_err();
         assert!(e.what.contains("in time") || e.what.contains("line"), "{e}");
@@ -70,7 +70,7 @@ fn no_template_takes_the_machine() {
     says("{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}");
     says("{{ 'x' * 9999999999 }}");
     says("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
-    // Nested as deep as fuel allows: the value is dropped without an overflow.
+    // Nested as deep as fuel allows; dropping the value must not overflow the stack.
     let deep = "{% set n = namespace(a=[]) %}{% for i in range(99999) %}{% set n.a = [n.a] %}{% endfor %}";
     render(deep, &[]).unwrap();
     says(&format!("{deep}{{{{ n.a | tojson }}}}"));
@@ -78,8 +78,8 @@ fn no_template_takes_the_machine() {
 }
 
 #[test]
-fn what_is_written_of_values_takes_fuel() {
-    // A list that contains itself twice, nested forty times: small until it is written.
+fn formatting_values_consumes_fuel() {
+    // A list that contains itself twice, nested forty times: small in memory, but huge when printed.
     let wide = "{% set n = namespace(a=[]) %}{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% endfor %}";
     let huge = "{% set x = 'x' * 1000000 %}{% set l = range(100000) | list %}";
     for (before, written) in [
@@ -91,19 +91,19 @@ fn what_is_written_of_values_takes_fuel() {
         (huge, "l | tojson(indent=x)"),
     ] {
         let e = render(&format!("{before}{{{{ {written} }}}}"), &[]).unwrap_err();
-        assert!(e.what.contains("does not come to an end in time"), "{written}: {e}");
+        assert!(e.what.contains("takes too long"), "{written}: {e}");
     }
-    // A large value that was requested is written.
+    // A large value is printed if the template requests it.
     let messages = [json!({"content": "x".repeat(1 << 20)}), json!({"content": vec![json!("é"); 1 << 16]})];
     let all =
         render("{{ messages | tojson(indent=4, ensure_ascii=true) }}{{ messages }}", &messages).unwrap();
     assert!(all.len() > 3 << 20, "{}", all.len());
 }
 
-/// Templates that overflow a stack, or take memory or time without a step of the engine, end only their own
+/// Templates that overflow a stack, or take memory or time within one engine step, end only their own
 /// process.
 #[test]
-fn hostile_templates_end_their_process_alone() {
+fn hostile_templates_end_only_their_own_process() {
     let doubled =
         "{% set n = namespace(a=[1]) %}{% for i in range(30) %}{% set n.a = [n.a, n.a] %}{% endfor %}";
     let own = "{% set n = namespace() %}{% set n.n = n %}";
@@ -131,7 +131,7 @@ fn hostile_templates_end_their_process_alone() {
 }
 
 #[test]
-fn conversations_share_the_process_of_their_templates() {
+fn conversations_share_one_template_process() {
     let templates = Templates::new(
         [("default".to_owned(), "{{ messages | length }}".to_owned())].into(),
         BTreeMap::new(),
@@ -145,7 +145,7 @@ fn conversations_share_the_process_of_their_templates() {
 }
 
 #[test]
-fn messages_are_continued() {
+fn final_message_is_continued() {
     let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}";
     let messages =
         [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "to be "})];

@@ -134,15 +134,15 @@ fn python(value: &str) -> Value {
 /// before the tag is the id, if it has this form.
 pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (head, arguments) =
-        text.split_once(KIMI_MARK).ok_or_else(|| format!("the call has no `{KIMI_MARK}`"))?;
+        text.split_once(KIMI_TAG).ok_or_else(|| format!("the call has no `{KIMI_TAG}`"))?;
     let calls = with(numbered_name(head).0, object(arguments)?)?;
     Ok(calls.into_iter().map(|call| ToolCall { id: numbered_name(head).1, ..call }).collect())
 }
 
 /// Tag before the arguments of Kimi-K2.
-const KIMI_MARK: &str = "<|tool_call_argument_begin|>";
+const KIMI_TAG: &str = "<|tool_call_argument_begin|>";
 
-/// The name of a function before [`KIMI_MARK`], and the id.
+/// The name of a function before [`KIMI_TAG`], and the id.
 fn numbered_name(head: &str) -> (&str, Option<String>) {
     let head = head.trim();
     let (of, number) = head.rsplit_once(':').unwrap_or((head, ""));
@@ -176,10 +176,10 @@ pub(super) fn arguments(name: String, text: String) -> Event {
 
 /// The unfinished call at the start of a text, once its name is known, with its arguments so far. They are a
 /// prefix of JSON, or, for families with keys and values, an object without its end.
-pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall> {
+pub(super) fn partial_call(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall> {
     let text = text.trim();
     if text.starts_with(['{', '[']) {
-        return begun_json(first_of(text));
+        return partial_json_call(first_of(text));
     }
     let of = |name: &str, arguments: &str| ToolCall {
         name: name.trim().to_owned(),
@@ -197,12 +197,12 @@ pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall>
             None => Some(of(name, rest)),
         };
     }
-    if let Some((head, arguments)) = text.split_once(KIMI_MARK) {
+    if let Some((head, arguments)) = text.split_once(KIMI_TAG) {
         let (name, id) = numbered_name(head);
         return Some(ToolCall { id, ..of(name, arguments) });
     }
-    let forms = [("<arg_key>", "</arg_value>", ""), ("<parameter=", "</parameter>", "</function>")];
-    forms.into_iter().find_map(|(begin, end, close)| {
+    let syntaxes = [("<arg_key>", "</arg_value>", ""), ("<parameter=", "</parameter>", "</function>")];
+    syntaxes.into_iter().find_map(|(begin, end, close)| {
         let whole = text.rfind(end).map(|at| at + end.len()).or_else(|| text.find(begin))?;
         let mut call = read(&format!("{}{close}", &text[..whole]), tools).ok()?.pop()?;
         call.arguments.pop();
@@ -211,7 +211,7 @@ pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall>
 }
 
 /// The complete or unfinished call in JSON with `name` and then `arguments`.
-pub(crate) fn begun_json(text: &str) -> Option<ToolCall> {
+pub(crate) fn partial_json_call(text: &str) -> Option<ToolCall> {
     match serde_json::from_str(text) {
         Ok(value) => call(&value).ok().map(|call| as_written(text, call)),
         Err(_) => first_written(text),
@@ -226,10 +226,11 @@ fn as_written(text: &str, call: ToolCall) -> ToolCall {
 
 /// The call in JSON that begins with `name`, followed by `arguments`, with its arguments so far.
 fn first_written(text: &str) -> Option<ToolCall> {
-    let rest = behind(text, &["{", "\"name\"", ":"])?;
+    let rest = after_words(text, &["{", "\"name\"", ":"])?;
     let mut names = serde_json::Deserializer::from_str(rest).into_iter::<String>();
     let name = names.next()?.ok()?;
-    let arguments = behind(&rest[names.byte_offset()..], &[",", "\"arguments\"", ":"]).unwrap_or_default();
+    let arguments =
+        after_words(&rest[names.byte_offset()..], &[",", "\"arguments\"", ":"]).unwrap_or_default();
     Some(ToolCall { name, arguments: first_value(arguments.trim_start()).to_owned(), id: None })
 }
 
@@ -243,7 +244,7 @@ pub(super) fn first_value(text: &str) -> &str {
 }
 
 /// Text after these words, which may be surrounded by white space.
-fn behind<'t>(text: &'t str, words: &[&str]) -> Option<&'t str> {
+fn after_words<'t>(text: &'t str, words: &[&str]) -> Option<&'t str> {
     words.iter().try_fold(text, |text, word| text.trim_start().strip_prefix(word))
 }
 

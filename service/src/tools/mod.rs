@@ -6,7 +6,7 @@
 mod calls;
 pub(crate) mod schema;
 
-pub(crate) use calls::begun_json as begun_call;
+pub(crate) use calls::partial_json_call;
 
 use moec_runtime::serving::stops::prefix_at_end;
 use serde_json::Value;
@@ -230,8 +230,8 @@ impl Parser {
     /// Spans that are separated from text.
     fn spans(&self) -> impl Iterator<Item = &'static Span> + use<> {
         let may_call = self.may_call;
-        let wanted = move |span: &&Span| may_call || !matches!(span.kind, Kind::Calls(..) | Kind::Nothing);
-        self.syntax.spans.iter().filter(wanted)
+        let may_open = move |span: &&Span| may_call || !matches!(span.kind, Kind::Calls(..) | Kind::Nothing);
+        self.syntax.spans.iter().filter(may_open)
     }
 
     /// Events that are certain after one more piece of text, special tokens included.
@@ -253,16 +253,16 @@ impl Parser {
                 events.push(Event::Broken { text, why: "the call has no end".to_owned() });
             }
             State::In(Kind::Header | Kind::Nothing, _) => {}
-            State::In(Kind::Reasoning, _) => self.say(text, true, &mut events),
-            State::Content | State::Addressed => self.say(text, false, &mut events),
+            State::In(Kind::Reasoning, _) => self.emit_text(text, true, &mut events),
+            State::Content | State::Addressed => self.emit_text(text, false, &mut events),
         }
         events
     }
 
     /// As [`Parser::finish`], for a cut answer: an unfinished call with a name is a call, with its arguments
     /// so far.
-    pub fn cut(mut self) -> Vec<Event> {
-        let begun = match self.state.clone() {
+    pub fn finish_truncated(mut self) -> Vec<Event> {
+        let partial = match self.state.clone() {
             State::In(Kind::Calls(read, _), closes) => {
                 let tag = closes.iter().map(|tag| prefix_at_end(&self.held, tag)).max().unwrap_or(0);
                 self.held.truncate(self.held.len() - tag);
@@ -270,7 +270,7 @@ impl Parser {
                     // Only its closing tag is missing.
                     self.state = State::In(Kind::Calls(read, true), closes);
                 }
-                calls::begun(&self.held, read, &self.tools)
+                calls::partial_call(&self.held, read, &self.tools)
             }
             State::Arguments(name) => {
                 let arguments = self.held.trim().to_owned();
@@ -279,20 +279,22 @@ impl Parser {
             _ => None,
         };
         let mut events = self.finish();
-        if let (Some(last @ Event::Broken { .. }), Some(call)) = (events.last_mut(), begun) {
+        if let (Some(last @ Event::Broken { .. }), Some(call)) = (events.last_mut(), partial) {
             *last = Event::Call(call);
         }
         events
     }
 
     /// The unfinished call, once its name is known, with the part of its arguments that is certain.
-    pub fn begun(&self) -> Option<ToolCall> {
+    pub fn partial_call(&self) -> Option<ToolCall> {
         let certain = |closes: &[&str]| {
             let tag = closes.iter().map(|tag| prefix_at_end(&self.held, tag)).max().unwrap_or(0);
             &self.held[..self.held.len() - tag]
         };
         let ToolCall { name, arguments, id } = match &self.state {
-            State::In(Kind::Calls(read, _), closes) => calls::begun(certain(closes), *read, &self.tools)?,
+            State::In(Kind::Calls(read, _), closes) => {
+                calls::partial_call(certain(closes), *read, &self.tools)?
+            }
             State::Arguments(name) => {
                 let arguments = certain(&ENDS).trim_start().to_owned();
                 ToolCall { name: name.clone(), arguments, id: None }
@@ -316,17 +318,17 @@ impl Parser {
                 let end = ends.iter().filter_map(|e| Some((self.held.find(e)?, e.len()))).min();
                 if let Some((at, len)) = end.filter(|(at, _)| found.is_none_or(|(open, _)| *at < open)) {
                     let text = self.take(at, len);
-                    self.say(text, false, events);
+                    self.emit_text(text, false, events);
                     return true;
                 }
                 let Some((at, span)) = found else {
                     let tags = self.spans().map(|s| s.open).chain(ends.iter().copied());
                     let text = self.certain(tags);
-                    self.say(text, false, events);
+                    self.emit_text(text, false, events);
                     return false;
                 };
                 let text = self.take(at, span.open.len());
-                self.say(text, false, events);
+                self.emit_text(text, false, events);
                 self.enter(span);
                 true
             }
@@ -363,7 +365,7 @@ impl Parser {
                 let Some((at, len)) = found else {
                     if matches!(kind, Kind::Reasoning) {
                         let text = self.certain(closes.iter().copied());
-                        self.say(text, true, events);
+                        self.emit_text(text, true, events);
                     }
                     return false;
                 };
@@ -375,7 +377,7 @@ impl Parser {
                 }
                 match kind {
                     Kind::Reasoning => {
-                        self.say(text, true, events);
+                        self.emit_text(text, true, events);
                         self.fresh = true;
                     }
                     Kind::Calls(read, _) => self.calls(read, text, events),
@@ -419,7 +421,7 @@ impl Parser {
         self.held.drain(..certain).collect()
     }
 
-    fn say(&mut self, text: String, reasoning: bool, events: &mut Vec<Event>) {
+    fn emit_text(&mut self, text: String, reasoning: bool, events: &mut Vec<Event>) {
         let text = if self.fresh { text.trim_start_matches('\n').to_owned() } else { text };
         if !text.is_empty() {
             self.fresh = false;

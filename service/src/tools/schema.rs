@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_move_and_data_do_not() {
+    fn schema_references_are_rebased_but_data_is_not() {
         let schema = json!({
             "type": "object",
             "properties": {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_objects() {
+    fn tool_argument_schemas_are_objects() {
         let none = json!({"properties": {}, "additionalProperties": false, "type": "object"});
         let point = json!({"$ref": "#/a/$defs/P", "$defs": {"P": {"properties": {}}}, "type": "object"});
         for (parameters, expected) in [
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_told_from_all_else() {
+    fn string_arguments_are_distinguished_by_schema() {
         for (schema, text, takes) in [
             (json!({"type": "string"}), "12", true),
             (json!({"type": "string"}), "null", true),

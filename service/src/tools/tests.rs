@@ -1,4 +1,4 @@
-//! Tests of each family's output, cut at all places.
+//! Tests of the tool-call output of each model family, split at every position.
 
 use super::*;
 use serde_json::json;
@@ -7,7 +7,7 @@ fn parsed(syntax: &'static Syntax, prompt: &str, text: &str, n: usize) -> Vec<Ev
     pushed(Parser::new(syntax, prompt), text, n)
 }
 
-/// The text in pieces of `n` characters. Pieces of the same kind are joined.
+/// Parses the text in pieces of `n` characters; adjacent events of the same kind are joined.
 fn pushed(mut parser: Parser, text: &str, n: usize) -> Vec<Event> {
     let chars: Vec<char> = text.chars().collect();
     let mut events: Vec<Event> = Vec::new();
@@ -28,7 +28,7 @@ fn call(name: &str, arguments: &str) -> Event {
     Event::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned(), id: None })
 }
 
-/// As [`call`], with the id that the model gave it.
+/// Like [`call`], with the id that the model gave.
 fn called(id: &str, name: &str, arguments: &str) -> Event {
     Event::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned(), id: Some(id.to_owned()) })
 }
@@ -111,7 +111,7 @@ fn qwen_coder() {
 }
 
 #[test]
-fn texts_of_declared_tools_stay_texts() {
+fn string_arguments_of_declared_tools_stay_strings() {
     let parameters = json!({"properties": {"zip": {"type": "string"}, "n": {"type": "integer"}}});
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
     let tools: Arc<[Value]> = [tool].into();
@@ -149,7 +149,7 @@ fn kimi() {
 }
 
 #[test]
-fn ids_have_the_form_of_their_family_and_are_of_one_call() {
+fn call_ids_are_unique_and_follow_the_model_family() {
     let (f, own) = (call("f", "{}"), |id: &str| called(id, "f", "{}"));
     let list = |ids: &[&str]| {
         let calls = ids.iter().map(|id| json!({"name": "f", "arguments": {}, "id": id}));
@@ -173,7 +173,7 @@ fn ids_have_the_form_of_their_family_and_are_of_one_call() {
 }
 
 #[test]
-fn where_nothing_may_be_called_calls_are_text() {
+fn calls_without_allowed_tools_are_plain_text() {
     let qwen = "Look:<tool_call>{\"name\": \"f\"}</tool_call>";
     let mistral = "[TOOL_CALLS]f[ARGS]{}";
     let deepseek =
@@ -209,15 +209,15 @@ fn harmony() {
     check("gpt-oss", "", text, &[reasoning("hm"), content("Hello!")]);
     let to = "<|start|>assistant to=functions.g<|channel|>commentary<|message|>{}<|call|>";
     check("gpt-oss", "", to, &[call("g", "{}")]);
-    // The prompt has begun the header.
-    let (begun, rest) = to.split_at("<|start|>assistant".len());
-    check("gpt-oss", begun, rest, &[call("g", "{}")]);
-    check("gpt-oss", begun, " Tomorrow", &[content(" Tomorrow")]);
-    check("gpt-oss", begun, " t", &[content(" t")]);
+    // The prompt already contains the beginning of the header.
+    let (header, rest) = to.split_at("<|start|>assistant".len());
+    check("gpt-oss", header, rest, &[call("g", "{}")]);
+    check("gpt-oss", header, " Tomorrow", &[content(" Tomorrow")]);
+    check("gpt-oss", header, " t", &[content(" t")]);
 }
 
 #[test]
-fn broken_calls_are_named() {
+fn malformed_tool_calls_are_reported() {
     let broken = |name: &str, text: &str, words: &str| {
         let syntax = SYNTAXES.iter().find(|s| s.name == name).unwrap();
         for n in [1, 5, 1000] {
@@ -241,7 +241,7 @@ fn broken_calls_are_named() {
 }
 
 #[test]
-fn calls_are_known_while_their_arguments_come() {
+fn tool_calls_are_reported_while_arguments_stream() {
     let kimi = r#"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "b c"}<|tool_call_end|>"#;
     for (name, text, id, pieces) in [
         ("Qwen", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b c\"} }\n</tool_call>", None, 9),
@@ -269,17 +269,17 @@ fn calls_are_known_while_their_arguments_come() {
         ("Mistral", r#"[TOOL_CALLS] [{"name": "f", "arguments": {"a": "b [c] "}}] Then"#, None, 9),
     ] {
         let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == name).unwrap(), "");
-        let (mut begun, mut events) = (Vec::new(), Vec::new());
+        let (mut calls, mut events) = (Vec::new(), Vec::new());
         for c in text.chars() {
             events.extend(parser.push(&c.to_string()));
-            begun.extend(parser.begun());
+            calls.extend(parser.partial_call());
         }
         events.extend(parser.finish());
         let [Event::Call(whole)] = events.as_slice() else { panic!("{name}: {events:?}") };
         assert_eq!(whole.id.as_deref(), id, "{name}");
-        begun.dedup();
-        assert!(begun.len() >= pieces, "{name}: {begun:?}");
-        for call in begun {
+        calls.dedup();
+        assert!(calls.len() >= pieces, "{name}: {calls:?}");
+        for call in calls {
             let fits = call.name == whole.name && call.id == whole.id;
             assert!(fits && whole.arguments.starts_with(&call.arguments), "{name}: {call:?} of {whole:?}");
         }
@@ -287,11 +287,11 @@ fn calls_are_known_while_their_arguments_come() {
     // A text that contains an object is returned as a whole.
     let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == "Qwen").unwrap(), "");
     parser.push(r#"<tool_call>{"name": "f", "arguments": "{\"a"#);
-    assert_eq!(parser.begun(), None);
+    assert_eq!(parser.partial_call(), None);
 }
 
 #[test]
-fn calls_of_mistral_are_given_before_the_next_has_come() {
+fn mistral_calls_are_emitted_before_the_next_arrives() {
     let calls = [call("f", r#"{"a": 1}"#), call("g", "{}")];
     for text in [
         r#"[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}"#,
@@ -310,7 +310,7 @@ fn calls_of_mistral_are_given_before_the_next_has_come() {
 }
 
 #[test]
-fn calls_that_are_cut_have_the_arguments_that_have_come() {
+fn truncated_calls_keep_their_partial_arguments() {
     for (name, text, expected) in [
         ("Qwen", r#"<tool_call>{"name": "f", "arguments": {"a": "b"#, call("f", r#"{"a": "b"#)),
         ("Qwen", r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_"#, call("f", r#"{"a": 1}"#)),
@@ -341,10 +341,10 @@ fn calls_that_are_cut_have_the_arguments_that_have_come() {
         let syntax = SYNTAXES.iter().find(|s| s.name == name).unwrap();
         let mut parser = Parser::new(syntax, "");
         assert_eq!(parser.push(text), [], "{text}");
-        assert_eq!(parser.cut(), [expected], "{text}");
+        assert_eq!(parser.finish_truncated(), [expected], "{text}");
     }
     // Without a name, the text is still returned as written.
     let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == "Qwen").unwrap(), "");
     parser.push(r#"<tool_call>{"name": "f"#);
-    assert!(matches!(parser.cut().as_slice(), [Event::Broken { .. }]));
+    assert!(matches!(parser.finish_truncated().as_slice(), [Event::Broken { .. }]));
 }

@@ -1,8 +1,8 @@
-//! Answers: text, log-probabilities, offsets, where texts end, the first words of tokens.
+//! Answers: text, log-probabilities, offsets, stop strings, leading spaces.
 
 use crate::clients::CHAT;
 use crate::common::*;
-use crate::server::{Said as _, ask, complete, expected, metric, named, settled, text_of};
+use crate::server::{ReplyExt as _, complete, expected, metric, named, send, settled, text_of};
 use moec_runtime::{Decoder, Request, Sampler, Sampling, Text, generate};
 use moec_testing::http::{get, post};
 use serde_json::{Map, Value, json};
@@ -20,41 +20,41 @@ pub(crate) fn answers(at: &str) {
         (&json!(text), &json!(finish))
     );
     assert_eq!(value["usage"]["prompt_tokens"], 3);
-    // As events: the same text, in pieces.
+    // The same answer as a stream of events.
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
     streamed["stream_options"] = json!({"include_usage": true});
     let reply = complete(at, &streamed);
     assert!(reply.headers.contains("content-type: text/event-stream"), "{}", reply.headers);
-    let events = reply.said();
+    let events = reply.event_values();
     let joined: String = events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
     assert_eq!(joined, text);
     let last = events.last().unwrap();
     assert_eq!((&last["usage"]["prompt_tokens"], last["choices"].as_array().unwrap().len()), (&json!(3), 0));
     assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 2, "the prompt lay in a slot");
-    // Where no probability is wanted, the most probable token stays.
+    // Even with a tiny `top_p`, the most probable token remains.
     let mut narrow = body.clone();
     (narrow["temperature"], narrow["top_p"]) = (json!(2.0), json!(1e-6));
     assert_eq!(complete(at, &narrow).json()["choices"][0]["text"], text);
-    // More tokens than the context has room for are as many as it has.
+    // `max_tokens` past the context: the answer ends at the context's last position.
     let most = json!({"prompt": prompt, "max_tokens": 1000, "temperature": 0, "ignore_eos": true});
     let value = complete(at, &most).json();
     assert_eq!(
         (&value["choices"][0]["finish_reason"], &value["usage"]["total_tokens"]),
         (&json!("length"), &json!(64))
     );
-    // Without a temperature tokens are drawn, with a seed that is shown.
-    let mut drawn = json!({"prompt": prompt, "max_tokens": 20, "temperature": 2.0, "ignore_eos": true});
-    let first = complete(at, &drawn).json();
-    drawn["seed"] = first["seed"].clone();
-    let again = complete(at, &drawn).json();
+    // By default tokens are sampled, and the answer shows the seed.
+    let mut sampled = json!({"prompt": prompt, "max_tokens": 20, "temperature": 2.0, "ignore_eos": true});
+    let first = complete(at, &sampled).json();
+    sampled["seed"] = first["seed"].clone();
+    let again = complete(at, &sampled).json();
     assert!(
         first["seed"].is_u64() && again["choices"][0]["text"] == first["choices"][0]["text"],
         "{first} {again}"
     );
-    drawn["seed"] = json!(null);
-    assert_ne!(complete(at, &drawn).json()["seed"], first["seed"]);
-    // Several prompts, several answers, a seed, log-probabilities: those of the library.
+    sampled["seed"] = json!(null);
+    assert_ne!(complete(at, &sampled).json()["seed"], first["seed"]);
+    // Several prompts and answers with a seed and log-probabilities: equal to the library's results.
     let body = json!({"prompt": [[1, 2, 3], [9, 8]], "n": 2, "max_tokens": 6, "temperature": 2.0, "seed": 5, "logprobs": 2,
         "ignore_eos": true});
     let value = complete(at, &body).json();
@@ -63,9 +63,9 @@ pub(crate) fn answers(at: &str) {
     with_engine(&ENTRIES, 1, |engine| {
         for (i, choice) in choices.iter().enumerate() {
             let prompt: &[u32] = [&[1, 2, 3][..], &[9, 8]][i / 2];
-            let how = Sampling { temperature: 2.0, seed: 5 + i as u64, ..Sampling::GREEDY };
+            let sampling = Sampling { temperature: 2.0, seed: 5 + i as u64, ..Sampling::GREEDY };
             let request = Request { slot: 0, prompt, n: 6, end: &[] };
-            let mut sampler = Sampler::new(how);
+            let mut sampler = Sampler::new(sampling);
             let alone =
                 generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap();
             assert_eq!(choice["text"], text_of(&alone.ids), "choice {i}");
@@ -75,14 +75,14 @@ pub(crate) fn answers(at: &str) {
             assert!(lists["token_logprobs"][0].as_f64().unwrap() <= 0.0);
         }
     });
-    // Those that copy a prompt from the first answer to it do not count.
+    // Prompts that are copied from the first answer's slot do not count as cached.
     let usage =
         complete(at, &json!({"prompt": [201, 202, 203], "n": 3, "max_tokens": 2})).json()["usage"].clone();
     assert_eq!(
         (&usage["prompt_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]),
         (&json!(3), &json!(0))
     );
-    // A string ends it, and nothing of that string is there.
+    // A stop string ends the answer and is not part of it.
     if let Some((i, c)) = text.char_indices().nth(3) {
         let body = json!({"prompt": prompt, "max_tokens": 20, "temperature": 0, "stop": [c.to_string()]});
         let value = complete(at, &body).json();
@@ -92,16 +92,17 @@ pub(crate) fn answers(at: &str) {
             (&json!(before), &json!("stop"))
         );
     }
-    let value = ask(get(at, "/v1/models")).json();
+    let value = send(get(at, "/v1/models")).json();
     assert_eq!((&value["data"][0]["id"], &value["data"][0]["chat"]), (&json!("toy"), &json!(false)));
-    assert_eq!(ask(get(at, "/v1/models/toy")).status, 200);
-    assert_eq!(ask(get(at, "/health")).json(), json!({"status": "ok"}));
-    let page = ask(get(at, "/"));
+    assert_eq!(send(get(at, "/v1/models/toy")).status, 200);
+    assert_eq!(send(get(at, "/health")).json(), json!({"status": "ok"}));
+    let page = send(get(at, "/"));
     assert!(page.body.contains("<title>moec</title>") && page.headers.contains("content-security-policy"));
     assert!(metric(at, "moec_tokens_total") > 0 && metric(at, "moec_slots") == SLOTS as u64);
 }
 
-/// Every token is where its text begins, streamed and whole, although text is held back for a string that might end the answer.
+/// The offset of each token is where its text begins, streamed or not, even if text is held back because a
+/// stop string might follow.
 pub(crate) fn offsets_are_those_of_tokens(at: &str) {
     const N: usize = 20;
     let visible = |prompt: &[u32; 2]| (33..127).contains(&continuation(prompt, 1)[0]);
@@ -120,9 +121,9 @@ pub(crate) fn offsets_are_those_of_tokens(at: &str) {
         let body = json!({"prompt": prompt, "max_tokens": N, "temperature": 0, "ignore_eos": true, "logprobs": 0, "stop": stop,
             "stream": stream});
         let reply = complete(at, &body);
-        let said = if stream { reply.said() } else { vec![reply.json()] };
+        let values = if stream { reply.event_values() } else { vec![reply.json()] };
         let (mut joined, mut found) = (String::new(), Vec::new());
-        for choice in said.iter().map(|event| &event["choices"][0]) {
+        for choice in values.iter().map(|event| &event["choices"][0]) {
             joined += choice["text"].as_str().unwrap();
             let of = choice["logprobs"]["text_offset"].as_array();
             found.extend(of.into_iter().flatten().filter_map(Value::as_u64));
@@ -131,7 +132,7 @@ pub(crate) fn offsets_are_those_of_tokens(at: &str) {
     }
 }
 
-/// Of two answers one ends early, at a letter that the other one has not, and takes no token more.
+/// If one of two answers ends at a stop string, it takes no further tokens; the other continues.
 pub(crate) fn stop_strings_end_at_once(at: &str) {
     const N: usize = 40;
     let long = [9, 8];
@@ -152,19 +153,19 @@ pub(crate) fn stop_strings_end_at_once(at: &str) {
             body["stream_options"] = json!({"include_usage": true});
         }
         let reply = complete(at, &body);
-        let said = if stream { reply.said() } else { vec![reply.json()] };
-        let choices = said.iter().flat_map(|e| e["choices"].as_array().unwrap());
+        let values = if stream { reply.event_values() } else { vec![reply.json()] };
+        let choices = values.iter().flat_map(|e| e["choices"].as_array().unwrap());
         let ends = choices.filter(|c| !c["finish_reason"].is_null());
         let mut ends: Vec<_> = ends.map(|c| (c["index"].as_u64(), c["finish_reason"].as_str())).collect();
         ends.sort_unstable();
         assert_eq!(ends, [(Some(0), Some("stop")), (Some(1), Some("length"))], "{}", reply.body);
-        assert_eq!(said.last().unwrap()["usage"]["completion_tokens"], tokens + N);
+        assert_eq!(values.last().unwrap()["usage"]["completion_tokens"], tokens + N);
         settled(at);
         assert_eq!(metric(at, "moec_tokens_total") - before, (tokens + N) as u64);
     }
 }
 
-/// The tokenizer of bytes in the spelling of SentencePiece, whose decoder strips a text of its first space.
+/// The byte tokenizer in SentencePiece's spelling, whose decoder strips the first space of a text.
 pub(crate) fn pieces() -> String {
     let mut json: Value = serde_json::from_str(&tokenizer()).unwrap();
     let spelled = |b: u32| match char::from_u32(b).filter(char::is_ascii_graphic) {
@@ -182,9 +183,9 @@ pub(crate) fn pieces() -> String {
     json.to_string()
 }
 
-/// A text that goes on has the space of its first word, also where a string might end it. A message has not.
+/// A continuation keeps the space of its first word, also with stop strings. A chat message does not.
 pub(crate) fn first_words(at: &str) {
-    // Nothing but spaces is allowed.
+    // Only spaces are allowed.
     let others = (0..V as u32).filter(|&id| id != 32);
     let bias: Map<String, Value> = others.map(|id| (id.to_string(), json!(-100))).collect();
     let body = json!({"prompt": [65, 66], "max_tokens": 3, "temperature": 0, "logit_bias": bias});
@@ -194,8 +195,8 @@ pub(crate) fn first_words(at: &str) {
         body
     };
     assert_eq!(complete(at, &body).json()["choices"][0]["text"], "   ");
-    let said = complete(at, &with("stream", json!(true))).said();
-    let joined: String = said.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    let values = complete(at, &with("stream", json!(true))).event_values();
+    let joined: String = values.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
     assert_eq!(joined, "   ");
     let value = complete(at, &with("stop", json!("  "))).json();
     assert_eq!(
@@ -204,6 +205,6 @@ pub(crate) fn first_words(at: &str) {
         "{value}"
     );
     let messages = json!([{"role": "user", "content": "a"}]);
-    let value = ask(post(at, CHAT, with("messages", messages))).json();
+    let value = send(post(at, CHAT, with("messages", messages))).json();
     assert_eq!(value["choices"][0]["message"]["content"], "  ", "{value}");
 }

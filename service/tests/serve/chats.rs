@@ -2,13 +2,13 @@
 
 use crate::clients::CHAT;
 use crate::common::*;
-use crate::server::{Said as _, ask, expected, named};
+use crate::server::{ReplyExt as _, expected, named, send};
 use moec_testing::http::{get, post};
 use serde_json::{Value, json};
 
 pub(crate) fn conversations(at: &str) {
-    let of = |body: &Value| ask(post(at, CHAT, body));
-    assert_eq!(ask(get(at, "/v1/models")).json()["data"][0]["chat"], true);
+    let of = |body: &Value| send(post(at, CHAT, body));
+    assert_eq!(send(get(at, "/v1/models")).json()["data"][0]["chat"], true);
     let parts = json!([{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]);
     for content in [json!("hi"), parts] {
         let mut body = json!({"messages": [{"role": "user", "content": content}], "max_completion_tokens": 12, "temperature": 0,
@@ -28,13 +28,13 @@ pub(crate) fn conversations(at: &str) {
         assert_eq!(of_token["token"], named(first));
         assert!(first > 255 || of_token["bytes"] == json!([first]), "{of_token}");
         body["stream"] = json!(true);
-        let events = of(&body).said();
+        let events = of(&body).event_values();
         assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
         let joined: String =
             events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
         assert_eq!((joined, &events.last().unwrap()["choices"][0]["finish_reason"]), (text, &json!(finish)));
     }
-    // Held to a schema; tools that must be called; tools that are only shown.
+    // A JSON schema; tools that must be called; tools that are offered only.
     let messages = json!([{"role": "user", "content": "a"}]);
     let schema =
         json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["ab", "cd"]}}});
@@ -42,9 +42,9 @@ pub(crate) fn conversations(at: &str) {
         json!({"messages": messages, "response_format": schema, "temperature": 1.0, "seed": 4, "n": 3});
     let value = of(&body).json();
     for choice in 0..3 {
-        let said =
+        let content =
             value["choices"][choice]["message"]["content"].as_str().unwrap_or_else(|| panic!("{value}"));
-        assert!(["\"ab\"", "\"cd\""].contains(&said), "{value}");
+        assert!(["\"ab\"", "\"cd\""].contains(&content), "{value}");
     }
     let parameters =
         json!({"properties": {"p": {"enum": [7]}}, "required": ["p"], "additionalProperties": false});
@@ -54,21 +54,21 @@ pub(crate) fn conversations(at: &str) {
     let value = of(&body).json();
     let call = &value["choices"][0]["message"]["tool_calls"][0];
     assert_eq!(call["function"], json!({"name": "f", "arguments": r#"{"p":7}"#}), "{value}");
-    // As templates want it that take nothing else.
+    // Some templates accept only ids of this form.
     let id = call["id"].as_str().unwrap_or_else(|| panic!("{value}"));
     assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
     assert_eq!(value["choices"][0]["finish_reason"], "tool_calls");
     body["stream"] = json!(true);
-    let events = of(&body).said();
+    let events = of(&body).event_values();
     let deltas: Vec<&Value> = events.iter().map(|e| &e["choices"][0]["delta"]).collect();
     let calls: Vec<&Value> = deltas.iter().filter_map(|d| Some(&d.get("tool_calls")?[0])).collect();
     assert_eq!(calls[0]["function"]["name"], "f", "{events:?}");
     let arguments: String = calls.iter().filter_map(|c| c["function"]["arguments"].as_str()).collect();
     assert!(calls.len() > 3 && arguments == r#"{"p":7}"#, "{events:?}");
-    // An event has something to say: the first one, and the last one that says why it ended.
+    // Only one event, the one with the finish reason, may have an empty delta.
     let empty = events.iter().filter(|e| e["choices"][0]["delta"] == json!({}));
     assert!(empty.clone().count() <= 1 && empty.clone().all(|e| !e["choices"][0]["finish_reason"].is_null()));
-    // What a tool's references name is found although its schema is a part of another one.
+    // References in a tool's schema are resolved although that schema is nested in another.
     body["stream"] = json!(false);
     body["tool_choice"] = json!({"type": "function", "function": {"name": "g"}});
     let parameters = json!({"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "required": ["p"],
@@ -83,7 +83,7 @@ pub(crate) fn conversations(at: &str) {
         of(&body).json()["choices"][0]["message"]["content"],
         expected(b"aT".map(u32::from).as_slice(), 5).0
     );
-    // Arguments are texts that are read as JSON: what they hold counts, of all of them together.
+    // Arguments are parsed as JSON, and the limit on values applies to the sum over all calls.
     let arguments = format!("[{}0]", "0,".repeat(120_000));
     let call =
         json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]});
@@ -107,7 +107,7 @@ pub(crate) fn conversations(at: &str) {
         (json!({"messages": [{"role": "robot", "content": "a"}]}), "`messages[0].role` is `robot`"),
         (json!({"messages": messages, "tools": [tool], "parallel_tool_calls": 1}), "true or false"),
         (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "not text"),
-        (json!({"messages": messages, "top_logprobs": 2}), "wants `logprobs`"),
+        (json!({"messages": messages, "top_logprobs": 2}), "requires `logprobs`"),
         (json!({"messages": messages, "tools": [{"type": "x"}]}), "tools[0]"),
         (json!({"messages": messages, "tool_choice": "required"}), "no `tools`"),
         (json!({"messages": messages, "tool_choice": {"function": {"name": "g"}}}), "no function `g`"),
@@ -126,9 +126,9 @@ pub(crate) fn conversations(at: &str) {
     }
 }
 
-/// The prompt begins reasoning: what a grammar holds is the answer all the same.
+/// If the prompt begins the reasoning, a grammar constrains only the answer.
 pub(crate) fn reasoning(at: &str) {
-    let of = |body: &Value| ask(post(at, CHAT, body)).json()["choices"][0]["message"].clone();
+    let of = |body: &Value| send(post(at, CHAT, body)).json()["choices"][0]["message"].clone();
     let mut body = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "max_tokens": 20, "ignore_eos": true});
     let message = of(&body);
     assert!(message["content"] == "" && message["reasoning_content"].is_string(), "{message}");

@@ -1,9 +1,9 @@
-//! Slots, queues, connections and ends.
+//! Limits of slots, queues and connections, and the server's shutdown.
 
 use crate::clients::COMPLETIONS;
 use crate::common::*;
 use crate::server::{
-    POST, Said as _, ask, complete, connect, long, metric, settled, terminate, with_program, with_server,
+    POST, ReplyExt as _, complete, connect, long, metric, send, settled, terminate, with_program, with_server,
 };
 use moec_runtime::Program;
 use moec_testing::http::{Incoming, Reply, get, post, raw};
@@ -12,11 +12,11 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Of slots whose full caches would take terabytes, those are opened whose caches fit.
+/// If the caches of all slots would take terabytes, only as many slots are opened as fit into memory.
 pub(crate) fn slots_are_as_many_as_memory_is_free_for() {
-    let said = |program: &Program| {
+    let run = |program: &Program| {
         let mut slots = 0;
-        let (status, said) = with_program(program, &[], &[], |at| {
+        let (status, output) = with_program(program, &[], &[], |at| {
             slots = metric(at, "moec_slots");
             assert_eq!(
                 complete(at, &json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0})).status,
@@ -24,14 +24,14 @@ pub(crate) fn slots_are_as_many_as_memory_is_free_for() {
             );
         });
         assert_eq!(status, 0);
-        (slots, said)
+        (slots, output)
     };
-    let (slots, why) = said(&program(&ENTRIES));
+    let (slots, why) = run(&program(&ENTRIES));
     assert!(
         slots == 3 && why.contains("3 sequences at a time (the largest `decode_batch`"),
         "{slots}: {why}"
     );
-    // Others do not say how much is free.
+    // Other operating systems do not report free memory.
     if !cfg!(target_os = "linux") {
         return;
     }
@@ -41,9 +41,11 @@ pub(crate) fn slots_are_as_many_as_memory_is_free_for() {
     for state in &mut plan.states {
         (state.shape[0], state.shape[1]) = (MANY, MANY);
     }
-    let (slots, why) = said(&Program::new(plan, &resolve).unwrap());
+    let (slots, why) = run(&Program::new(plan, &resolve).unwrap());
     assert!((1..u64::from(MANY)).contains(&slots), "{slots}");
-    let words = format!("{slots} sequences at a time (of the {MANY} that the bundle has slots for");
+    let words = format!(
+        "{slots} sequences at a time (free memory is enough for no more of the bundle's {MANY} slots)"
+    );
     assert!(why.contains(&words), "{why}");
 }
 
@@ -74,14 +76,14 @@ pub(crate) fn too_many_are_sent_away(at: &str) {
     settled(at);
 }
 
-/// A client that does not send all of its request holds up the end; another signal does not wait for it.
+/// A client with an incomplete request delays the shutdown; a second signal ends the server at once.
 pub(crate) fn a_second_signal_ends_what_waits() {
     let (mut held, mut since) = (None, Instant::now());
     let status = with_server(&[], |at| {
         let mut stream = TcpStream::connect(at).unwrap();
         write!(stream, "{POST}\r\nContent-Length: 100\r\n\r\n{{").unwrap();
         held = Some(stream);
-        assert_eq!(ask(get(at, "/health")).status, 200);
+        assert_eq!(send(get(at, "/health")).status, 200);
         terminate();
         std::thread::sleep(Duration::from_millis(300));
         since = Instant::now();
@@ -91,7 +93,7 @@ pub(crate) fn a_second_signal_ends_what_waits() {
     drop(held);
 }
 
-/// Neither one that says nothing, as browsers open ahead, nor one that stays open after an answer.
+/// Idle connections, as browsers open in advance, and connections kept open after an answer.
 pub(crate) fn connections_without_a_request_do_not_hold_up_the_end() {
     let (mut held, mut since) = (Vec::new(), Instant::now());
     let status = with_server(&[], |at| {
@@ -109,7 +111,7 @@ pub(crate) fn connections_without_a_request_do_not_hold_up_the_end() {
     drop(held);
 }
 
-/// Three of an address, four in all, and each for as long as its client takes part.
+/// At most three connections from one address and four in all; inactive clients are disconnected.
 pub(crate) fn connections_have_limits(at: &str) {
     let answered = |from: &str| -> Option<Reply> {
         raw(connect(at, from), "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()
@@ -122,11 +124,11 @@ pub(crate) fn connections_have_limits(at: &str) {
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    // A body that does not come.
+    // The announced body never arrives.
     let late = format!("{POST}\r\nContent-Length: 9\r\n\r\n{{");
     assert_eq!(raw(connect(at, "127.0.0.1"), &late).unwrap().status, 408);
     soon("a client that is late stays", Box::new(|| status("127.0.0.1") == 200));
-    // Nothing, a part of a head, and an answer after which no request follows.
+    // No bytes, a part of a header, and an answer that is not followed by a request.
     let mut held: Vec<TcpStream> = (0..3).map(|_| connect(at, "127.0.0.1")).collect();
     write!(held[1], "GET /health HTT").unwrap();
     write!(held[2], "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -145,7 +147,7 @@ pub(crate) fn connections_have_limits(at: &str) {
     assert_eq!(status("127.0.0.3"), 503);
     soon("connections without a request stay", Box::new(|| status("127.0.0.1") == 200));
     drop(held);
-    // One that asks and never reads.
+    // A client that sends requests and never reads the answers.
     let mut stream = connect(at, "127.0.0.1");
     stream.set_nonblocking(true).unwrap();
     let asks = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100);

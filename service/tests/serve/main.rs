@@ -1,4 +1,5 @@
-//! The server over the runtime's toy model, whose logits are exact: every answer is the one of a run by itself, whatever other clients request.
+//! The server with the runtime's toy model, whose logits are exact: every answer is that of a single run,
+//! whatever other clients request.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
 
@@ -25,17 +26,17 @@ use many::many_clients;
 use moec_testing::http::get;
 use refusals::{keys_and_origins, only_this_machine_is_answered, refusals};
 use serde_json::{Value, json};
-use server::{Said as _, ask, complete, expected, with_bundle, with_server};
+use server::{ReplyExt as _, complete, expected, send, with_bundle, with_server};
 
-/// The servers' process for grammars: this program, with the name of this test.
+/// The server's processes for grammars: this program, run with the name of this test.
 #[test]
 fn bounded_worker() {
     moec_service::worker::run().unwrap();
 }
 
-/// One after the other, since a signal is for the whole process.
+/// All in one test, since a signal applies to the whole process.
 #[test]
-fn serves() {
+fn server_answers_requests() {
     let status = with_server(&["--max-queue", "2", "--max-body", "4096"], |at| {
         answers(at);
         offsets_are_those_of_tokens(at);
@@ -48,10 +49,10 @@ fn serves() {
     assert_eq!(status, 0);
     let advised = with_bundle(&[("sampling.json", r#"{"temperature": 2, "top_k": 1}"#)], &[], |at| {
         let prompt = [72, 105, 32];
-        let said = |body: Value| complete(at, &body).json()["choices"][0]["text"].clone();
-        assert_eq!(said(json!({"prompt": prompt, "max_tokens": 20})), expected(&prompt, 20).0);
+        let text = |body: Value| complete(at, &body).json()["choices"][0]["text"].clone();
+        assert_eq!(text(json!({"prompt": prompt, "max_tokens": 20})), expected(&prompt, 20).0);
         assert_ne!(
-            said(json!({"prompt": prompt, "max_tokens": 20, "top_k": 0, "seed": 1})),
+            text(json!({"prompt": prompt, "max_tokens": 20, "top_k": 0, "seed": 1})),
             expected(&prompt, 20).0
         );
     });
@@ -59,10 +60,10 @@ fn serves() {
     slots_are_as_many_as_memory_is_free_for();
     let named = with_server(&["--model-name", "org/toy"], |at| {
         for path in ["org/toy", "org%2Ftoy"] {
-            let reply = ask(get(at, &format!("/v1/models/{path}")));
+            let reply = send(get(at, &format!("/v1/models/{path}")));
             assert_eq!((reply.status, reply.json()["id"].as_str()), (200, Some("org/toy")));
         }
-        assert_eq!(ask(get(at, "/v1/models/org/other")).status, 404);
+        assert_eq!(send(get(at, "/v1/models/org/other")).status, 404);
     });
     assert_eq!(named, 0);
     let key =
@@ -71,7 +72,7 @@ fn serves() {
     a_second_signal_ends_what_waits();
     connections_without_a_request_do_not_hold_up_the_end();
     let few = ["--max-connections", "4", "--max-connections-per-address", "3", "--client-timeout", "3"];
-    // Others have one loopback address alone.
+    // Other operating systems have only one loopback address.
     if cfg!(target_os = "linux") {
         assert_eq!(with_server(&few, connections_have_limits), 0);
     }

@@ -5,7 +5,7 @@ use crate::server::{expected, long, metric, settled};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The toy, whose answers follow from its prompts.
+/// Requests to the toy model, whose correct answers are computed from the prompts.
 pub(crate) struct Toy;
 
 impl Model for Toy {
@@ -35,8 +35,8 @@ impl Model for Toy {
     }
 }
 
-/// 64 clients for five seconds: some break off, some request nonsense; all others get what a run by itself gives. `cargo xtask
-/// stress-serve` has them ask a real model for two minutes.
+/// 64 clients for five seconds. Some disconnect, some send invalid requests; all others get the answers of
+/// single runs. `cargo xtask stress-serve` does the same with a real model for two minutes.
 pub(crate) fn many_clients(at: &str) {
     let done = Clients::new(at, &Toy, 64, Duration::from_secs(5)).run();
     assert!(done.failures.is_empty(), "{:#?}", done.failures);

@@ -1,7 +1,7 @@
-//! Requests that are refused, and who is answered.
+//! Refused requests, and the hosts and origins that are answered.
 
 use crate::clients::{CHAT, COMPLETIONS};
-use crate::server::{POST, Said as _, ask, complete, expected};
+use crate::server::{POST, ReplyExt as _, complete, expected, send};
 use moec_testing::http::{bare, get, post, raw, text};
 use serde_json::{Value, json};
 use std::net::TcpStream;
@@ -46,7 +46,7 @@ pub(crate) fn refusals(at: &str) {
         assert_eq!(error["type"], "invalid_request_error");
         assert!(!error["message"].as_str().unwrap().contains("`-"), "options are not for clients: {error}");
     }
-    // Bodies whose transfer is malformed, that are no JSON, and that are too large.
+    // Bodies with a malformed encoding, with invalid JSON, and with too many bytes.
     let chunked = |chunks: &str| {
         let request = format!("{POST}\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}\r\n");
         raw(TcpStream::connect(at).unwrap(), &request).unwrap()
@@ -54,18 +54,18 @@ pub(crate) fn refusals(at: &str) {
     let reply = chunked("no size");
     assert!(reply.status == 400 && reply.body.contains("cannot be read"), "{}", reply.body);
     assert_eq!(chunked(&format!("1388\r\n{}", "x".repeat(5000))).status, 413);
-    let large = ask(post(at, COMPLETIONS, "x".repeat(5000)));
+    let large = send(post(at, COMPLETIONS, "x".repeat(5000)));
     assert!(!large.body.contains("`-"), "{}", large.body);
-    assert_eq!(ask(post(at, COMPLETIONS, "{")).status, 400);
-    assert_eq!(ask(text(at, COMPLETIONS, "{}").header("Content-Type", "text/plain")).status, 415);
-    assert_eq!(ask(get(at, "/v1/completions")).status, 405);
-    assert_eq!(ask(get(at, "/v2")).status, 404);
-    assert_eq!(ask(post(at, COMPLETIONS, "x".repeat(5000))).status, 413);
-    let chat = ask(post(at, CHAT, r#"{"messages": [{"role": "user", "content": "hi"}]}"#));
+    assert_eq!(send(post(at, COMPLETIONS, "{")).status, 400);
+    assert_eq!(send(text(at, COMPLETIONS, "{}").header("Content-Type", "text/plain")).status, 415);
+    assert_eq!(send(get(at, "/v1/completions")).status, 405);
+    assert_eq!(send(get(at, "/v2")).status, 404);
+    assert_eq!(send(post(at, COMPLETIONS, "x".repeat(5000))).status, 413);
+    let chat = send(post(at, CHAT, r#"{"messages": [{"role": "user", "content": "hi"}]}"#));
     assert!(chat.status == 400 && chat.body.contains("template"), "{}", chat.body);
 }
 
-/// A page whose own name leads to this machine sends that name.
+/// DNS rebinding: a page whose own name resolves to this machine sends that name as the host.
 pub(crate) fn only_this_machine_is_answered(at: &str) {
     for (host, status) in [
         ("Host: localhost:1\r\n", 200),
@@ -91,18 +91,18 @@ pub(crate) fn keys_and_origins(at: &str) {
     let request = || post(at, COMPLETIONS, &body);
     let with = |key: &str| request().header("Authorization", key);
     for request in [request(), with("Bearer wrong!"), with("secret"), with("Digest secret")] {
-        let reply = ask(request);
+        let reply = send(request);
         assert_eq!(
             (reply.status, reply.json()["error"]["type"].as_str()),
             (401, Some("authentication_error"))
         );
     }
-    let reply = ask(with("Bearer secret"));
+    let reply = send(with("Bearer secret"));
     assert_eq!(reply.json()["choices"][0]["text"], expected(&[1, 2], 3).0);
     assert!(reply.headers.contains("access-control-allow-origin: https://a.example"), "{}", reply.headers);
-    // In capitals or not, schemes and types are the same.
+    // Schemes and media types are case-insensitive.
     let request = text(at, COMPLETIONS, &body.to_string()).header("Authorization", "bearer secret");
-    let reply = ask(request.header("Content-Type", "Application/JSON; charset=UTF-8"));
+    let reply = send(request.header("Content-Type", "Application/JSON; charset=UTF-8"));
     assert_eq!(reply.status, 200, "{}", reply.body);
     for (origin, allows) in [
         ("", "authorization, content-type"),
@@ -114,15 +114,15 @@ pub(crate) fn keys_and_origins(at: &str) {
             request =
                 request.header("Origin", origin).header("Access-Control-Request-Headers", "x-stainless-os");
         }
-        let reply = ask(request);
+        let reply = send(request);
         assert_eq!(reply.status, 204);
         let allowed = format!("access-control-allow-headers: {allows}");
         assert!(reply.headers.contains(&allowed), "{}", reply.headers);
     }
-    // With a key, any name will do; not so any body.
+    // With a key any host is accepted, but the limits on bodies apply.
     let many = format!("{{\"prompt\": [{}0]}}", "0,".repeat(200_000));
-    let reply = ask(post(at, COMPLETIONS, many).header("Authorization", "Bearer secret"));
+    let reply = send(post(at, COMPLETIONS, many).header("Authorization", "Bearer secret"));
     assert!(reply.status == 400 && reply.body.contains("more than 200000 values"), "{}", reply.body);
-    assert_eq!(ask(get(at, "/health")).status, 200);
-    assert_eq!(ask(get(at, "/metrics")).status, 401);
+    assert_eq!(send(get(at, "/health")).status, 200);
+    assert_eq!(send(get(at, "/metrics")).status, 401);
 }

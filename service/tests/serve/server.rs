@@ -1,4 +1,4 @@
-//! A server of the toy in this process, and requests to it.
+//! A server with the toy model in this process, and requests to it.
 
 use crate::clients::COMPLETIONS;
 use crate::common::*;
@@ -13,7 +13,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Gives every line on.
+/// Sends every line of output to a channel.
 pub(crate) struct Lines(Sender<String>, Vec<u8>);
 
 impl Write for Lines {
@@ -31,17 +31,17 @@ impl Write for Lines {
     }
 }
 
-/// Runs a test against a server with these options, and ends the server with SIGTERM. Gives its status.
+/// Runs a test with a server with these options, then ends the server by SIGTERM; returns its exit status.
 pub(crate) fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
     with_bundle(&[], options, test)
 }
 
-/// As [`with_server`], of a bundle with other artifacts.
+/// Like [`with_server`], with other artifacts in the bundle.
 pub(crate) fn with_bundle(artifacts: &[(&str, &str)], options: &[&str], test: impl FnOnce(&str)) -> u8 {
     with_program(&program(&ENTRIES), artifacts, options, test).0
 }
 
-/// As [`with_bundle`], with another program. Gives also what the server says on standard error.
+/// Like [`with_bundle`], with another program; also returns the server's standard error.
 pub(crate) fn with_program(
     program: &Program,
     artifacts: &[(&str, &str)],
@@ -53,7 +53,7 @@ pub(crate) fn with_program(
     for (name, text) in artifacts {
         std::fs::write(dir.path().join("artifacts").join(name), text).unwrap();
     }
-    let (lines, said) = channel();
+    let (lines, lines_received) = channel();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
             let args = ["serve", "--port", "0", "--threads", "1"];
@@ -70,7 +70,7 @@ pub(crate) fn with_program(
             let status = moec_service::front(&[]).run_with(program, dir.path(), args.into_iter(), io);
             (status, String::from_utf8(err).unwrap())
         });
-        let url = said.recv_timeout(Duration::from_mins(1)).unwrap();
+        let url = lines_received.recv_timeout(Duration::from_mins(1)).unwrap();
         let address = url.strip_prefix("http://").unwrap().to_owned();
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&address)));
         terminate();
@@ -83,44 +83,44 @@ pub(crate) fn with_program(
     })
 }
 
-/// Queries the server of this process to end.
+/// Sends SIGTERM to this process.
 pub(crate) fn terminate() {
     let pid = std::process::id().to_string();
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
 }
 
 /// Accessors of replies.
-pub(crate) trait Said {
+pub(crate) trait ReplyExt {
     fn json(&self) -> Value;
-    fn said(&self) -> Vec<Value>;
+    fn event_values(&self) -> Vec<Value>;
 }
 
-impl Said for Reply {
+impl ReplyExt for Reply {
     fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
 
     /// The events of a stream.
-    fn said(&self) -> Vec<Value> {
+    fn event_values(&self) -> Vec<Value> {
         let events = self.events().unwrap_or_else(|| panic!("{}", self.body));
         events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 }
 
-pub(crate) fn ask(request: http::Request) -> Reply {
+pub(crate) fn send(request: http::Request) -> Reply {
     request.call().unwrap()
 }
 
 pub(crate) fn complete(address: &str, body: &Value) -> Reply {
-    ask(post(address, COMPLETIONS, body))
+    send(post(address, COMPLETIONS, body))
 }
 
-/// The beginning of a request that no client would send.
+/// Beginning of a raw request, for requests that no HTTP client would send.
 pub(crate) const POST: &str =
     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
 
 pub(crate) fn metric(address: &str, name: &str) -> u64 {
-    let text = ask(get(address, "/metrics")).body;
+    let text = send(get(address, "/metrics")).body;
     let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
@@ -139,7 +139,7 @@ pub(crate) fn text_of(ids: &[u32]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The name that log-probabilities give a token.
+/// The name of a token in log-probabilities.
 pub(crate) fn named(id: u32) -> String {
     match id {
         0..128 => char::from(id as u8).to_string(),
@@ -150,7 +150,7 @@ pub(crate) fn named(id: u32) -> String {
     }
 }
 
-/// The ids that are expected: up to an end token.
+/// The expected text, up to an end token, and the finish reason.
 pub(crate) fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
     let mut ids = continuation(prompt, n);
     let end = ids.iter().position(|&id| id == EOS);
@@ -158,12 +158,12 @@ pub(crate) fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
     (text_of(&ids), if end.is_some_and(|at| at < n) { "stop" } else { "length" })
 }
 
-/// A request that takes all slots for as long as it can.
+/// A request that occupies all slots as long as possible.
 pub(crate) fn long() -> Value {
     json!({"prompt": [5, 6], "max_tokens": 60, "n": SLOTS, "temperature": 2.0, "stream": true, "ignore_eos": true})
 }
 
-/// A connection from an address of this machine.
+/// A connection from this address.
 pub(crate) fn connect(to: &str, from: &str) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let from: SocketAddr = format!("{from}:0").parse().unwrap();

@@ -106,7 +106,7 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceErr
     };
     let runs = grid(trace.scored()).into_iter().map(run).collect::<Result<Vec<_>, CacheError>>()?;
     let lru = &runs[0].folds;
-    let (found, folds) = judge(&runs, lru, lru);
+    let (found, folds) = evaluate(&runs, lru, lru);
     let found = found.unwrap_or(0);
     let beats = found > 0 && gains(&folds, lru);
     let usual = &runs[if beats { found } else { 0 }];
@@ -125,7 +125,7 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceErr
         }
     }
     let pinned = pin::runs(trace, capacity, &settings, shares)?;
-    let (best, pinned_folds) = judge(&pinned, lru, usual_folds);
+    let (best, pinned_folds) = evaluate(&pinned, lru, usual_folds);
     let chosen = match pin {
         Pin::Auto => best.filter(|&r| pinned[r].read() < usual.read() && gains(&pinned_folds, usual_folds)),
         Pin::Percent(_) => best.or_else(|| (0..pinned.len()).min_by_key(|&r| pinned[r].read())),
@@ -156,7 +156,7 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceErr
 
 /// The best run, and the evaluation of the choice: on every fold, the result of the run that is best on the
 /// others. `otherwise` replaces a missing run.
-fn judge(
+fn evaluate(
     runs: &[FoldedRow],
     lru: &[CacheCounters],
     otherwise: &[CacheCounters],

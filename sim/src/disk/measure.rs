@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_without_a_block_is_an_error() {
+    fn range_smaller_than_one_block_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let scratch = Scratch::create(dir.path(), 8192).unwrap();
         let point = Point { block_bytes: 16_384, depth: 2, random: true, range_bytes: 1 << 20 };

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_pass_the_link_one_after_the_other() {
+    fn reads_share_the_link_sequentially() {
         let clock = Arc::new(VirtualClock::default());
         let link = Link { latency: Duration::from_micros(10), bytes_per_second: 1e9, depth: 64 };
         let mut device = Modelled::new(link, Arc::clone(&clock), None);
@@ -158,7 +158,7 @@ mod tests {
         let answer = |token, bytes| ReadResult { token, result: Ok(bytes) };
         for (most, at, want) in [
             (Some(Duration::from_micros(4)), 9, vec![]),
-            // At 5 + 4 + 10, and 8 later.
+            // Arrivals at 5 + 4 + 10, and 8 later.
             (None, 19, vec![answer(1, 4000)]),
             (Some(Duration::ZERO), 19, vec![]),
             (Some(Duration::from_micros(50)), 27, vec![answer(2, 8000)]),

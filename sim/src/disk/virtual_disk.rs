@@ -11,7 +11,7 @@ use moec_runtime::offload::disk::{
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A disk whose time passes in [`Disk::news`] and [`VirtualDisk::pass`], from 0 on.
+/// A disk whose time passes in [`Disk::wait_for_event`] and [`VirtualDisk::pass`], from 0 on.
 pub struct VirtualDisk {
     queue: DiskQueue,
     worker: Mutex<Worker>,
@@ -52,14 +52,14 @@ impl VirtualDisk {
         let mut worker = self.settle();
         while let left = end.saturating_sub(self.clock.now())
             && left > Duration::ZERO
-            && worker.turn(Some(left)).is_some()
+            && worker.run_once(Some(left)).is_some()
         {}
     }
 
     /// Does everything that is possible at this moment, so that a second call has no effect.
     fn settle(&self) -> MutexGuard<'_, Worker> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        while worker.turn(Some(Duration::ZERO)).is_some_and(|ended| ended > 0) {}
+        while worker.run_once(Some(Duration::ZERO)).is_some_and(|ended| ended > 0) {}
         worker
     }
 }
@@ -74,9 +74,9 @@ impl Disk for VirtualDisk {
     }
 
     /// Waits until there is an event or no read is in flight.
-    fn news(&self, _: Option<Duration>) -> bool {
+    fn wait_for_event(&self, _: Option<Duration>) -> bool {
         let mut worker = self.settle();
-        while !self.queue.has_events() && worker.in_flight() > 0 && worker.turn(None).is_some() {}
+        while !self.queue.has_events() && worker.in_flight() > 0 && worker.run_once(None).is_some() {}
         self.queue.has_events()
     }
 

@@ -21,7 +21,7 @@ pub struct Row<'a> {
     /// Its first part.
     pub gate: &'a [u8],
     /// Its second part; empty where a neuron is one read, and before it is read.
-    pub rest: &'a [u8],
+    pub up_down: &'a [u8],
 }
 
 /// The arithmetic of a step. Clusters are computed in parallel, each by one thread at a time.
@@ -35,5 +35,5 @@ pub trait NeuronCompute: Sync {
     fn gate(&self, work: Work, rows: &[Row<'_>], active: &mut Vec<u32>);
 
     /// UDC: up and down of active rows.
-    fn rest(&self, work: Work, rows: &[Row<'_>]);
+    fn up_down(&self, work: Work, rows: &[Row<'_>]);
 }

@@ -20,12 +20,12 @@ use crate::neurons::{NeuronError, Next, Order, Pipeline, Stage};
 use moec_runtime::error::{Error, Result};
 use moec_runtime::offload::disk::{Disk, Event, Priority, ThreadedDisk};
 use moec_runtime::offload::neurons::{Counts, Regions, Segmented, Shape};
-use state::{Flow, GATE, REST, Side, State, Want, run};
+use state::{Flow, GATE, PendingRead, Side, State, UP_DOWN, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Time that a thread waits for events before it looks whether another thread has made something ready.
-const NEWS: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Neurons on disk and in memory.
 pub struct NeuronStore {
@@ -43,14 +43,14 @@ impl NeuronStore {
     pub fn new(disk: ThreadedDisk, shape: Shape, memory: Memory) -> Result<Self> {
         let plan = |e: NeuronError| Error::plan(e.to_string());
         let side = |bytes: u64, memory: u64| -> Result<Side> {
-            let one = Shape { gate: bytes.max(1), rest: 0, ..shape };
+            let one = Shape { gate: bytes.max(1), up_down: 0, ..shape };
             let regions = Regions { fixed: 0, hot: 0, cold: memory };
             let cache = Segmented::new(one, regions).map_err(|e| plan(e.into()))?;
             let kept = (0..shape.matrices * shape.neurons).map(|_| None).collect();
-            Ok(Side { cache, kept, passing: 0, most: shape.cluster, asking: None })
+            Ok(Side { cache, kept, passing: 0, most: shape.cluster, next_task: None })
         };
-        let sides = [side(shape.gate, memory.gates)?, side(shape.rest, memory.up_down)?];
-        let per = 1 + usize::from(shape.rest > 0);
+        let sides = [side(shape.gate, memory.gates)?, side(shape.up_down, memory.up_down)?];
+        let per = 1 + usize::from(shape.up_down > 0);
         let needed: u64 = classes(shape, memory).iter().map(|c| u64::from(c.count)).sum();
         if disk.queue().table().extents().len() != per * sides[GATE].kept.len()
             || (disk.buffers().len() as u64) < needed
@@ -120,7 +120,7 @@ impl NeuronStore {
         loop {
             let mut guard = self.lock();
             let state = &mut *guard;
-            self.hear(state);
+            self.handle_disk_events(state);
             self.request(state);
             if let Some(error) = &state.error {
                 return Err(again(error));
@@ -135,7 +135,7 @@ impl NeuronStore {
                 return Ok(());
             } else {
                 drop(guard);
-                self.disk.news(Some(NEWS));
+                self.disk.wait_for_event(Some(POLL_INTERVAL));
             }
         }
     }
@@ -155,7 +155,7 @@ impl NeuronStore {
     }
 
     /// Handles events of the disk.
-    fn hear(&self, state: &mut State) {
+    fn handle_disk_events(&self, state: &mut State) {
         while let Some(event) = self.disk.poll() {
             match event {
                 Event::Done { ticket, loaded } => state.arrived(ticket.buffer(), loaded),
@@ -173,18 +173,18 @@ impl NeuronStore {
 
     /// Requests what clusters need, gates first, as long as there are buffers.
     fn request(&self, state: &mut State) {
-        for (side, stage) in [(GATE, Stage::ReadGate), (REST, Stage::ReadRest)] {
+        for (side, stage) in [(GATE, Stage::ReadGate), (UP_DOWN, Stage::ReadUpDown)] {
             while state.error.is_none() {
-                if state.sides[side].asking.is_none() {
-                    state.sides[side].asking = state.pipeline.next_of(stage);
+                if state.sides[side].next_task.is_none() {
+                    state.sides[side].next_task = state.pipeline.next_of(stage);
                 }
-                let Some(task) = state.sides[side].asking else { break };
-                let Some(want) = state.flows[task.cluster as usize].wants.pop() else {
-                    state.sides[side].asking = None;
+                let Some(task) = state.sides[side].next_task else { break };
+                let Some(read) = state.flows[task.cluster as usize].reads.pop() else {
+                    state.sides[side].next_task = None;
                     continue;
                 };
-                if !self.submit(state, want) {
-                    state.flows[task.cluster as usize].wants.push(want);
+                if !self.submit(state, read) {
+                    state.flows[task.cluster as usize].reads.push(read);
                     break;
                 }
             }
@@ -192,21 +192,21 @@ impl NeuronStore {
     }
 
     /// Requests one read; returns whether there was room.
-    fn submit(&self, state: &mut State, want: Want) -> bool {
-        let matrix = state.flows[want.cluster as usize].matrix;
-        let side = &mut state.sides[want.side];
-        let bytes = [self.shape.gate, self.shape.rest][want.side];
-        if !want.keep && side.passing == side.most {
+    fn submit(&self, state: &mut State, read: PendingRead) -> bool {
+        let matrix = state.flows[read.cluster as usize].matrix;
+        let side = &mut state.sides[read.side];
+        let bytes = [self.shape.gate, self.shape.up_down][read.side];
+        if !read.keep && side.passing == side.most {
             return false;
         }
         let Some(buffer) = self.disk.buffers().take(bytes) else { return false };
-        let per = 1 + u32::from(self.shape.rest > 0);
-        let extent = (matrix * self.shape.neurons + want.neuron) * per + want.side as u32;
+        let per = 1 + u32::from(self.shape.up_down > 0);
+        let extent = (matrix * self.shape.neurons + read.neuron) * per + read.side as u32;
         match self.disk.submit(extent, 1, Priority::Demand, buffer) {
             Ok(ticket) => {
-                side.passing += u32::from(!want.keep);
-                state.flows[want.cluster as usize].passing[want.side] += u32::from(!want.keep);
-                state.pending[ticket.buffer()] = Some(want);
+                side.passing += u32::from(!read.keep);
+                state.flows[read.cluster as usize].passing[read.side] += u32::from(!read.keep);
+                state.pending[ticket.buffer()] = Some(read);
                 state.under_way += 1;
             }
             Err(error) => state.error = Some(error),
@@ -217,13 +217,13 @@ impl NeuronStore {
     /// Recovers from an error: waits for reads in flight, and forgets everything.
     fn recover(&self, state: &mut State) {
         while state.under_way > 0 {
-            self.disk.news(Some(NEWS));
-            self.hear(state);
+            self.disk.wait_for_event(Some(POLL_INTERVAL));
+            self.handle_disk_events(state);
         }
         for side in &mut state.sides {
             side.cache.clear();
             side.kept.fill(None);
-            (side.passing, side.asking) = (0, None);
+            (side.passing, side.next_task) = (0, None);
         }
         state.flows.clear();
         state.error = None;

@@ -8,7 +8,7 @@ use moec_runtime::offload::neurons::{CacheLookup, Event as CacheEvent, Part, Seg
 use std::sync::Arc;
 
 pub(super) const GATE: usize = 0;
-pub(super) const REST: usize = 1;
+pub(super) const UP_DOWN: usize = 1;
 
 /// State of one part of all neurons.
 pub(super) struct Side {
@@ -19,12 +19,12 @@ pub(super) struct Side {
     pub(super) passing: u32,
     pub(super) most: u32,
     /// The task whose reads are being requested.
-    pub(super) asking: Option<Task>,
+    pub(super) next_task: Option<Task>,
 }
 
 /// A read for a neuron of a cluster.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Want {
+pub(super) struct PendingRead {
     pub(super) cluster: u32,
     /// Position among the cluster's rows.
     pub(super) at: usize,
@@ -44,7 +44,7 @@ pub(super) struct Flow {
     /// Bytes of both parts, by position in `neurons`.
     pub(super) parts: [Vec<Option<Arc<Loaded>>>; 2],
     /// Reads that were not requested yet, the next one last.
-    pub(super) wants: Vec<Want>,
+    pub(super) reads: Vec<PendingRead>,
     /// Number of reads that have not arrived.
     pub(super) missing: usize,
     /// Number of buffers of each part that bypass the cache.
@@ -56,7 +56,7 @@ pub(super) struct State {
     pub(super) pipeline: Pipeline,
     pub(super) flows: Vec<Flow>,
     /// By buffer: the read that fills it.
-    pub(super) pending: Vec<Option<Want>>,
+    pub(super) pending: Vec<Option<PendingRead>>,
     pub(super) under_way: usize,
     /// Threads in [`NeuronStore::work`].
     pub(super) inside: usize,
@@ -65,30 +65,31 @@ pub(super) struct State {
 
 impl State {
     /// Removes a read that has ended, successfully or not.
-    pub(super) fn ended(&mut self, buffer: usize) -> Option<Want> {
-        let want = self.pending.get_mut(buffer)?.take()?;
+    pub(super) fn ended(&mut self, buffer: usize) -> Option<PendingRead> {
+        let read = self.pending.get_mut(buffer)?.take()?;
         self.under_way -= 1;
-        Some(want)
+        Some(read)
     }
 
     /// Handles the arrival of a part of a neuron.
     pub(super) fn arrived(&mut self, buffer: usize, loaded: Loaded) {
-        let Some(want) = self.ended(buffer) else { return };
+        let Some(read) = self.ended(buffer) else { return };
         if self.error.is_some() {
             return;
         }
         let loaded = Arc::new(loaded);
-        let flow = &mut self.flows[want.cluster as usize];
-        flow.parts[want.side][want.at] = Some(Arc::clone(&loaded));
+        let flow = &mut self.flows[read.cluster as usize];
+        flow.parts[read.side][read.at] = Some(Arc::clone(&loaded));
         flow.missing -= 1;
-        if want.keep {
-            let side = &mut self.sides[want.side];
+        if read.keep {
+            let side = &mut self.sides[read.side];
             let neurons = side.cache.shape().neurons;
-            side.kept[(flow.matrix * neurons + want.neuron) as usize] = Some(loaded);
+            side.kept[(flow.matrix * neurons + read.neuron) as usize] = Some(loaded);
         }
         if flow.missing == 0 {
-            let (stage, next) = [(Stage::ReadGate, Stage::Gate), (Stage::ReadRest, Stage::Rest)][want.side];
-            self.notify(Task { cluster: want.cluster, stage }, Next::Stage(next));
+            let (stage, next) =
+                [(Stage::ReadGate, Stage::Gate), (Stage::ReadUpDown, Stage::UpDown)][read.side];
+            self.notify(Task { cluster: read.cluster, stage }, Next::Stage(next));
         }
     }
 
@@ -97,9 +98,9 @@ impl State {
         let next = match task.stage {
             _ if flow.neurons.is_empty() => Next::End,
             Stage::Predict => self.need(task.cluster, &mut flow, GATE),
-            Stage::Gate if shape.rest > 0 => self.need(task.cluster, &mut flow, REST),
-            Stage::Gate => Next::Stage(Stage::Rest),
-            Stage::ReadGate | Stage::ReadRest | Stage::Rest => Next::End,
+            Stage::Gate if shape.up_down > 0 => self.need(task.cluster, &mut flow, UP_DOWN),
+            Stage::Gate => Next::Stage(Stage::UpDown),
+            Stage::ReadGate | Stage::ReadUpDown | Stage::UpDown => Next::End,
         };
         if next == Next::End {
             for (side, passing) in self.sides.iter_mut().zip(flow.passing) {
@@ -116,18 +117,18 @@ impl State {
     fn need(&mut self, cluster: u32, flow: &mut Flow, at_side: usize) -> Next {
         let side = &mut self.sides[at_side];
         let neurons = side.cache.shape().neurons;
-        let (read, compute) = [(Stage::ReadGate, Stage::Gate), (Stage::ReadRest, Stage::Rest)][at_side];
+        let (read, compute) = [(Stage::ReadGate, Stage::Gate), (Stage::ReadUpDown, Stage::UpDown)][at_side];
         let (matrix, parts) = (flow.matrix, &mut flow.parts[at_side]);
         parts.clear();
         parts.resize(flow.neurons.len(), None);
         for (at, &neuron) in flow.neurons.iter().enumerate() {
             let kept = &mut side.kept;
-            let gone = |event| {
+            let evicted = |event| {
                 if let CacheEvent::Evict(id) = event {
                     kept[id as usize] = None;
                 }
             };
-            let keep = match side.cache.neuron(matrix, neuron, Part::Whole, gone) {
+            let keep = match side.cache.neuron(matrix, neuron, Part::Whole, evicted) {
                 Ok(CacheLookup::Hot | CacheLookup::Cold) => {
                     parts[at].clone_from(&side.kept[(matrix * neurons + neuron) as usize]);
                     continue;
@@ -139,11 +140,11 @@ impl State {
                     return Next::End;
                 }
             };
-            flow.wants.push(Want { cluster, at, side: at_side, neuron, keep });
+            flow.reads.push(PendingRead { cluster, at, side: at_side, neuron, keep });
         }
         // The first neuron is read first.
-        flow.wants.reverse();
-        flow.missing = flow.wants.len();
+        flow.reads.reverse();
+        flow.missing = flow.reads.len();
         Next::Stage(if flow.missing > 0 { read } else { compute })
     }
 
@@ -170,8 +171,8 @@ pub(super) fn run(flow: &mut Flow, thread: usize, stage: Stage, compute: &dyn Ne
             flow.parts[GATE] = gates;
             flow.neurons.retain(stays);
         }
-        Stage::Rest => compute.rest(work, &rows(flow)),
-        Stage::ReadGate | Stage::ReadRest => {}
+        Stage::UpDown => compute.up_down(work, &rows(flow)),
+        Stage::ReadGate | Stage::ReadUpDown => {}
     }
 }
 
@@ -180,6 +181,6 @@ fn rows(flow: &Flow) -> Vec<Row<'_>> {
         let loaded = flow.parts[side].get(at).and_then(Option::as_deref);
         loaded.map_or(&[][..], Loaded::bytes)
     };
-    let row = |(at, &neuron)| Row { neuron, gate: part(GATE, at), rest: part(REST, at) };
+    let row = |(at, &neuron)| Row { neuron, gate: part(GATE, at), up_down: part(UP_DOWN, at) };
     flow.neurons.iter().enumerate().map(row).collect()
 }

@@ -101,7 +101,7 @@ impl Recorder {
     pub fn least_read(&self, frames: u32) -> Option<(u64, u64)> {
         let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let Activations { matrices, neurons, ref tokens } = recorded.activations;
-        let shape = Shape { matrices, neurons, cluster: neurons, gate: 1, rest: 0 };
+        let shape = Shape { matrices, neurons, cluster: neurons, gate: 1, up_down: 0 };
         let least = replay(&recorded.activations, shape, frames.into(), 0).ok()?.least;
         let used: u64 = tokens.iter().flatten().map(|(_, units)| units.len() as u64).sum();
         Some(((least * tokens.len() as f64).round() as u64, used))
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_uses_what_any_of_its_sequences_uses() {
+    fn batch_activates_the_union_of_its_sequences() {
         let token = |matrix, active: &[u32]| vec![(matrix, active.to_vec())];
         let tokens = vec![token(0, &[1]), token(1, &[2]), token(0, &[0, 1]), token(0, &[2]), token(1, &[0])];
         let of = Activations { matrices: 2, neurons: 3, tokens };

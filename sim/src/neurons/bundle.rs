@@ -123,7 +123,7 @@ impl Bundle {
     pub fn stride(&self) -> u64 {
         match self.phases {
             Phases::One => self.pad(self.bytes()),
-            Phases::Two => self.gate().bytes + self.rest().bytes,
+            Phases::Two => self.gate().bytes + self.up_down().bytes,
         }
     }
 
@@ -136,7 +136,7 @@ impl Bundle {
     }
 
     /// The second read: the remaining bytes of an active neuron; empty in one phase.
-    pub fn rest(&self) -> Range {
+    pub fn up_down(&self) -> Range {
         let offset = self.gate().bytes;
         match self.phases {
             Phases::One => Range { offset, bytes: 0 },
@@ -160,12 +160,12 @@ impl Bundle {
 
     /// Mean bytes read for a neuron, if the share `together` of those whose gate is read are active.
     pub fn expected_bytes(&self, together: f64) -> f64 {
-        self.gate().bytes as f64 + together * self.rest().bytes as f64
+        self.gate().bytes as f64 + together * self.up_down().bytes as f64
     }
 
     /// Seconds that these reads take.
     pub fn expected_seconds(&self, rates: &RatesByBlock, together: f64) -> f64 {
-        rates.seconds(self.gate().bytes) + together * rates.seconds(self.rest().bytes)
+        rates.seconds(self.gate().bytes) + together * rates.seconds(self.up_down().bytes)
     }
 
     fn pad(&self, bytes: u64) -> u64 {
@@ -228,24 +228,24 @@ mod tests {
     }
 
     #[test]
-    fn four_bits_are_two_reads_of_4_kib_and_sixteen_one_of_24() {
+    fn bundle_splits_4_bit_neurons_but_not_16_bit_ones() {
         let q4 = Bundle::choose(4096, QuantFormat::Q4_PAPER, 4096, &ufs(), 0.8).unwrap();
         assert_eq!((q4.bytes(), q4.stride(), q4.phases()), (7680, 8192, Phases::Two));
         assert_eq!(q4.gate(), Range { offset: 0, bytes: 4096 });
-        assert_eq!(q4.rest(), Range { offset: 4096, bytes: 4096 });
+        assert_eq!(q4.up_down(), Range { offset: 4096, bytes: 4096 });
         let half = Bundle::choose(4096, QuantFormat::HALF, 4096, &ufs(), 0.8).unwrap();
         assert_eq!((half.stride(), half.gate().bytes, half.phases()), (24 * KIB, 24 * KIB, Phases::One));
-        // If every read has the same rate, bytes decide.
+        // If all reads have the same rate, only bytes count.
         let flat = RatesByBlock::new(vec![(1, 1e9)]).unwrap();
         let half = Bundle::choose(4096, QuantFormat::HALF, 4096, &flat, 0.8).unwrap();
         assert_eq!((half.phases(), half.expected_bytes(0.8)), (Phases::Two, 8192.0 + 0.8 * 16384.0));
-        // A small neuron fits into one block, and two parts of it into two.
+        // A small neuron fits into one block, two parts of it into two.
         let small = Bundle::choose(512, QuantFormat::Q4_PAPER, 4096, &flat, 0.8).unwrap();
         assert_eq!((small.phases(), small.expected_bytes(0.8)), (Phases::One, 4096.0));
     }
 
     #[test]
-    fn rates_are_a_line_over_logarithms() {
+    fn disk_rates_interpolate_over_log_block_size() {
         let rates = RatesByBlock::new(vec![(4096, 1e9), (16_384, 4e9)]).unwrap();
         for (bytes, want) in [(1, 1e9), (4096, 1e9), (8192, 2e9), (16_384, 4e9), (1 << 30, 4e9)] {
             assert!((rates.rate(bytes) / want - 1.0).abs() < 1e-12, "{bytes}");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_laid_out_is_refused() {
+    fn invalid_neuron_bundle_layouts_are_rejected() {
         let new = |hidden, format, block| Bundle::new(hidden, format, block, Phases::Two);
         assert!(new(0, QuantFormat::Q4, 4096).is_err());
         assert!(new(u64::MAX, QuantFormat::F32, 4096).is_err());
@@ -270,15 +270,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_do_not_overlap_and_reads_hold_them(
+        fn bundle_parts_are_disjoint_and_covered_by_reads(
             groups in 1_u64..300, format in 0..4_usize, shift in 6_u32..14, two: bool
         ) {
             let format = [QuantFormat::F32, QuantFormat::HALF, QuantFormat::Q8, QuantFormat::Q4][format];
             let phases = if two { Phases::Two } else { Phases::One };
             let bundle = Bundle::new(groups * 32, format, 1 << shift, phases).unwrap();
-            let (gate, rest) = (bundle.gate(), bundle.rest());
-            prop_assert_eq!(bundle.stride(), gate.bytes + rest.bytes);
-            prop_assert!(gate.bytes.is_multiple_of(1 << shift) && rest.bytes.is_multiple_of(1 << shift));
+            let (gate, up_down) = (bundle.gate(), bundle.up_down());
+            prop_assert_eq!(bundle.stride(), gate.bytes + up_down.bytes);
+            prop_assert!(gate.bytes.is_multiple_of(1 << shift) && up_down.bytes.is_multiple_of(1 << shift));
             let [c, s] = [bundle.codes(), bundle.scales()];
             let mut all: Vec<Range> = c.into_iter().chain(s).filter(|r| r.bytes > 0).collect();
             all.sort_by_key(|r| r.offset);
@@ -288,7 +288,7 @@ mod tests {
             }
             let within = |r: Range, part: Range| r.bytes == 0 || (r.offset >= part.offset && r.offset + r.bytes <= part.offset + part.bytes);
             prop_assert!(within(c[0], gate) && s.into_iter().all(|r| within(r, gate)));
-            let second = if two { rest } else { gate };
+            let second = if two { up_down } else { gate };
             prop_assert!(within(c[1], second) && within(c[2], second));
         }
     }

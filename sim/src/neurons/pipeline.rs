@@ -23,18 +23,18 @@ pub enum Stage {
     /// GC: gate rows times the input.
     Gate,
     /// UDIO: up and down of the active ones are read.
-    ReadRest,
+    ReadUpDown,
     /// UDC: up, then down with its result.
-    Rest,
+    UpDown,
 }
 
 impl Stage {
     /// All stages, in order.
-    pub const ALL: [Self; 5] = [Self::Predict, Self::ReadGate, Self::Gate, Self::ReadRest, Self::Rest];
+    pub const ALL: [Self; 5] = [Self::Predict, Self::ReadGate, Self::Gate, Self::ReadUpDown, Self::UpDown];
 
     /// Whether it reads; the others compute.
     pub fn reads(self) -> bool {
-        matches!(self, Self::ReadGate | Self::ReadRest)
+        matches!(self, Self::ReadGate | Self::ReadUpDown)
     }
 
     /// Whether it belongs to the first matrix, the gate; the others belong to up and down.
@@ -139,13 +139,13 @@ impl Pipeline {
     /// Next task of a computing worker; `None` while nothing is ready. First stages that may cause reads, so
     /// that the disk has work, then stages that end a cluster.
     pub fn compute(&mut self) -> Option<Task> {
-        self.take(&[Stage::Predict, Stage::Gate, Stage::Rest])
+        self.take(&[Stage::Predict, Stage::Gate, Stage::UpDown])
     }
 
     /// Next task of the reading worker; `None` while nothing is ready. Gates first, since more reads depend
     /// on them.
     pub fn read(&mut self) -> Option<Task> {
-        self.take(&[Stage::ReadGate, Stage::ReadRest])
+        self.take(&[Stage::ReadGate, Stage::ReadUpDown])
     }
 
     /// Next task of one stage alone: for callers with a worker of its own for it.

@@ -64,7 +64,7 @@ impl Recorded<'_> {
             neurons: of.neurons,
             cluster: u32::try_from(cluster).unwrap_or(u32::MAX),
             gate: 1,
-            rest: 0,
+            up_down: 0,
         };
         // Hot neurons are never requested from the cache: they reduce its room.
         let room = held.saturating_sub(hot) as u64 * u64::from(of.matrices);

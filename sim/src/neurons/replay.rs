@@ -53,9 +53,9 @@ pub fn replay(
     }
     let per = |bytes: u64| bytes as f64 / counted as f64;
     let gate_bytes = shape.gate * u64::from(shape.matrices) * u64::from(shape.neurons);
-    let gates = if let (Some(left), true) = (capacity.checked_sub(gate_bytes), shape.rest > 0) {
-        let rest = Shape { gate: shape.rest, rest: 0, ..shape };
-        let mut cache = Segmented::new(rest, Regions::of(left, 0, 0)?)?;
+    let gates = if let (Some(left), true) = (capacity.checked_sub(gate_bytes), shape.up_down > 0) {
+        let up_down = Shape { gate: shape.up_down, up_down: 0, ..shape };
+        let mut cache = Segmented::new(up_down, Regions::of(left, 0, 0)?)?;
         Some(per(run(&mut cache, activations, from)?))
     } else {
         None
@@ -107,7 +107,7 @@ fn whole_experts(
     from: usize,
 ) -> Result<u64, NeuronError> {
     let gate = shape.neuron_bytes() * u64::from(shape.neurons);
-    let experts = Shape { matrices: 1, neurons: shape.matrices, cluster: 1, gate, rest: 0 };
+    let experts = Shape { matrices: 1, neurons: shape.matrices, cluster: 1, gate, up_down: 0 };
     let mut cache = Segmented::new(experts, Regions::of(capacity, 0, 0)?)?;
     for (at, token) in activations.tokens.iter().enumerate() {
         if at == from {
@@ -169,14 +169,14 @@ mod tests {
             neurons: 512,
             cluster: 64,
             gate: bundle.gate().bytes,
-            rest: bundle.rest().bytes,
+            up_down: bundle.up_down().bytes,
         };
         let all = shape.neuron_bytes() * 32 * 512;
-        replay(&recipe.draw().unwrap(), shape, all / 2, 32).unwrap()
+        replay(&recipe.sample().unwrap(), shape, all / 2, 32).unwrap()
     }
 
     #[test]
-    fn sparser_models_read_less_and_nobody_less_than_possible() {
+    fn sparser_models_read_less_but_at_least_the_minimum() {
         let mut last = f64::INFINITY;
         for sparsity in [0.5, 0.7, 0.9] {
             let bytes = at(sparsity);
@@ -191,12 +191,12 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused() {
+    fn inconsistent_replay_inputs_are_rejected() {
         let one =
             Activations { matrices: 1, neurons: 2, tokens: vec![vec![(0, vec![0, 1])], vec![(0, vec![1])]] };
-        let shape = Shape { matrices: 1, neurons: 2, cluster: 1, gate: 10, rest: 5 };
+        let shape = Shape { matrices: 1, neurons: 2, cluster: 1, gate: 10, up_down: 5 };
         let bytes = replay(&one, shape, 15, 0).unwrap();
-        // Room for one neuron: the second one is streamed, and then read again; the best cache keeps it.
+        // With room for one neuron, the second is streamed, and read again later; the best cache keeps it.
         assert_eq!((bytes.neurons, bytes.least, bytes.experts), (22.5, 15.0, 30.0));
         assert_eq!(bytes.gates, None);
         // A cluster may be larger than a matrix.

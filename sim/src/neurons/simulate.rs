@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_memory_is_computed_while_a_matrix_waits_for_disk() {
+    fn resident_clusters_are_computed_during_disk_reads() {
         // One worker. In the first block one cluster is on disk, in the second all are in memory.
         let jobs = [
             Job { block: 0, stages: [None, Some(40), Some(10), None, Some(10)] },
@@ -165,21 +165,21 @@ mod tests {
     }
 
     #[test]
-    fn nobody_computes_without_workers_and_nothing_takes_no_time() {
+    fn no_workers_is_an_error_and_no_jobs_take_no_time() {
         assert!(simulate(&figure_6(), 0, Order::Cluster).is_err());
         assert_eq!(simulate(&[], 1, Order::Matrix).unwrap(), Outcome::default());
         assert_eq!(simulate(&[Job::default()], 1, Order::Matrix).unwrap().makespan, 0);
     }
 
     #[test]
-    fn a_pipeline_believes_nothing_impossible() {
+    fn pipeline_rejects_impossible_completions() {
         let mut p = Pipeline::new(Order::Cluster, &[(0, Next::Stage(Stage::Gate)), (0, Next::End)]).unwrap();
         let task = Task { cluster: 0, stage: Stage::Gate };
         assert!(p.done(task, Next::End).is_err());
         assert_eq!((p.read(), p.compute(), p.compute()), (None, Some(task), None));
         assert!(p.done(task, Next::Stage(Stage::ReadGate)).is_err());
         assert!(p.done(Task { cluster: 7, ..task }, Next::End).is_err());
-        p.done(task, Next::Stage(Stage::ReadRest)).unwrap();
+        p.done(task, Next::Stage(Stage::ReadUpDown)).unwrap();
         assert_eq!((p.unfinished(), p.compute()), (1, None));
         let task = p.read().unwrap();
         p.done(task, Next::End).unwrap();

@@ -57,12 +57,12 @@ impl Recipe {
     /// their mean is what the sparsity leaves.
     pub fn frequencies(&self) -> Vec<f64> {
         let raw: Vec<f64> = (0..self.neurons).map(|i| (1.0 + f64::from(i)).powf(-self.skew)).collect();
-        let want = (1.0 - self.sparsity) * f64::from(self.neurons);
+        let expected_active = (1.0 - self.sparsity) * f64::from(self.neurons);
         let mean_at = |c: f64| raw.iter().map(|r| (c * r).min(1.0)).sum::<f64>();
         let (mut low, mut high) = (0.0, f64::from(self.neurons).powf(self.skew));
         for _ in 0..100 {
             let middle = f64::midpoint(low, high);
-            if mean_at(middle) < want { low = middle } else { high = middle }
+            if mean_at(middle) < expected_active { low = middle } else { high = middle }
         }
         raw.into_iter().map(|r| (high * r).min(1.0)).collect()
     }
@@ -71,7 +71,7 @@ impl Recipe {
     ///
     /// # Errors
     /// [`NeuronError::Trace`] for invalid shares, no or more than all experts per token, or too much to hold.
-    pub fn draw(&self) -> Result<Activations, NeuronError> {
+    pub fn sample(&self) -> Result<Activations, NeuronError> {
         let wrong = |what: &str| Err(NeuronError::Trace(what.to_owned()));
         let share = |v: f64| (0.0..=1.0).contains(&v);
         if !share(self.sparsity) || !share(self.persistence) || self.persistence >= 1.0 {
@@ -91,10 +91,10 @@ impl Recipe {
         if !fits(all) || !fits(used) {
             return wrong("this many neurons over this many tokens are too many: 2^28 are the most");
         }
-        Ok(self.draw_checked())
+        Ok(self.sample_checked())
     }
 
-    fn draw_checked(&self) -> Activations {
+    fn sample_checked(&self) -> Activations {
         let frequencies = self.frequencies();
         let mut random = SplitMix64(self.seed);
         let matrices = self.layers * self.experts;
@@ -152,19 +152,19 @@ mod tests {
     #[test]
     fn a_trace_has_the_sparsity_and_the_order_that_was_requested() {
         for sparsity in [0.0, 0.5, 0.9] {
-            let drawn = Recipe { sparsity, ..RECIPE }.draw().unwrap();
-            assert!((drawn.sparsity() - sparsity).abs() < 0.02, "{sparsity} {}", drawn.sparsity());
+            let sampled = Recipe { sparsity, ..RECIPE }.sample().unwrap();
+            assert!((sampled.sparsity() - sparsity).abs() < 0.02, "{sparsity} {}", sampled.sparsity());
             let mut uses = vec![0; 300];
-            for n in drawn.tokens.iter().flatten().flat_map(|u| &u.1) {
+            for n in sampled.tokens.iter().flatten().flat_map(|u| &u.1) {
                 uses[*n as usize] += 1;
             }
             assert!(sparsity == 0.0 || uses[..100].iter().sum::<u32>() > uses[200..].iter().sum());
         }
-        assert_eq!(RECIPE.draw().unwrap(), RECIPE.draw().unwrap());
+        assert_eq!(RECIPE.sample().unwrap(), RECIPE.sample().unwrap());
     }
 
     #[test]
-    fn frequencies_are_drawn_as_often_as_they_say() {
+    fn neurons_activate_at_their_frequencies() {
         let mut random = Independent::new(9);
         let mut counts = [0; 3];
         for _ in 0..1000 {
@@ -174,19 +174,19 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_share_what_persists() {
+    fn persistence_shares_neurons_between_neighbours() {
         let shared = |persistence| {
-            let drawn =
-                Recipe { experts: 1, k: 1, layers: 1, skew: 0.0, persistence, ..RECIPE }.draw().unwrap();
+            let sampled =
+                Recipe { experts: 1, k: 1, layers: 1, skew: 0.0, persistence, ..RECIPE }.sample().unwrap();
             let both =
                 |w: &[Vec<(u32, Vec<u32>)>]| w[1][0].1.iter().filter(|n| w[0][0].1.contains(n)).count();
-            drawn.tokens.windows(2).map(both).sum::<usize>()
+            sampled.tokens.windows(2).map(both).sum::<usize>()
         };
         assert!(shared(0.8) > 2 * shared(0.0));
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_neuron_recipes_are_rejected() {
         for bad in [
             Recipe { sparsity: 1.1, ..RECIPE },
             Recipe { persistence: 1.0, ..RECIPE },
@@ -195,7 +195,7 @@ mod tests {
             Recipe { layers: 0, ..RECIPE },
             Recipe { tokens: u32::MAX, ..RECIPE },
         ] {
-            assert!(bad.draw().is_err());
+            assert!(bad.sample().is_err());
         }
     }
 }

@@ -6,7 +6,7 @@
 use moec_ir::plan;
 use moec_runtime::Result;
 use moec_runtime::offload::paging::decider::{
-    Decider, Decision, DiskProgress, Event, ExpertRequest, How, News, Scores,
+    Decider, DeciderOptions, Decision, DiskProgress, Event, ExpertRequest, FrameEvent, Scores,
 };
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub struct RecordedRequest {
     /// Experts in the order of the dispatch table.
     pub active: Vec<i32>,
     /// Experts that other units compute.
-    pub beside: Vec<i32>,
+    pub accelerator_experts: Vec<i32>,
     /// Scores of the first row: those of the layer, then those of the layers ahead. They are not needed for a
     /// call of many rows.
     pub scores: Vec<Vec<f32>>,
@@ -32,15 +32,15 @@ pub struct RecordedRequest {
 impl RecordedRequest {
     /// The request as an event, with the measurements up to then.
     pub fn at(&self, stalled: Duration, disk: DiskProgress) -> ExpertRequest<'_> {
-        let Self { layer, rows, k, ref active, ref beside, ref scores } = *self;
+        let Self { layer, rows, k, ref active, ref accelerator_experts, ref scores } = *self;
         ExpertRequest {
             layer,
             rows,
             k,
             active,
-            beside,
+            accelerator_experts,
             scored: scores.len(),
-            scores: Scores::Kept(scores),
+            scores: Scores::Recorded(scores),
             stalled,
             disk,
         }
@@ -54,7 +54,7 @@ impl RecordedRequest {
             rows: request.rows,
             k: request.k,
             active: request.active.to_vec(),
-            beside: request.beside.to_vec(),
+            accelerator_experts: request.accelerator_experts.to_vec(),
             scores: (0..scored).map(|i| request.scores.of(i).to_vec()).collect(),
         }
     }
@@ -67,16 +67,16 @@ pub enum JournalEvent {
     /// progress of the disk.
     Requested(RecordedRequest, Duration, DiskProgress),
     /// Any other event.
-    News(News),
+    Frame(FrameEvent),
 }
 
 /// A line of a journal.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Line {
     /// Event, and its time.
-    Heard(Duration, JournalEvent),
+    Event(Duration, JournalEvent),
     /// Decision on it.
-    Said(Decision),
+    Decision(Decision),
 }
 
 /// Lines, in order.
@@ -100,7 +100,7 @@ impl Journal {
     /// The recorded requests.
     pub fn requests(&self) -> Vec<RecordedRequest> {
         let request = |line| match line {
-            Line::Heard(_, JournalEvent::Requested(request, ..)) => Some(request),
+            Line::Event(_, JournalEvent::Requested(request, ..)) => Some(request),
             _ => None,
         };
         self.lines().into_iter().filter_map(request).collect()
@@ -108,45 +108,45 @@ impl Journal {
 
     /// The recorded decisions.
     pub fn decisions(&self) -> Vec<Decision> {
-        let said = |line| match line {
-            Line::Said(decision) => Some(decision),
-            Line::Heard(..) => None,
+        let decision = |line| match line {
+            Line::Decision(decision) => Some(decision),
+            Line::Event(..) => None,
         };
-        self.lines().into_iter().filter_map(said).collect()
+        self.lines().into_iter().filter_map(decision).collect()
     }
 
     /// Passes all events at their times to a new decider, and returns its decisions: they equal the
     /// journal's, independent of the machine.
     ///
     /// # Errors
-    /// As [`Decider::new`] and [`Decider::hear`].
-    pub fn again(&self, paging: &plan::Paging, how: How<'_>) -> Result<Vec<Decision>> {
-        let mut decider = Decider::new(paging, how)?;
-        let mut said = Vec::new();
+    /// As [`Decider::new`] and [`Decider::handle`].
+    pub fn again(&self, paging: &plan::Paging, options: DeciderOptions<'_>) -> Result<Vec<Decision>> {
+        let mut decider = Decider::new(paging, options)?;
+        let mut decisions = Vec::new();
         for line in self.lines() {
-            let Line::Heard(now, heard) = line else { continue };
-            said.extend_from_slice(match &heard {
+            let Line::Event(now, event) = line else { continue };
+            decisions.extend_from_slice(match &event {
                 JournalEvent::Requested(request, stalled, disk) => {
-                    decider.hear(now, Event::Requested(request.at(*stalled, *disk)))?
+                    decider.handle(now, Event::Requested(request.at(*stalled, *disk)))?
                 }
-                JournalEvent::News(news) => decider.hear(now, Event::News(*news))?,
+                JournalEvent::Frame(event) => decider.handle(now, Event::Frame(*event))?,
             });
         }
-        Ok(said)
+        Ok(decisions)
     }
 
-    pub(super) fn heard(&self, now: Duration, event: &Event<'_>) {
-        let heard = match *event {
+    pub(super) fn handled(&self, now: Duration, event: &Event<'_>) {
+        let recorded = match *event {
             Event::Requested(request) => {
                 JournalEvent::Requested(RecordedRequest::of(&request), request.stalled, request.disk)
             }
-            Event::News(news) => JournalEvent::News(news),
+            Event::Frame(event) => JournalEvent::Frame(event),
         };
-        self.add(Line::Heard(now, heard));
+        self.add(Line::Event(now, recorded));
     }
 
     pub(super) fn decided(&self, decision: &Decision) {
-        self.add(Line::Said(*decision));
+        self.add(Line::Decision(*decision));
     }
 
     fn add(&self, line: Line) {

@@ -15,7 +15,7 @@ use moec_runtime::offload::disk::{
     self, BLOCK, Buffers, Class, Disk, Extent, ExtentTable, FileEntry, Options, Priority,
 };
 use moec_runtime::offload::paging::decider::{
-    Counts, Decider, Decision, DiskProgress, Event, ExpertRequest, How, News,
+    Counts, Decider, DeciderOptions, Decision, DiskProgress, Event, ExpertRequest, FrameEvent,
 };
 use moec_runtime::offload::paging::io_executor::{IoExecutor, Watch};
 use moec_runtime::platform::memory::Addr;
@@ -110,7 +110,7 @@ pub fn simulate<'a>(
 ) -> Result<SimulatedRun> {
     let Scene { paging, elsewhere, matrices, ahead, preload, journal } = scene;
     let bytes: Vec<u64> = matrices.iter().map(|&m| expert_bytes(m)).collect();
-    let decider = Decider::new(paging, How { bytes: &bytes, elsewhere, ahead, preload })?;
+    let decider = Decider::new(paging, DeciderOptions { bytes: &bytes, elsewhere, ahead, preload })?;
     let count = paging.frames.saturating_add(paging.staging);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
     let options = Options { block_bytes: paging.block_bytes, ..Options::default() };
@@ -119,12 +119,12 @@ pub fn simulate<'a>(
     let mut executor = IoExecutor::new(decider, count as usize);
     let mut watch = Reads { on, journal };
     let mut run = SimulatedRun::default();
-    executor.news(&disk, News::Began, &mut watch)?;
+    executor.publish_frame_event(&disk, FrameEvent::Began, &mut watch)?;
     for request in requests {
         let begin = disk.now();
         disk.pass(units.between(request.layer, request.rows));
         (watch.on)(UnitWork::Between { layer: request.layer }, begin, disk.now());
-        executor.take_news(&disk, &mut watch)?;
+        executor.handle_disk_events(&disk, &mut watch)?;
         executor.request(
             &disk,
             ExpertRequest { ..request.at(run.stalled, DiskProgress::default()) },
@@ -133,17 +133,17 @@ pub fn simulate<'a>(
         let rows = rows_each(request.rows, request.k, request.active.len());
         for part in 0..2 {
             for at in 0..executor.decider.order().len() {
-                let turn = executor.decider.order()[at];
-                let key = executor.decider.keys()[turn.id];
+                let expert = executor.decider.order()[at];
+                let key = executor.decider.keys()[expert.id];
                 let begin = disk.now();
-                while !executor.decider.is_ready(turn.id, part) {
-                    if !disk.news(None) {
+                while !executor.decider.is_ready(expert.id, part) {
+                    if !disk.wait_for_event(None) {
                         return Err(Error::plan(format!(
                             "expert {} of layer {} is never read",
                             key.expert, key.layer
                         )));
                     }
-                    executor.take_news(&disk, &mut watch)?;
+                    executor.handle_disk_events(&disk, &mut watch)?;
                 }
                 let there = disk.now();
                 run.stalled += there.saturating_sub(begin);
@@ -152,8 +152,12 @@ pub fn simulate<'a>(
                 }
                 disk.pass(units.expert(request.layer, part, rows));
                 (watch.on)(UnitWork::Expert(key), there, disk.now());
-                if turn.passes && (executor.decider.split() || part == 1) {
-                    executor.news(&disk, News::Computed { at, part: part as u8 }, &mut watch)?;
+                if expert.bypasses && (executor.decider.split() || part == 1) {
+                    executor.publish_frame_event(
+                        &disk,
+                        FrameEvent::Computed { at, part: part as u8 },
+                        &mut watch,
+                    )?;
                 }
             }
         }
@@ -170,9 +174,9 @@ struct Reads<'a> {
 }
 
 impl Watch for Reads<'_> {
-    fn heard(&mut self, now: Duration, event: &Event<'_>) {
+    fn handled(&mut self, now: Duration, event: &Event<'_>) {
         if let Some(journal) = self.journal {
-            journal.heard(now, event);
+            journal.handled(now, event);
         }
     }
 

@@ -63,12 +63,12 @@ impl Hooks for Observed {
         self.pass(|units, rows| units.expert(layer_part.layer, layer_part.part.index(), rows));
     }
 
-    fn heard(&self, now: Duration, event: &Event<'_>) {
+    fn handled(&self, now: Duration, event: &Event<'_>) {
         if let Event::Requested(request) = event {
             let rows = rows_each(request.rows, request.k, request.active.len());
             *self.rows.lock().unwrap_or_else(PoisonError::into_inner) = rows;
         }
-        self.journal.heard(now, event);
+        self.journal.handled(now, event);
     }
 
     fn decided(&self, decision: &Decision) {

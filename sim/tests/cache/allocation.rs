@@ -1,15 +1,15 @@
-//! Test that a step of the cache allocates nothing.
+//! Tests that a step of the cache does not allocate.
 
 use super::*;
 use moec_ir::op::Score;
-use moec_runtime::offload::cache::prefetch::{Candidate, Look, plan};
+use moec_runtime::offload::cache::prefetch::{Candidate, LookaheadLayer, plan};
 use moec_runtime::offload::cache::{Cache, Key, Ranking};
 use moec_sim::cache::grid;
 use moec_sim::cache::synthetic::trace as synthetic;
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::cell::Cell;
 
-/// The system's allocator, counted on each thread.
+/// The system's allocator, with a count of allocations for each thread.
 struct Counted;
 
 thread_local! {
@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for Counted {
 static ALLOCATOR: Counted = Counted;
 
 #[test]
-fn steps_allocate_nothing() {
+fn cache_steps_do_not_allocate() {
     let even = vec![(0, vec![1.0; 16])];
     let trace = synthetic(&experts(3, 16, 4), &even, 0.5, 600, 4).unwrap();
     for setting in grid(true) {
@@ -52,12 +52,12 @@ fn steps_allocate_nothing() {
 }
 
 #[test]
-fn ranking_and_planning_allocate_nothing() {
+fn ranking_and_prefetch_planning_do_not_allocate() {
     let mut ranking = Ranking::new(64, 16);
     let logits: Vec<f32> = (0..64).map(|i| ((i * 37 % 64) as f32).sin()).collect();
     let candidates: Vec<Candidate> =
         (0..16).map(|expert| Candidate { expert, probability: 0.5, resident: false }).collect();
-    let look = Look { start: 100.0, load: 1.0, compute: 0.1, k: 8, candidates: &candidates };
+    let look = LookaheadLayer { start: 100.0, load: 1.0, compute: 0.1, k: 8, candidates: &candidates };
     let mut out = Vec::with_capacity(48);
     let before = COUNT.with(Cell::get);
     let first = ranking.of_logits(&logits, Score::Softmax)[0];

@@ -1,4 +1,4 @@
-//! Tests of choices, and of reasons for none.
+//! Tests of the choice of policy and pinned experts, and of its reasons.
 
 use super::*;
 use moec_sim::cache::synthetic::trace as synthetic;
@@ -10,7 +10,7 @@ fn skewed(n: usize) -> moec_sim::cache::synthetic::Popularity {
 }
 
 #[test]
-fn skew_without_persistence_is_not_for_lru() {
+fn lru_is_not_chosen_for_skew_without_persistence() {
     let trace = synthetic(&experts(3, 16, 2), &skewed(16), 0.0, 1500, 1).unwrap();
     let (seen, later) = (trace.part(0..1000), trace.part(1000..1500));
     for slots in [12, 24, 36] {
@@ -34,7 +34,7 @@ fn skew_without_persistence_is_not_for_lru() {
 }
 
 #[test]
-fn where_nothing_tells_experts_apart_lru_stays() {
+fn lru_is_chosen_if_experts_are_indistinguishable() {
     let even = vec![(0, vec![1.0; 16])];
     let trace = synthetic(&experts(1, 16, 2), &even, 0.0, 4000, 2).unwrap();
     let choice = choose(&trace, 8, Pin::Auto).unwrap();
@@ -42,7 +42,7 @@ fn where_nothing_tells_experts_apart_lru_stays() {
 }
 
 #[test]
-fn a_cache_for_everything_needs_no_choice() {
+fn cache_that_fits_all_experts_needs_no_policy_choice() {
     let trace = synthetic(&experts(3, 16, 2), &skewed(16), 0.5, 500, 3).unwrap();
     let choice = choose(&trace, 48, Pin::Auto).unwrap();
     assert_eq!(choice.chosen.setting, Setting::lru());
@@ -51,13 +51,13 @@ fn a_cache_for_everything_needs_no_choice() {
 }
 
 #[test]
-fn a_short_trace_decides_nothing() {
+fn too_short_trace_is_an_error() {
     let trace = synthetic(&experts(1, 4, 1), &vec![(0, vec![1.0; 4])], 0.0, 63, 1).unwrap();
     assert_eq!(choose(&trace, 2, Pin::Auto), Err(TraceError::TooShort { found: 63, least: 64 }));
 }
 
 #[test]
-fn without_scores_no_policy_that_needs_them_is_tried() {
+fn score_policies_are_skipped_for_traces_without_scores() {
     let mut trace = Trace::new(experts(1, 8, 1), false);
     // Two experts that are used again and again, and a scan.
     (0..300).for_each(|t| trace.push(&[if t % 3 < 2 { t % 3 } else { 2 + t / 3 % 6 }], &[]).unwrap());
@@ -68,8 +68,8 @@ fn without_scores_no_policy_that_needs_them_is_tried() {
     assert_eq!(choice.reason, Reason::BeatsLru);
 }
 
-/// A layer of 64 experts of which a token uses two: one of 20 that are equally popular, and one of four that
-/// change every 12 tokens. After every `drift` tokens others are popular.
+/// A layer of 64 experts, of which each token uses two: one of 20 equally popular experts, and one of four
+/// that change every 12 tokens. After every `drift` tokens, other experts are popular.
 fn hot_and_bursts(tokens: usize, drift: usize) -> Trace {
     let mut state = 7_u64;
     // Knuth's generator; its upper bits are the random ones.
@@ -124,7 +124,7 @@ fn experts_that_are_hot_for_a_while_are_not_pinned() {
 }
 
 #[test]
-fn a_share_that_was_asked_for_is_pinned() {
+fn requested_share_of_the_cache_is_pinned() {
     let trace = hot_and_bursts(1000, 250);
     let choice = choose(&trace, 24, Pin::Percent(50)).unwrap();
     assert_eq!((choice.chosen.pinned, choice.pinned.len()), (50, 12));

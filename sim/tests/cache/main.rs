@@ -1,5 +1,5 @@
-//! The cache of experts: tests of policies on traces computed by hand and against slow models of them, of
-//! replays and of choices.
+//! Tests of the cache of experts: policies, replays and choices, compared with hand-computed traces and slow
+//! models.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -15,7 +15,7 @@ mod warm;
 use moec_runtime::offload::cache::{CachedLayer, Event, ExpertIndex, Setting};
 use moec_sim::cache::{CacheCounters, Trace, replay};
 
-/// Layers of equal experts, of which `k` are used, of one byte each.
+/// Layers of experts of one byte each; `k` are used per token.
 pub(crate) fn experts(layers: usize, experts: usize, k: usize) -> ExpertIndex {
     ExpertIndex::uniform(layers, CachedLayer { experts, k, bytes: 1 }).unwrap()
 }
@@ -37,7 +37,7 @@ pub(crate) fn total(trace: &Trace, capacity: u64, text: &str) -> CacheCounters {
     replay(trace, capacity, &setting(text), 1).unwrap().total()
 }
 
-/// Hits of a trace's uses, in order; `h`, or `m`, or `s` for a miss that is not kept.
+/// Result of each use of a trace: `h` for a hit, `m` for a miss, `s` for a miss that is not kept.
 pub(crate) fn letters(trace: &Trace, capacity: u64, text: &str) -> String {
     let mut cache = moec_runtime::offload::cache::Cache::new(trace.experts(), capacity, &setting(text));
     let mut out = String::new();

@@ -18,11 +18,11 @@ pub(super) fn step(cache: &mut Cache, layer: usize, chosen: &[u16]) -> Vec<Event
 }
 
 #[test]
-fn a_pinned_expert_moves_in_once_and_stays() {
+fn pinned_expert_is_loaded_once_and_stays() {
     let mut cache = Cache::with_pinned(&experts(1, 4, 1), 2, &setting("lru"), &[key(0, 3)]).unwrap();
     assert_eq!((cache.capacity(), cache.used()), (2, 0));
     assert!(cache.is_pinned(key(0, 3)) && !cache.is_pinned(key(0, 0)) && !cache.is_pinned(key(1, 3)));
-    // One place is left to the others, even before the pinned one is read.
+    // One place is left for other experts, even before the pinned one is read.
     assert_eq!(step(&mut cache, 0, &[0]), [Event::Load(key(0, 0))]);
     assert_eq!(step(&mut cache, 0, &[1]), [Event::Evict(key(0, 0)), Event::Load(key(0, 1))]);
     assert!(!cache.contains(key(0, 3)));
@@ -33,7 +33,7 @@ fn a_pinned_expert_moves_in_once_and_stays() {
 }
 
 #[test]
-fn pins_outlive_a_reset_and_are_read_ahead() {
+fn pinned_experts_survive_a_reset_and_are_prefetched() {
     let mut cache = Cache::with_pinned(&experts(2, 2, 1), 2, &setting("lru"), &[key(1, 0)]).unwrap();
     for _ in 0..2 {
         let mut events = Vec::new();
@@ -47,8 +47,9 @@ fn pins_outlive_a_reset_and_are_read_ahead() {
 }
 
 #[test]
-fn layers_share_what_the_pinned_leave() {
-    // Of ten places the pins take four, all of layer 0; the other six are shared as four experts to eight.
+fn layers_share_the_capacity_left_by_pinned_experts() {
+    // Pinned experts take four of ten places, all for layer 0; the others are divided as four experts to
+    // eight.
     let pinned: Vec<_> = (0..4).map(|e| key(0, e)).collect();
     let mut cache = Cache::with_pinned(&experts(2, 8, 1), 10, &setting("lru per-layer"), &pinned).unwrap();
     assert_eq!(cache.capacity(), 10);
@@ -63,7 +64,7 @@ fn layers_share_what_the_pinned_leave() {
 }
 
 #[test]
-fn pins_that_cannot_be_are_refused() {
+fn invalid_pinned_experts_are_rejected() {
     let with = |pinned: &[Key]| Cache::with_pinned(&experts(2, 4, 1), 2, &setting("lru"), pinned).err();
     assert_eq!(with(&[key(0, 3), key(1, 3)]), None);
     assert_eq!(with(&[key(0, 4)]), Some(CacheError::NoExpert { layer: 0, expert: 4 }));
@@ -72,17 +73,17 @@ fn pins_that_cannot_be_are_refused() {
         (vec![key(1, 2), key(1, 2)], "expert 2 of layer 1 is pinned twice"),
         (vec![key(0, 0), key(0, 1), key(1, 2)], "expert 2 of layer 1 is pinned, and there is no room"),
     ] {
-        let said = with(&pinned).unwrap().to_string();
-        assert!(said.starts_with(words), "{said}");
+        let message = with(&pinned).unwrap().to_string();
+        assert!(message.starts_with(words), "{message}");
     }
 }
 
 #[test]
-fn the_hottest_come_first() {
+fn hottest_experts_are_listed_first() {
     let trace = one_layer(5, &[2, 0, 2, 1, 2, 0, 4]);
     let of = |bytes| hottest(&trace, bytes, |_| true).iter().map(|k| k.expert).collect::<Vec<_>>();
     assert_eq!(of(2), [2, 0]);
-    // Equals in order; an expert that was never used is not listed.
+    // Equally frequent experts are in order of index; unused experts are not listed.
     assert_eq!(of(9), [2, 0, 1, 4]);
     assert_eq!(of(0), [0_u16; 0]);
     let late: Vec<_> = hottest(&trace, 1, |token| token > 4).iter().map(|k| k.expert).collect();
@@ -91,7 +92,7 @@ fn the_hottest_come_first() {
     assert_eq!(hottest_share(&trace, 4, 49).len(), 1);
 }
 
-/// Some of the experts of a trace that fit.
+/// Some experts of a trace that fit together.
 fn some(of: &ExpertIndex, capacity: u64, which: u64) -> Vec<Key> {
     let mut left = capacity;
     let all = of
@@ -139,9 +140,9 @@ proptest! {
         }
     }
 
-    /// For the others the cache is smaller, and never gets a request for a pinned expert.
+    /// Pinned experts make the cache smaller for the others, and the policy gets no requests for them.
     #[test]
-    fn policies_hear_nothing_of_the_pinned(
+    fn policies_receive_no_requests_for_pinned_experts(
         trace in traces(false), capacity in 0_u64..40, setting in any_setting(), which: u64
     ) {
         prop_assume!(setting.scope() == Scope::Shared);
@@ -167,7 +168,7 @@ proptest! {
 
     /// A pinned expert is read once, with any policy.
     #[test]
-    fn a_cache_that_is_all_pins_reads_each_once(trace in traces(true), setting in any_setting()) {
+    fn fully_pinned_cache_reads_each_expert_once(trace in traces(true), setting in any_setting()) {
         let all = hottest(&trace, u64::MAX, |_| true);
         let capacity = 3 * all.len() as u64;
         let counters = replay_pinned(&trace, capacity, &setting, &all, 1).unwrap().total();

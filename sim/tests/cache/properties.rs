@@ -7,8 +7,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A trace with scores, of small layers of one or of several sizes; scores are sixteenths, so that averages
-/// by halves are exact.
+/// A random trace with scores, of small layers with experts of equal or of different sizes. Scores are
+/// sixteenths, so that averages by halves are exact.
 pub(crate) fn traces(equal: bool) -> impl Strategy<Value = Trace> {
     let layer = (2_usize..7, 1_usize..3, 1_u64..5);
     (vec(layer, 1..4), 1_usize..50).prop_flat_map(move |(layers, tokens)| {
@@ -42,13 +42,13 @@ pub(crate) fn any_setting() -> impl Strategy<Value = Setting> {
     proptest::sample::select(grid(true))
 }
 
-type Hears<'a, S> = dyn Fn(&mut S, usize, &[(u16, f32)]) + 'a;
+type OnStep<'a, S> = dyn Fn(&mut S, usize, &[(u16, f32)]) + 'a;
 
-/// Results of a slow and simple cache over all layers on a trace, victims by `rank`: the least goes, if it
-/// ranks below the newcomer or `bypass` is off. `hear` sees every step first, `used` every use.
+/// Results of a slow and simple cache over all layers. The victim is the expert with the lowest `rank`, if it
+/// is below the newcomer's or `bypass` is off. `on_step` is called before each step, `used` after each use.
 struct Naive<'a, S> {
     state: S,
-    hear: &'a Hears<'a, S>,
+    on_step: &'a OnStep<'a, S>,
     used: &'a dyn Fn(&mut S, (usize, u16)),
     rank: &'a dyn Fn(&S, (usize, u16)) -> f64,
     bypass: bool,
@@ -60,7 +60,7 @@ impl<S> Naive<'_, S> {
         let mut resident: BTreeMap<(usize, u16), usize> = BTreeMap::new();
         let mut tick = 0;
         for (_, layer, step) in trace.steps() {
-            (self.hear)(&mut self.state, layer, step.ranked);
+            (self.on_step)(&mut self.state, layer, step.ranked);
             let keys: Vec<_> = step.chosen.iter().map(|&e| (layer, e)).collect();
             let (hits, misses): (Vec<_>, Vec<_>) = keys.iter().partition(|k| resident.contains_key(*k));
             for key in hits {
@@ -93,7 +93,7 @@ impl<S> Naive<'_, S> {
     }
 }
 
-/// Fewest misses of any cache, by trying all.
+/// Fewest misses of any cache, by exhaustive search.
 fn fewest(trace: &Trace, slots: usize) -> u64 {
     let mut states: BTreeMap<BTreeSet<(usize, u16)>, u64> = [(BTreeSet::new(), 0)].into();
     for (_, layer, step) in trace.steps() {
@@ -119,7 +119,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_cache_is_never_over_capacity_and_never_lies(
+    fn cache_respects_capacity_and_reports_truthfully(
         trace in traces(false), capacity in 0_u64..40, setting in any_setting()
     ) {
         let of = trace.experts().clone();
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn no_policy_passes_the_bound(trace in traces(true), slots in 0_u64..12, setting in any_setting()) {
+    fn no_policy_hits_more_than_the_bound(trace in traces(true), slots in 0_u64..12, setting in any_setting()) {
         let best = optimum(&trace, 3 * slots + 2, 1).total();
         let own = replay(&trace, 3 * slots + 2, &setting, 1).unwrap().total();
         prop_assert!(own.hits <= best.hits, "{} has {:?}, the bound {:?}", setting, own, best);
@@ -172,7 +172,7 @@ proptest! {
     }
 
     #[test]
-    fn counts_add_up_and_repeat(
+    fn cache_counters_add_up_and_are_deterministic(
         trace in traces(false), capacity in 0_u64..40, setting in any_setting(), folds in 1_usize..5
     ) {
         let run = replay(&trace, capacity, &setting, folds).unwrap();
@@ -188,7 +188,7 @@ proptest! {
             prop_assert_eq!(counters.accesses(), (trace.tokens() * layer.k) as u64);
             prop_assert_eq!(counters.read, counters.misses * layer.bytes);
         }
-        // As large as the model, everything is read once.
+        // With room for the whole model, everything is read once.
         let all = replay(&trace, trace.experts().bytes(), &setting, 1).unwrap().total();
         let distinct: BTreeSet<_> =
             trace.steps().flat_map(|(_, l, s)| s.chosen.iter().map(move |&e| (l, e))).collect();
@@ -196,7 +196,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cache_that_was_reset_is_a_new_one(trace in traces(false), capacity in 0_u64..40, setting in any_setting()) {
+    fn reset_cache_behaves_like_a_new_one(trace in traces(false), capacity in 0_u64..40, setting in any_setting()) {
         let mut cache = Cache::new(trace.experts(), capacity, &setting);
         let run = |cache: &mut Cache| {
             let mut events = Vec::new();
@@ -212,19 +212,19 @@ proptest! {
     }
 
     #[test]
-    fn lru_is_its_slow_model(trace in traces(true), slots in 0_usize..12) {
-        let model = Naive { state: 0, hear: &|_, _, _| {}, used: &|_, _| {}, rank: &|_, _| 0.0, bypass: false };
+    fn lru_matches_its_naive_model(trace in traces(true), slots in 0_usize..12) {
+        let model = Naive { state: 0, on_step: &|_, _, _| {}, used: &|_, _| {}, rank: &|_, _| 0.0, bypass: false };
         prop_assert_eq!(letters(&trace, 3 * slots as u64, "lru"), model.run(&trace, slots));
     }
 
     #[test]
-    fn lfu_is_its_slow_model(trace in traces(true), slots in 0_usize..12, bypass in any::<bool>(), ages in any::<bool>()) {
+    fn lfu_matches_its_naive_model(trace in traces(true), slots in 0_usize..12, bypass in any::<bool>(), ages in any::<bool>()) {
         let last = trace.experts().layers().len() - 1;
         type Counts = BTreeMap<(usize, u16), f64>;
         let model = Naive {
             state: Counts::new(),
             // Counts halve after the last layer of a token.
-            hear: &|s, layer, _| if ages && layer == last { s.values_mut().map(|c| *c /= 2.0).collect() },
+            on_step: &|s, layer, _| if ages && layer == last { s.values_mut().map(|c| *c /= 2.0).collect() },
             used: &|s, key| *s.entry(key).or_default() += 1.0,
             rank: &|s, key| s.get(&key).copied().unwrap_or(0.0),
             bypass,
@@ -234,12 +234,12 @@ proptest! {
     }
 
     #[test]
-    fn mrs_is_its_slow_model(trace in traces(true), slots in 0_usize..12, bypass in any::<bool>(), depth in 1_usize..3) {
+    fn mrs_matches_its_naive_model(trace in traces(true), slots in 0_usize..12, bypass in any::<bool>(), depth in 1_usize..3) {
         type Scores = BTreeMap<(usize, u16), f64>;
         let of = trace.experts().clone();
         let model = Naive {
             state: Scores::new(),
-            hear: &|s, layer, ranked| {
+            on_step: &|s, layer, ranked| {
                 s.iter_mut().filter(|(k, _)| k.0 == layer).for_each(|(_, s)| *s *= 0.5);
                 for &(e, score) in ranked.iter().take(depth * of.layers()[layer].k) {
                     *s.entry((layer, e)).or_default() += 0.5 * f64::from(score);
@@ -258,7 +258,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn the_bound_is_the_best_that_can_be(
+    fn bound_matches_exhaustive_search(
         uses in vec((0_u16..4, 1_u16..4), 1..12), slots in 0_usize..4
     ) {
         let mut trace = Trace::new(experts(1, 4, 2), false);
@@ -269,9 +269,9 @@ proptest! {
     }
 }
 
-/// Weights grow and factors decay until they are brought back; results stay the same.
+/// Growing weights and decaying factors are rescaled in time, which does not change the results.
 #[test]
-fn a_long_run_is_its_slow_model() {
+fn long_runs_match_the_naive_models() {
     let mut trace = Trace::new(experts(1, 6, 1), true);
     for t in 0_u32..1200 {
         let expert = ((t * t / 7 + t / 3) % 6) as u16;
@@ -279,7 +279,7 @@ fn a_long_run_is_its_slow_model() {
     }
     let counts = Naive {
         state: [0.0; 6],
-        hear: &|s: &mut [f64; 6], _, _| *s = s.map(|c| c / 2.0),
+        on_step: &|s: &mut [f64; 6], _, _| *s = s.map(|c| c / 2.0),
         used: &|s, key| s[usize::from(key.1)] += 1.0,
         rank: &|s, key| s[usize::from(key.1)],
         bypass: true,
@@ -287,7 +287,7 @@ fn a_long_run_is_its_slow_model() {
     assert_eq!(letters(&trace, 2, "lfu half_life=1 bypass=1"), counts.run(&trace, 2));
     let scores = Naive {
         state: [0.0; 6],
-        hear: &|s: &mut [f64; 6], _, ranked: &[(u16, f32)]| {
+        on_step: &|s: &mut [f64; 6], _, ranked: &[(u16, f32)]| {
             *s = s.map(|s| s / 2.0);
             for &(e, x) in ranked {
                 s[usize::from(e)] += 0.5 * f64::from(x);

@@ -1,11 +1,11 @@
-//! Tests of settings and traces: read, written, refused.
+//! Tests of parsing, printing and refusing settings and traces.
 
 use super::*;
 use moec_runtime::offload::cache::{CacheError, POLICIES, Scope};
 use moec_sim::cache::grid;
 
 #[test]
-fn a_setting_is_its_text() {
+fn setting_round_trips_through_text() {
     let all = grid(true);
     for setting in &all {
         assert_eq!(setting.to_string().parse::<Setting>().unwrap(), *setting);
@@ -20,7 +20,7 @@ fn a_setting_is_its_text() {
 }
 
 #[test]
-fn usual_values_are_in_range() {
+fn grid_values_are_within_parameter_ranges() {
     for p in POLICIES.iter().flat_map(|p| p.parameters) {
         let fits = |v: &&f64| **v < p.least || **v > p.most || p.whole && v.fract() != 0.0;
         assert!(!p.grid.is_empty() && p.grid.iter().find(fits).is_none(), "{}", p.name);
@@ -28,7 +28,7 @@ fn usual_values_are_in_range() {
 }
 
 #[test]
-fn what_is_no_setting_is_refused() {
+fn invalid_setting_text_is_rejected() {
     for (text, words) in [
         ("fifo", "no cache policy `fifo`; there are `lru`, `lfu`, `mrs`, `page-cache`"),
         ("", "no cache policy ``"),
@@ -45,7 +45,7 @@ fn what_is_no_setting_is_refused() {
 }
 
 #[test]
-fn a_trace_takes_what_fits_the_model() {
+fn trace_rejects_tokens_inconsistent_with_the_model() {
     let mut trace = Trace::new(experts(2, 4, 2), true);
     let ranked = |first: (u16, f32)| [first, (1, 0.25), (2, 0.25), (3, 0.0)].repeat(2);
     let good = ranked((0, 0.5));
@@ -72,7 +72,7 @@ fn a_trace_takes_what_fits_the_model() {
 }
 
 #[test]
-fn models_that_cannot_be_are_refused() {
+fn impossible_cached_models_are_rejected() {
     let layer = CachedLayer { experts: 4, k: 2, bytes: 1 };
     for layers in [
         vec![],

@@ -35,7 +35,7 @@ fn experts_are_as_popular_as_requested() {
     let popularity = vec![(0, falling.clone()), (4, vec![1.0; 32])];
     for persistence in [0.0, 0.6] {
         let trace = trace(&experts(4, 32, 4), &popularity, persistence, 8000, 5).unwrap();
-        // Layer 1 is nearer to 0, layer 3 to 4.
+        // The popularity of layer 1 is interpolated mostly from layer 0, that of layer 3 mostly from layer 4.
         for (got, f) in shares(&trace, 1).iter().zip(&falling) {
             assert!((got - 4.0 * f / sum).abs() < 0.03, "{got} instead of {}", 4.0 * f / sum);
         }
@@ -55,13 +55,13 @@ fn persistence_makes_choices_repeat() {
         (1..4000).map(again).sum::<usize>() as f64 / (4.0 * 3999.0)
     };
     let found = [0.0, 0.5, 0.9].map(repeats);
-    // By chance four of sixteen repeat.
+    // By chance four of sixteen choices repeat.
     assert!((found[0] - 0.25).abs() < 0.02, "{found:?}");
     assert!(found[1] > found[0] + 0.05 && found[2] > found[1] + 0.1, "{found:?}");
 }
 
 #[test]
-fn what_cannot_be_made_is_refused() {
+fn impossible_synthetic_traces_are_rejected() {
     let even = vec![(0, vec![1.0; 4])];
     for (of, popularity, persistence) in [
         (experts(1, 4, 1), &even, 1.0),
@@ -78,7 +78,7 @@ fn what_cannot_be_made_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
-    fn a_seed_is_a_trace(seed in any::<u64>(), persistence in 0.0_f64..0.99) {
+    fn equal_seeds_give_equal_traces(seed in any::<u64>(), persistence in 0.0_f64..0.99) {
         let even = vec![(0, vec![1.0; 8])];
         let make = |seed| trace(&experts(2, 8, 2), &even, persistence, 20, seed).unwrap();
         prop_assert_eq!(make(seed), make(seed));

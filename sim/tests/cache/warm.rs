@@ -15,9 +15,9 @@ fn warm(cache: &mut Cache, uses: &[u32]) -> Vec<Key> {
 }
 
 #[test]
-fn the_hottest_are_there_from_the_start() {
+fn warm_cache_starts_with_the_hottest_experts() {
     let mut cache = Cache::new(&experts(2, 3, 1), 3, &setting("lru"));
-    // Of a layer that was seen less often the same share is as hot.
+    // Counts are relative to their layer, so layer 1 with fewer uses is not at a disadvantage.
     assert_eq!(warm(&mut cache, &[50, 10, 40, 0, 9, 1]), [key(1, 1), key(0, 0), key(0, 2)]);
     assert_eq!(cache.used(), 3);
     assert_eq!(step(&mut cache, 0, &[0]), [Event::Hit(key(0, 0))]);
@@ -26,10 +26,10 @@ fn the_hottest_are_there_from_the_start() {
 }
 
 #[test]
-fn uses_count_as_if_they_had_been_seen() {
+fn recorded_uses_initialize_the_policy_counts() {
     let mut cache = Cache::new(&experts(1, 3, 1), 1, &setting("lfu half_life=0 bypass=1"));
     assert_eq!(warm(&mut cache, &[6, 4, 0]), [key(0, 0)]);
-    // 5 against 6, then 6 against 6, of which it is the newer.
+    // First 5 uses against 6; then 6 against 6, and the newer expert wins.
     assert_eq!(step(&mut cache, 0, &[1]), [Event::Stream(key(0, 1))]);
     assert_eq!(step(&mut cache, 0, &[1]), [Event::Evict(key(0, 0)), Event::Load(key(0, 1))]);
 }
@@ -44,7 +44,7 @@ fn pinned_experts_are_not_read_twice() {
 }
 
 #[test]
-fn nothing_recorded_is_an_empty_cache() {
+fn cache_without_recorded_uses_starts_empty() {
     for uses in [&[][..], &[0; 6]] {
         let mut cache = Cache::new(&experts(2, 3, 1), 3, &setting("lru"));
         assert_eq!(warm(&mut cache, uses), []);
@@ -56,7 +56,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_warm_cache_never_holds_more_than_it_has(
+    fn warm_cache_never_exceeds_its_capacity(
         trace in traces(false), capacity in 0_u64..40, setting in any_setting()
     ) {
         let mut cache = Cache::new(trace.experts(), capacity, &setting);

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// A unit that is there, to launch GPU kernels on and to wait for them. Its memory is taken once, and given
 /// back with it.
 pub trait Bench {
-    /// Its name, as its maker has it.
+    /// Name of the GPU, as its vendor reports it.
     fn name(&self) -> String;
 
     /// The newest generation that kernels are written for and that it runs (`sm_90`).
@@ -65,7 +65,7 @@ pub struct Call {
     pub kernel: usize,
     /// Its launch.
     pub launch: Launch,
-    /// Addresses that it takes.
+    /// Addresses that are passed to the kernel.
     pub addresses: Vec<u64>,
     /// Valid rows.
     pub rows: u32,

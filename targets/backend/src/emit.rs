@@ -1,7 +1,7 @@
 //! Inputs of a backend that writes its artifacts.
 
 use crate::error::Result;
-use crate::part::{HotLayer, StaticSubgraph};
+use crate::subgraph::{HotLayer, StaticSubgraph};
 use crate::tools::Tools;
 use moec_device::DeviceUnit;
 use moec_ir::plan::ExpertTable;

@@ -68,7 +68,7 @@ impl Error {
         self.causes.push(cause.to_string());
         self
     }
-    /// Puts a new message on top; the old one becomes the first cause.
+    /// Replaces the message by one with more context; the old message becomes the first cause.
     pub fn context(mut self, message: impl Into<String>) -> Self {
         let old = std::mem::replace(&mut self.message, message.into());
         self.causes.insert(0, old);
@@ -120,7 +120,7 @@ pub fn io_error(action: &str, path: &Path, e: &io::Error) -> Error {
         io::ErrorKind::ReadOnlyFilesystem => {
             error.hint("nothing can be written to that file system: write elsewhere with `-o`")
         }
-        io::ErrorKind::PermissionDenied => error.hint("check who may write there"),
+        io::ErrorKind::PermissionDenied => error.hint("check the write permissions there"),
         io::ErrorKind::FileTooLarge => error.hint(
             "raise the limit of file sizes (`ulimit -f`), or write with `-o` to a file system that takes larger files",
         ),

@@ -26,13 +26,13 @@ pub trait GpuKernels: Sync + std::fmt::Debug {
     /// Path of the machine code of an artifact, both relative to the bundle.
     fn code_path(&self, artifact: &str) -> String;
 
-    /// Reads the artifacts of a unit, `unit` by its index in the plan, and checks that they hold every kernel
+    /// Reads the artifacts of a unit; `unit` is its index in the plan. Checks that they have every kernel
     /// that the plan launches, with the same parameters; executes nothing. If the assembler of the unit's
-    /// maker is installed, also checks that it makes the same machine code of the text. `by`: the assembler
+    /// vendor is installed, also checks that it gives the same machine code for the text. `by`: the assembler
     /// that made it, as [`Assembled::by`].
     ///
     /// # Errors
-    /// An artifact that is missing or malformed, a kernel that is not there or takes other arguments, code
+    /// An artifact that is missing or malformed, a kernel that does not exist or takes other arguments, code
     /// that is another's.
     fn read(
         &self,

@@ -4,7 +4,7 @@
 //! unit. The compiler reads everything from its row, and names no backend itself:
 //!
 //! * [`Backend::check`]: the required data of such a unit in a device file;
-//! * [`StaticGraphs::part`], [`StaticGraphs::group`]: which parts of a Graph it takes under the limits of
+//! * [`StaticGraphs::subgraph`], [`StaticGraphs::group`]: which parts of a Graph it takes under the limits of
 //!   that file, and as which functions;
 //! * [`StaticGraphs::emit`]: its artifacts, written to disk;
 //! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the
@@ -29,11 +29,11 @@ pub mod error;
 pub mod experts;
 pub mod find;
 pub mod gpu_kernels;
-pub mod part;
 pub mod runner;
 pub mod sizes;
 pub mod streams;
 pub mod subcommand;
+pub mod subgraph;
 pub mod tools;
 pub mod verify;
 
@@ -43,16 +43,16 @@ pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use experts::LayerExperts;
 pub use gpu_kernels::{Assembled, GpuKernels, KernelsRead};
-pub use part::{
-    GroupGraph, HotBatch, HotLayer, StaticAttention, StaticSubgraph, SubgraphBoundary, SubgraphFunction,
-};
 pub use runner::{Runner, RunnerCrate};
 pub use sizes::{ArtifactSizes, UnitSizes};
 pub use streams::{
-    BF16_BOUND, CommandStreams, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene,
-    StreamStep, StreamTrial,
+    BF16_BOUND, CommandStreams, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamStep,
+    StreamTrial, StreamWorkload,
 };
 pub use subcommand::Subcommand;
+pub use subgraph::{
+    GroupGraph, HotBatch, HotLayer, StaticAttention, StaticSubgraph, SubgraphBoundary, SubgraphFunction,
+};
 pub use tools::Tools;
 pub use verify::{Check, FunctionReport, Trial};
 
@@ -180,7 +180,7 @@ pub struct Diagnosis {
     pub works: bool,
     /// Result of the search.
     pub found: String,
-    /// Remedy where it does not work.
+    /// Remedy if the tool does not work.
     pub hint: String,
 }
 
@@ -190,10 +190,10 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// The reason against it, for people.
-    fn part(&self, module: &Module, scope: &Scope, unit: &DeviceUnit) -> Result<StaticSubgraph, String>;
+    fn subgraph(&self, module: &Module, scope: &Scope, unit: &DeviceUnit) -> Result<StaticSubgraph, String>;
 
-    /// Functions of a group of experts, by ascending rows per expert: `x[experts · rows, H, 1, 1]` → `y`,
-    /// alike.
+    /// Functions of a group of experts, by ascending rows per expert. All have the form `x[experts · rows, H,
+    /// 1, 1]` → `y`.
     fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph>;
 
     /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
@@ -264,8 +264,8 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// # Errors
     /// The tool does not exist, or is not installed.
     fn library(&self, _tools: Tools<'_>, unit: &DeviceUnit) -> Result<Box<dyn Graphs>> {
-        let error = Error::limit(format!("there is no other emulator of `{}` than moec's", unit.name));
-        Err(error.hint("leave `=library` out"))
+        let error = Error::limit(format!("`{}` has no emulator but moec's", unit.name));
+        Err(error.hint("remove `=library`"))
     }
 
     /// The same emulator, driven as the unit itself is by a bundle's `run` on the device.
@@ -273,7 +273,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// # Errors
     /// The tool does not exist, or is not installed.
     fn device(&self, _tools: Tools<'_>, unit: &DeviceUnit) -> Result<Box<dyn Graphs>> {
-        let error = Error::limit(format!("no `run` asks another emulator of `{}` than moec's", unit.name));
-        Err(error.hint("leave `=device` out"))
+        let error = Error::limit(format!("`run` has no emulator of `{}` but moec's", unit.name));
+        Err(error.hint("remove `=device`"))
     }
 }

@@ -5,9 +5,9 @@ use include_dir::Dir;
 /// Libraries of a bundle's program besides the runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct Runner {
-    /// Feature of the runner crate that brings it.
+    /// Feature of the runner crate that adds the crates.
     pub feature: &'static str,
-    /// Path of the constant that brings its units, a `moec_runtime::cli::Native`.
+    /// Path of the constant with the units, a `moec_runtime::cli::Native`.
     pub native: &'static str,
     /// Part of the triples of machines that have such units; empty: any may.
     pub system: &'static str,

@@ -30,7 +30,7 @@ pub struct StreamExpert {
 pub struct StreamCosts {
     /// NDP DIMMs of the unit.
     pub dimms: u32,
-    /// By rows, ascending: computing in one DIMM, reading included.
+    /// Times for ascending numbers of rows, in one DIMM: computing, including reads.
     pub rows: Vec<(u32, f64)>,
     /// Reading the weights in their DIMM.
     pub internal_us: f64,
@@ -55,14 +55,14 @@ pub struct StreamLayer<'a> {
 
 /// Steps of a model whose experts are assigned while it runs, to be simulated.
 #[derive(Clone, Copy, Debug)]
-pub struct StreamScene<'a> {
+pub struct StreamWorkload<'a> {
     /// Units of experts, and where these start.
     pub experts: &'a ExpertPlacement,
     /// The policy of these.
     pub schedule: &'a Scheduled,
-    /// By step, layer and expert: rows.
+    /// Rows by step, layer and expert.
     pub loads: &'a [Vec<Vec<u32>>],
-    /// By step: tokens.
+    /// Tokens by step.
     pub rows: &'a [u32],
     /// 10⁹ bytes per second to the hot unit; `None` without such a unit.
     pub link_gb_per_s: Option<f64>,
@@ -156,7 +156,7 @@ pub trait CommandStreams: Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// The reason that it cannot, for people.
-    fn simulate(&self, unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<StreamRun, String>;
+    fn simulate(&self, unit: &DeviceUnit, scene: &StreamWorkload<'_>) -> Result<StreamRun, String>;
 
     /// Executes every NDP command stream of every artifact against the backend's own evaluator and against
     /// the Graph's.

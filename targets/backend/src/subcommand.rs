@@ -1,4 +1,4 @@
-//! Subcommands of `moec` that a backend brings.
+//! Subcommands of `moec` that a backend adds.
 
 use crate::Result;
 use clap::{ArgMatches, Command};

@@ -2,7 +2,7 @@
 
 use crate::distance::Distance;
 use crate::error::Result;
-use crate::part::{HotLayer, StaticSubgraph};
+use crate::subgraph::{HotLayer, StaticSubgraph};
 use crate::tools::Tools;
 use moec_device::DeviceUnit;
 use moec_ir::Module;

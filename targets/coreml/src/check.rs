@@ -15,9 +15,9 @@ use std::fmt;
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// It runs, but perhaps not as fast as it could, or not on the Neural Engine.
+    /// The package runs, but perhaps slowly, or not on the Neural Engine.
     Warning,
-    /// It does not run on the Neural Engine, or not at all, or computes something else.
+    /// The package does not run on the Neural Engine, does not run at all, or computes something else.
     Error,
 }
 
@@ -96,7 +96,7 @@ impl Scope<'_> {
 
 /// Part that a rule looks at.
 enum Look {
-    /// One function, by its name.
+    /// Checks a function, given with its name.
     Function(fn(&mut Scope<'_>, &str, &Function)),
     /// The package.
     Package(fn(&mut Scope<'_>)),
@@ -108,7 +108,7 @@ const RULES: &[(&str, &str, Look)] = &[
     ("projections", "a product with weights is a 1×1 convolution", Look::Function(function::projections)),
     (
         "types",
-        "values are fp16; int32 comes in and is computed with nowhere",
+        "values are fp16; int32 is only an input, never computed with",
         Look::Function(function::types),
     ),
     ("ranks", "tensors have at most four dimensions", Look::Function(function::ranks)),
@@ -117,7 +117,7 @@ const RULES: &[(&str, &str, Look)] = &[
     ("grouped", "a grouped convolution has fewer than 65536 outputs", Look::Function(function::grouped)),
     (
         "states",
-        "states are few, read and written, and rows of them are multiples of 32",
+        "states are few, read and written, with rows in multiples of 32",
         Look::Function(function::states),
     ),
     (
@@ -126,8 +126,8 @@ const RULES: &[(&str, &str, Look)] = &[
         Look::Function(function::last_axis),
     ),
     ("size", "the weights of a graph are within the limit", Look::Function(function::size)),
-    ("signatures", "descriptions say what the functions are", Look::Package(package::signatures)),
-    ("about", "package, inputs, states and results say what they are", Look::Package(package::about)),
+    ("signatures", "descriptions match the functions", Look::Package(package::signatures)),
+    ("about", "package, inputs, states and results have descriptions", Look::Package(package::about)),
     ("finite", "constants are finite", Look::Package(package::finite)),
     (
         "shared",

@@ -29,7 +29,7 @@ pub const INSTALL: &str = "cargo xtask coreml";
 /// Description of every package for people.
 const ABOUT: About = About { author: about::AUTHOR, license: about::LICENSE, version: about::VERSION };
 
-/// Bytes kept of what the program says on stderr, which coremltools fills with remarks.
+/// Bytes kept of the program's stderr, to which coremltools writes many remarks.
 const TAIL: usize = 4096;
 
 /// The program and the Python packages that it is to use.
@@ -124,7 +124,7 @@ impl Helper {
         }
     }
 
-    /// Starts the program, feeds it, and hands on what it says until it ends.
+    /// Runs the program with this input, and passes on its messages until it ends.
     fn run(
         &self,
         subcommand: &str,
@@ -137,8 +137,8 @@ impl Helper {
         let mut child = command
             .spawn()
             .map_err(|e| HelperError::Start { path: self.program.clone(), what: e.to_string() })?;
-        // It reads all of stdin before it writes, and a program that dies early closes the pipe: that is told
-        // by its exit status.
+        // The program reads all of stdin before it writes. If it ends early, the pipe is closed; the exit
+        // status then reports the reason.
         if let Some(mut stdin) = child.stdin.take() {
             let _ = stdin.write_all(input.unwrap_or_default());
         }
@@ -160,7 +160,7 @@ impl Helper {
                 Err(_) => unreadable = Some(line),
             }
         }
-        let said = stderr.and_then(|reader| reader.join().ok()).unwrap_or_default();
+        let stderr_text = stderr.and_then(|reader| reader.join().ok()).unwrap_or_default();
         let status = child
             .wait()
             .map_err(|e| HelperError::Start { path: self.program.clone(), what: e.to_string() })?;
@@ -168,9 +168,9 @@ impl Helper {
             return Err(error::refused(&kind, message, hint, &self.venv));
         }
         if !status.success() {
-            return Err(error::died(&self.program, status, said));
+            return Err(error::died(&self.program, status, stderr_text));
         }
-        unreadable.map_or(Ok(()), |line| Err(self.silent(&format!("it said `{line}`"))))
+        unreadable.map_or(Ok(()), |line| Err(self.silent(&format!("it printed `{line}`"))))
     }
 
     fn silent(&self, what: &str) -> HelperError {
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_with_what_installs_it() {
+    fn missing_helper_parts_are_named_with_their_installer() {
         let cache = tempfile::tempdir().unwrap();
         let none = Helper::among(None, None, cache.path()).unwrap_err();
         assert!(matches!(&none, HelperError::NoProgram { path } if path.ends_with("coreml/bin/moec-coreml")));

@@ -1,4 +1,4 @@
-//! Matrix kernels on tile registers beside what the machine can do in the same minute: `cargo xtask
+//! Matrix kernels on tile registers compared with the machine's peak in the same minute: `cargo xtask
 //! amx-bench`.
 //!
 //! Shapes are those of OLMoE-1B-7B (2048 channels, experts of 1024). Weights come from memory in every call.

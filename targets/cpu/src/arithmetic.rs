@@ -8,9 +8,9 @@ use moec_ir::{FEW_ROWS, Format};
 /// Option of the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// The best for the machine: bf16 where it multiplies pairs of bf16, bytes for codes where it multiplies
-    /// bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows are multiplied by every
-    /// format on them.
+    /// The best compute type of the machine: bf16 if it multiplies pairs of bf16, int8 for codes if it
+    /// multiplies bytes, otherwise f32. Tile registers multiply bf16 so fast that they are used for many rows
+    /// in every format.
     #[default]
     Auto,
     /// Exact: f32 everywhere.
@@ -64,6 +64,12 @@ impl CpuTarget {
     pub(crate) fn compute_type(&self, format: Format, rows: usize, depth: usize) -> Result<ComputeType> {
         if !self.isa.is_thread() {
             return self.compute(format, rows);
+        }
+        if format.is_by_planes() {
+            return Err(Unsupported(format!(
+                "`{}` has no kernels for weights of {format}; it has them for q8, q4 and bf16",
+                self.name
+            )));
         }
         let many = rows > gpu::FEW_ROWS && gpu::on_tensor_cores(format, depth);
         let rounds = self.activations != Activations::F32 && format != Format::F32 && !format.is_by_channel();
@@ -128,7 +134,8 @@ impl CpuTarget {
                 format!("weights of {format} are multiplied by rows of f32")
             }
             (ComputeType::F32, Format::Bf16) if self.isa.bf16 && rows <= FEW_ROWS => {
-                "so few rows wait for the weights: f32 costs no time and rounds nothing".to_owned()
+                "with so few rows, reading weights takes longer: f32 costs no time and rounds nothing"
+                    .to_owned()
             }
             (ComputeType::F32, Format::Bf16) => "the target has no dot products of bf16".to_owned(),
             (ComputeType::F32, _) => "the target has no dot products of bytes".to_owned(),

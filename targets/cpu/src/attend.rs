@@ -35,7 +35,7 @@ impl CpuTarget {
         if values { value_order(&self.isa) } else { key_order(&self.isa) }
     }
 
-    /// Order in which a state of `rows` rows is stored that folds tokens together.
+    /// Order in which a recurrent state of `rows` rows is stored.
     pub fn folded_order(&self, kind: StateKind, rows: usize) -> CacheOrder {
         match kind {
             StateKind::Recurrent => delta_order(&self.isa, rows),
@@ -106,14 +106,14 @@ fn shared(desc: &AttentionDesc) -> usize {
     (desc.heads / desc.kv_heads.max(1)).max(1)
 }
 
-/// Parts that the tokens of a cache are cut into, for `rows` rows with a sequence each. The result of a part
-/// is small next to what it reads.
+/// Number of parts into which the tokens of a cache are split, for `rows` rows of different sequences. A
+/// part's result is small compared with its input.
 fn parts(desc: &AttentionDesc, ctx: usize, rows: usize) -> usize {
     let results = 4 * shared(desc) * desc.v_dim;
     let token = 2 * if desc.v_from_k { desc.qk_dim } else { desc.qk_dim + desc.v_dim };
     let least = PART.max(8 * results / token.max(1));
-    let wanted = ITEMS.div_ceil((desc.kv_heads * rows).max(1));
-    wanted.min(ctx / least).max(1)
+    let part_count = ITEMS.div_ceil((desc.kv_heads * rows).max(1));
+    part_count.min(ctx / least).max(1)
 }
 
 fn cache<'a>(node: &NodeView<'a>, i: usize) -> Result<(CacheView<'a>, [usize; 4])> {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn decoding_gives_every_thread_its_share() {
+    fn decode_attention_is_split_across_threads() {
         let olmoe = desc(16, 16, 128, 128, false);
         let qwen = desc(32, 4, 128, 128, false);
         let deepseek = desc(16, 1, 576, 512, true);

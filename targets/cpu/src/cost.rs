@@ -32,7 +32,7 @@ const PER_BLOCK: [f64; 2] = [1.0, 2.0];
 const PER_BLOCK_OF_TILES: f64 = 8.0;
 /// Rows of f32 that unpacking a panel costs: shift, shift, convert, multiply, store beside one multiply-add.
 const PER_UNPACKING: f64 = 5.0;
-/// Loads of experts, in times that of an even routing: of OLMoE's 64 the busiest get that many.
+/// Loads of experts as multiples of the mean load. In OLMoE with 64 experts, the busiest reach these.
 const UNEVEN: [usize; 4] = [1, 2, 4, 8];
 /// Rows of a block of tiles.
 const TILES: usize = 32;
@@ -47,12 +47,12 @@ const CACHES: [u64; 2] = [32 << 10, 256 << 10];
 /// Cores where the device file gives none.
 const CORES: u32 = 8;
 
-/// A figure and where it comes from.
+/// A figure and its source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rate {
     /// Per second: operations (a multiply-add is two), or bytes.
     pub value: f64,
-    /// The device file's source, or what was assumed.
+    /// Source in the device file, or the assumption.
     pub source: String,
 }
 
@@ -67,16 +67,16 @@ pub struct Figures {
     pub cores: u32,
     /// Operations per second in f32.
     pub f32: Rate,
-    /// In bf16.
+    /// Operations per second in bf16.
     pub bf16: Rate,
-    /// In bytes.
+    /// Operations per second in bytes.
     pub bytes: Rate,
     /// Bytes read from memory per second.
     pub read: Rate,
 }
 
 impl Figures {
-    /// Those of a device file, completed by what its instructions promise. `has` tells its features.
+    /// Figures of a device file, completed by what its instructions promise. `has` reports its features.
     pub(crate) fn of(device: &Device, isa: &Isa, has: &dyn Fn(&str) -> bool) -> Self {
         let unit = device.units.first();
         // A unit of one core is a unit of measurement, not a machine.
@@ -184,11 +184,11 @@ pub struct Estimate {
     pub operations: f64,
     /// Bytes of weights, rows and results, each counted once.
     pub bytes: f64,
-    /// Seconds of arithmetic on one core, what the schedule adds included.
+    /// Seconds of arithmetic on one core, including the effects of the schedule.
     pub arithmetic: f64,
     /// Seconds of reading and writing on one core.
     pub memory: f64,
-    /// Arithmetic with what the schedule adds, over arithmetic without; at least 1.
+    /// Arithmetic with the effects of the schedule, relative to arithmetic without them; at least 1.
     pub overhead: f64,
     /// Factor by which all cores take longer than an even split would; at least 1.
     pub waiting: f64,
@@ -233,7 +233,7 @@ impl CpuTarget {
         self.estimate_of(spec, self.load(spec, n)?)
     }
 
-    /// As [`Self::estimate`], of that load.
+    /// Like [`Self::estimate`], for this load.
     fn estimate_of(&self, spec: &KernelSpec, load: Load) -> Option<Estimate> {
         let Product { format, compute, experts, schedule, .. } = spec.product()?;
         let layout = spec.layout(&self.isa)?;
@@ -249,19 +249,19 @@ impl CpuTarget {
         let tiles = self.isa.tiles && compute == ComputeType::Bf16;
         let most = if tiles || experts.is_none() { schedule.rows } else { rows };
         let panel_bytes = weights / panels.max(1) as f64;
-        let item = |r: usize| self.rows_beside(format, compute, schedule, r, panel_bytes, row_bytes);
+        let item = |r: usize| self.rows_vector_work(format, compute, schedule, r, panel_bytes, row_bytes);
         let blocks = rows.div_ceil(most);
         let larger = rows % blocks;
-        let mut beside = (blocks - larger) as f64 * item(rows / blocks)
+        let mut vector_work = (blocks - larger) as f64 * item(rows / blocks)
             + if larger > 0 { larger as f64 * item(rows / blocks + 1) } else { 0.0 };
         let peak = self.figures.rate(compute).value;
         if format.is_quantised() && compute != ComputeType::I8 {
             // Work items of one panel follow each other, and the later ones find it unpacked. Blocks of tiles
             // do not.
             let times = if tiles { blocks as f64 } else { 1.0 };
-            beside += times * PER_UNPACKING * peak / self.figures.f32.value;
+            vector_work += times * PER_UNPACKING * peak / self.figures.f32.value;
         }
-        let overhead = 1.0 + beside / rows as f64;
+        let overhead = 1.0 + vector_work / rows as f64;
 
         let items = match spec.grid(&self.isa) {
             Grid::One => 1,
@@ -282,7 +282,7 @@ impl CpuTarget {
     }
 
     /// Rows' worth of arithmetic that a work item of `rows` rows takes beside its own.
-    fn rows_beside(
+    fn rows_vector_work(
         &self,
         format: Format,
         compute: ComputeType,
@@ -326,7 +326,7 @@ impl CpuTarget {
         if !is_of_experts || !self.on_tiles(spec) {
             return vec![load];
         }
-        // No expert gets a token twice.
+        // An expert gets each token at most once.
         let rows = UNEVEN.map(|times| (times * load.rows).min(n.max(load.rows)));
         rows.into_iter().map(|rows| Load { rows, ..load }).collect()
     }
@@ -364,7 +364,7 @@ impl CpuTarget {
             (Knob::Ahead, &[(0, 1), (1536, 1), (4096, 1)]),
         ];
         let mut all = vec![usual];
-        for (knob, values) in values.into_iter().filter(|(knob, _)| knob.turns(spec, &self.isa)) {
+        for (knob, values) in values.into_iter().filter(|(knob, _)| knob.applies_to(spec, &self.isa)) {
             let meant = values.iter().filter(|(_, from)| most >= *from);
             all.extend(meant.map(|&(value, _)| usual.with(knob, value)));
         }
@@ -437,13 +437,13 @@ mod tests {
         // 8 MiB of weights at 20 GB/s.
         assert!((one.seconds() - (2048.0 * 2048.0 * 2.0 + 16384.0) / 20e9).abs() < 1e-6, "{one:?}");
         assert_eq!(many.operations, 2.0 * 512.0 * 2048.0 * 2048.0);
-        // Twelve rows a group at most, a row more for each: six items of 85 and 86 rows.
+        // At most twelve rows per group, with one more row each: six items of 85 and 86 rows.
         let groups = 6.0 * 8.0;
         assert!((many.overhead - (1.0 + groups / 512.0)).abs() < 1e-9, "{}", many.overhead);
     }
 
     #[test]
-    fn rows_of_experts_are_those_of_an_even_routing() {
+    fn expert_row_estimate_assumes_even_routing() {
         let t = target("x86-64-v4");
         let spec = |k, experts| {
             KernelSpec::ExpertGateUp(ExpertGateUp {
@@ -469,13 +469,13 @@ mod tests {
     }
 
     #[test]
-    fn what_the_model_changes() {
+    fn cost_model_changes_the_default_schedule() {
         let t = target("sapphire-rapids");
         let chosen = |k, n, format, compute, rows| t.cheapest(&linear(k, n, format, compute), rows).unwrap();
-        // Blocks of byte sums are cut by work items: larger ones make fewer blocks.
+        // Blocks of byte sums end at work items, so larger items have fewer blocks.
         assert_eq!(chosen(2048, 8192, Format::Q8, ComputeType::I8, 512).rows, 384);
-        // Panels that are enough work for all cores are multiplied by all rows at once; nothing is gained by
-        // one row.
+        // If the panels are enough work for all cores, each is multiplied by all rows at once. For one row,
+        // no schedule is better than the default.
         assert_eq!(chosen(2048, 8192, Format::Bf16, ComputeType::F32, 512).rows, 768);
         assert_eq!(chosen(2048, 8192, Format::Q8, ComputeType::F32, 1), Schedule::default());
         // A matrix of one panel is split between cores by rows.
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn unpacking_is_paid_once_a_block_and_weighs_more_on_tiles() {
+    fn unpacking_costs_once_per_block_and_more_on_tiles() {
         let t = target("sapphire-rapids");
         let overhead =
             |format, compute, n| t.estimate(&linear(2048, 2048, format, compute), n).unwrap().overhead;
@@ -493,16 +493,16 @@ mod tests {
         assert_eq!(overhead(Format::Bf16, ComputeType::F32, 2), 1.5);
         assert_eq!(overhead(Format::Q8, ComputeType::F32, 2), 1.5 + PER_UNPACKING / 2.0);
         let tiles = t.figures().bf16.value / t.figures().f32.value;
-        // Four blocks of 80 rows, three groups of tiles each.
+        // Four blocks of 80 rows, with three groups of tiles each.
         let block = PER_BLOCK_OF_TILES + 3.0 + PER_UNPACKING * tiles;
         assert!((overhead(Format::Q8, ComputeType::Bf16, 320) - (1.0 + 4.0 * block / 320.0)).abs() < 1e-9);
-        // A build takes fewer: what the second-level cache holds of 4 KiB rows beside panels.
+        // A build takes fewer rows: as many of 4 KiB as fit into the second-level cache beside the panels.
         let chosen = |k| t.cheapest(&linear(k, 2048, Format::Bf16, ComputeType::Bf16), 512).map(|s| s.rows);
         assert_eq!([chosen(2048), chosen(1024)], [Some(256), Some(512)]);
     }
 
     #[test]
-    fn the_choice_is_among_the_candidates_and_always_the_same() {
+    fn kernel_choice_is_a_candidate_and_deterministic() {
         for name in ["x86-64-v3", "x86-64-v4", "neoverse-v2", "sapphire-rapids", "native"] {
             let t = target(name);
             for (format, compute) in [
@@ -526,8 +526,8 @@ mod tests {
         }
     }
 
-    /// A machine with tiles that no file describes, as `native` is on one: what it believes in, and what
-    /// follows.
+    /// A machine with tiles and no device file, like `native`: its assumed rates, and the schedules that
+    /// follow from them.
     #[test]
     fn tiles_are_scheduled_by_their_own_rate() {
         let text = |features: &str| {
@@ -545,20 +545,20 @@ mod tests {
         let (known, rates) = (target("sapphire-rapids"), tiles.figures());
         assert_eq!(rates.bf16.value, known.figures().bf16.value);
         assert!(rates.bf16.source.contains("sapphire-rapids") && rates.bf16.value > 10.0 * rates.f32.value);
-        // Bytes are multiplied as vectors, and the output says so.
+        // Bytes are multiplied by vector instructions, which the output states.
         assert_eq!(rates.bytes.value, 4.0 * rates.f32.value);
         assert!(rates.bytes.source.contains("not tiles"), "{}", rates.bytes.source);
 
-        // An expert's 64 rows: on vectors their arithmetic is what takes time, on tiles the reading of the
-        // weights.
+        // For an expert with 64 rows, arithmetic limits vector instructions, and reading the weights limits
+        // tiles.
         let spec = linear(2048, 2048, Format::Bf16, ComputeType::Bf16);
         let (fast, slow) = (tiles.estimate(&spec, 64).unwrap(), times_of(&bare(""), &spec, 64));
         assert_eq!((fast.bound(), slow.bound()), (Bound::Memory, Bound::Arithmetic));
         assert!(slow.seconds() > 1.5 * fast.seconds(), "{slow:?} {fast:?}");
-        // Unpacking codes is vector work: beside tiles it weighs by how much faster they are.
+        // Unpacking codes uses vector instructions, so relative to tiles its cost grows with their speed.
         let packed = linear(2048, 2048, Format::Q8, ComputeType::Bf16);
-        let beside = |t: &CpuTarget| times_of(t, &packed, 320).overhead - 1.0;
-        assert!(beside(&tiles) > 2.0 * beside(&bare("")), "{} {}", beside(&tiles), beside(&bare("")));
+        let overhead = |t: &CpuTarget| times_of(t, &packed, 320).overhead - 1.0;
+        assert!(overhead(&tiles) > 2.0 * overhead(&bare("")), "{} {}", overhead(&tiles), overhead(&bare("")));
     }
 
     fn times_of(target: &CpuTarget, spec: &KernelSpec, n: usize) -> Estimate {
@@ -566,13 +566,13 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_those_of_the_file_by_core() {
+    fn cost_figures_are_per_core_values_of_the_device_file() {
         let t = target("sapphire-rapids");
         assert_eq!((t.figures().f32.value, t.figures().caches[1]), (160e9, 2 << 20));
         assert!(t.figures().f32.source.starts_with("measured"));
-        // 307 GB/s are of a socket; a core cannot take them.
+        // 307 GB/s are those of a socket, which a core cannot reach.
         assert_eq!(t.figures().read.value, READ_MOST);
-        // The file's int8 is that of tiles.
+        // The int8 rate of the file is that of tiles.
         assert_eq!(t.figures().bytes.value, 4.0 * 160e9);
         let v3 = target("x86-64-v3");
         assert!(v3.figures().f32.source.starts_with("assumed") && v3.figures().f32.value == 96e9);

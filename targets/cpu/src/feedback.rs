@@ -44,7 +44,7 @@ impl Shared {
         compute: impl FnOnce() -> Option<Arc<Feedback>>,
     ) -> Option<Arc<Feedback>> {
         let factors = self.matrix(matrix, |open| Arc::clone(&open.factors));
-        // Not under the lock: other matrices are packed meanwhile.
+        // The lock is not held, so that other matrices are packed meanwhile.
         factors.get_or_init(compute).clone()
     }
 
@@ -63,7 +63,7 @@ impl Shared {
         get(self.open().entry(matrix).or_insert_with(new))
     }
 
-    /// One of its blocks is packed.
+    /// Records that a block of the matrix is packed.
     pub(crate) fn done(&self, matrix: usize) {
         let mut open = self.open();
         let Some(factors) = open.get_mut(&matrix) else { return };
@@ -83,7 +83,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn blocks_of_a_matrix_compute_its_factors_once_and_let_them_go() {
+    fn blocks_compute_shared_factors_once_and_free_them() {
         const BLOCKS: usize = 8;
         let (shared, computed) = (Shared::new(BLOCKS), AtomicUsize::new(0));
         let compute = || {

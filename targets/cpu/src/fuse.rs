@@ -27,7 +27,7 @@ pub enum FusePosition {
     Reader,
 }
 
-/// One kernel for two.
+/// A kernel that replaces two others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fused {
     /// Name of the rule.
@@ -43,8 +43,8 @@ pub struct Fused {
 /// A kernel and which of its arguments is written by the one and read by the other.
 type End<'a> = (&'a KernelSpec, usize);
 
-/// Gives the kernel for both. The last argument says whether nothing else reads the result: it then goes
-/// nowhere.
+/// Returns the kernel for both. The last argument says whether nothing else reads the intermediate result,
+/// which is then not written.
 type Rule = fn(End<'_>, End<'_>, bool) -> Option<(KernelSpec, Vec<Operand>)>;
 
 const RULES: &[(&str, FusePosition, Rule)] = &[
@@ -55,9 +55,9 @@ const RULES: &[(&str, FusePosition, Rule)] = &[
 ];
 
 impl CpuTarget {
-    /// One kernel that does what `writer` does and then `reader`, which reads the result that is the writer's
-    /// argument `writer.1` as its own argument `reader.1`. `sole`: nothing else reads it. `None`: no rule
-    /// joins them.
+    /// Kernel that does the work of `writer` and then of `reader`. The writer's argument `writer.1` is the
+    /// result that the reader reads as its argument `reader.1`. `sole`: nothing else reads it. `None` if no
+    /// rule applies.
     pub fn fused(
         &self,
         writer: (&KernelSpec, usize),
@@ -259,31 +259,31 @@ mod tests {
 
     fn fused(writer: (&KernelSpec, usize), reader: (&KernelSpec, usize), sole: bool) -> Option<Fused> {
         let fused = target().fused(writer, reader, sole)?;
-        // Every argument is there, and the kernel is one that can be written.
+        // All arguments must be present, and the fused kernel must exist.
         assert_eq!(fused.args.len(), fused.spec.args(), "{fused:?}");
         target().compile(std::slice::from_ref(&fused.spec), &()).unwrap();
         Some(fused)
     }
 
     #[test]
-    fn a_norm_keeps_its_plain_rows_for_others() {
+    fn fused_norm_keeps_plain_rows_for_other_readers() {
         let (plain, packed) = (RowFormat::f32(64), RowFormat { compute: ComputeType::Bf16, ld: 80 });
         let (writer, reader) = (norm(64, 1, vec![plain]), quantise(64, 1, 64, ComputeType::Bf16));
         let sole = fused((&writer, 2), (&reader, 0), true).unwrap();
         assert_eq!(sole.spec, norm(64, 1, vec![packed]));
         assert_eq!((sole.args, sole.place), (vec![Writer(0), Writer(1), Reader(1)], FusePosition::Writer));
-        let beside = fused((&writer, 2), (&reader, 0), false).unwrap();
-        assert_eq!(beside.spec, norm(64, 1, vec![plain, packed]));
-        assert_eq!(beside.args, [Writer(0), Writer(1), Writer(2), Reader(1)]);
-        // A second format takes the place of the plain rows once no reader is left.
+        let kept_plain = fused((&writer, 2), (&reader, 0), false).unwrap();
+        assert_eq!(kept_plain.spec, norm(64, 1, vec![plain, packed]));
+        assert_eq!(kept_plain.args, [Writer(0), Writer(1), Writer(2), Reader(1)]);
+        // A second format replaces the plain rows if they have no other readers.
         let bytes = quantise(64, 1, 64, ComputeType::I8);
-        let both = fused((&beside.spec, 2), (&bytes, 0), true).unwrap();
+        let both = fused((&kept_plain.spec, 2), (&bytes, 0), true).unwrap();
         assert_eq!(both.spec, norm(64, 1, vec![packed, RowFormat { compute: ComputeType::I8, ld: 80 }]));
         assert_eq!(both.args, [Writer(0), Writer(1), Writer(3), Reader(1)]);
     }
 
     #[test]
-    fn heads_go_from_norm_to_cache_in_one_kernel() {
+    fn norm_rope_and_cache_store_fuse_into_one_kernel() {
         for (width, groups) in [(16, 4), (64, 1)] {
             let writer = norm(width, groups, vec![RowFormat::f32(64)]);
             let normed = fused((&writer, 2), (&rope(64), 0), true).unwrap();
@@ -296,11 +296,11 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_stays_apart() {
+    fn incompatible_kernels_are_not_fused() {
         let plain = || vec![RowFormat::f32(64)];
         let pairs = |cols, per_row, ld| quantise(cols, per_row, ld, ComputeType::Bf16);
-        let apart = [
-            // Another distance, other columns, several rows of a row, rows that are packed already.
+        let unfusable = [
+            // Not fused: another row stride, other columns, several rows per row, packed input.
             (norm(64, 1, plain()), 2, pairs(64, 1, 65), 0, true),
             (norm(64, 1, plain()), 2, pairs(48, 1, 64), 0, true),
             (norm(64, 1, plain()), 2, pairs(64, 2, 64), 0, true),
@@ -311,18 +311,18 @@ mod tests {
                 0,
                 true,
             ),
-            // Others read the rows; norms of parts of heads; angles, not heads.
+            // Not fused: other readers of the rows, norms of parts of heads, angles in place of heads.
             (norm(16, 4, plain()), 2, rope(64), 0, false),
             (norm(32, 2, plain()), 2, rope(64), 0, true),
             (norm(16, 4, plain()), 2, rope(64), 1, true),
             (rope(64), 2, cached(16), 1, false),
             (rope(64), 2, cached(32), 1, true),
-            // Others read the rows; bytes are wider than a panel.
+            // Not fused: other readers of the rows, bytes wider than a panel.
             (gate_up(), 4, pairs(48, 2, 48), 0, false),
             (gate_up(), 4, quantise(48, 2, 48, ComputeType::I8), 0, true),
             (gate_up(), 4, pairs(48, 1, 48), 0, true),
         ];
-        for (writer, result, reader, operand, sole) in apart {
+        for (writer, result, reader, operand, sole) in unfusable {
             let found = fused((&writer, result), (&reader, operand), sole);
             assert_eq!(found, None, "{writer:?} {reader:?}");
         }

@@ -39,7 +39,7 @@ impl GpuTarget {
         gpu::CACHE_ORDER
     }
 
-    /// Kernels for a node.
+    /// Selects the kernels of a node.
     ///
     /// # Errors
     /// As [`CpuTarget::select`].
@@ -55,8 +55,8 @@ impl GpuTarget {
         Kernel::from(spec.with_schedule(Schedule { rows, ..Schedule::default() }))
     }
 
-    /// The kernel of some work. Functions of the CPU's runtime are kernels, too. `None` if the work depends
-    /// on more than the step's operands: on units of experts, or on the length of a prompt.
+    /// The GPU kernel for some work; functions of the CPU's runtime also have kernels. `None` if the work
+    /// depends on more than the step's operands: on the units of experts, or on the length of a prompt.
     pub fn kernel_of(&self, work: &Work, rows: usize) -> Option<Kernel> {
         match *work {
             Work::Kernel(ref spec) => Some(self.kernel(spec, rows)),

@@ -16,10 +16,10 @@ pub enum HostError {
     /// This CPU lacks features, and all of them can be emulated ([`emulate::FEATURES`]).
     #[error(transparent)]
     Features(moec_runtime::Error),
-    /// It cannot be emulated either.
+    /// The emulator cannot be installed.
     #[error(transparent)]
     Emulate(#[from] EmulateError),
-    /// It does not load.
+    /// The object code cannot be loaded.
     #[error(transparent)]
     Load(#[from] CodegenError),
 }
@@ -48,7 +48,7 @@ impl HostUnit {
         Self::load_with(object, target, &[])
     }
 
-    /// As [`HostUnit::load`]; instructions of the features in [`emulate::FEATURES`] that this CPU
+    /// Like [`HostUnit::load`]; instructions of the features in [`emulate::FEATURES`] that this CPU
     /// lacks are emulated from now on, in the whole process.
     ///
     /// # Errors
@@ -61,13 +61,13 @@ impl HostUnit {
         let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
         let emulated: Vec<&str> =
             cpu::missing(&features).into_iter().filter(|f| emulable.contains(f)).collect();
-        let mut asked = target.clone();
-        asked.features.retain(|f| !emulated.contains(&f.as_str()));
+        let mut native = target.clone();
+        native.features.retain(|f| !emulated.contains(&f.as_str()));
         let lacking = cpu::missing(&features);
         let emulable =
             cpu::is_of_this_machine(&target.triple) && lacking.iter().all(|f| emulate::FEATURES.contains(f));
         let kind = if emulable { HostError::Features } else { HostError::Machine };
-        cpu::check(&asked).map_err(kind)?;
+        cpu::check(&native).map_err(kind)?;
         if !emulated.is_empty() {
             emulate::install()?;
         }

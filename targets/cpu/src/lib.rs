@@ -23,7 +23,7 @@ pub use fuse::{FusePosition, Fused, Operand};
 pub use gpu::GpuTarget;
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::has_gate_bounds;
-pub use moec_codegen::pack::feedback::gains;
+pub use moec_codegen::pack::feedback::uses_feedback;
 pub use moec_codegen::pack::quantise::LARGEST;
 pub use moec_codegen::pack::{Feedback, Q4o, Weighting, quantise_q4o, round_rows};
 pub use moec_codegen::source::SourceFile;
@@ -177,7 +177,7 @@ impl CpuTarget {
 
     /// The fields of a kernel's schedule that it looks at, with their values.
     pub fn pieces(&self, spec: &KernelSpec, schedule: Schedule) -> Vec<(Knob, usize)> {
-        let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec, &self.isa));
+        let turned = Knob::ALL.into_iter().filter(|k| k.applies_to(spec, &self.isa));
         turned.map(|k| (k, schedule.get(k))).collect()
     }
 

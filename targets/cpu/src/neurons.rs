@@ -41,7 +41,7 @@ impl CpuTarget {
         let (up_down, up_down_format) = node.weight(3)?;
         if !format.holds_neurons() || up_down_format != format {
             return Err(Unsupported(format!(
-                "neurons cannot be {format} and {up_down_format}; q4 and q8 they can"
+                "neurons cannot be {format} and {up_down_format}; supported are q4 and q8"
             )));
         }
         let (&[experts, inter, hidden], true) = (gates, up_down.len() == 3) else {
@@ -126,11 +126,11 @@ impl CpuTarget {
         let (table, _) = node.value(1)?;
         let (neurons, format) = node.weight(2)?;
         if !format.holds_neurons() {
-            return Err(Unsupported(format!("bundles of neurons cannot hold {format}; q4 and q8 they can")));
+            return Err(Unsupported(format!("neuron bundles cannot be {format}; supported are q4 and q8")));
         }
         let (rows, hidden) = (x.rows(), x.cols());
         let &[experts, inter, _] = neurons else {
-            return Err(Unsupported("bundles of neurons need three axes".into()));
+            return Err(Unsupported("neuron bundles need three axes".into()));
         };
         let slots = node.out()?.rows();
         let layout = dispatch_layout(rows, slots / rows.max(1), table)?;

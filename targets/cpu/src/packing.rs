@@ -18,7 +18,7 @@ pub enum PackError {
     /// Its tensors could not be read.
     #[error("{0}")]
     Read(Box<dyn Error + Send + Sync>),
-    /// A number is past what the format holds.
+    /// A number is outside of the format's range.
     #[error("weight `{name}` holds {value:e}, which is past what {format} can hold")]
     Range {
         /// Weight.
@@ -43,7 +43,7 @@ pub enum PackError {
     Form(#[from] io::Error),
 }
 
-/// Importance of the errors of weights, by input channel: say the mean square of what the channel carries.
+/// Importance of the errors of weights for each input channel, for example the mean square of the channel.
 /// Grouped formats choose scales and codes by it.
 pub trait WeightImportance: fmt::Debug + Sync {
     /// Importance of the input channels (columns) of matrix `matrix` (0 except for experts and heads) of a
@@ -51,12 +51,12 @@ pub trait WeightImportance: fmt::Debug + Sync {
     /// proportions count. `None`: all channels of that matrix count the same.
     fn importance(&self, weight: &str, matrix: usize) -> Option<&[f32]>;
 
-    /// For matrix `matrix` of a weight: how errors of its columns make up for each other, where that is
-    /// known. It is computed anew by every call.
+    /// For matrix `matrix` of a weight: the feedback between errors of its columns, if known. Every call
+    /// computes it again.
     fn feedback(&self, weight: &str, matrix: usize) -> Option<Arc<Feedback>>;
 
-    /// The same for a table that is read by rows: how errors in a row's channels make up for each other in
-    /// what reads it.
+    /// The same for a table that is read by rows: how errors in a row's channels cancel each other in the
+    /// readers of the row.
     fn table(&self, _weight: &str) -> Option<Arc<Feedback>> {
         None
     }
@@ -149,7 +149,7 @@ impl<'a> Packer<'a> {
         Ok(packer)
     }
 
-    /// Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
+    /// Importance applies to the input of a matrix; a table that is read by rows has none.
     fn matter(&self, matrix: usize) -> Option<&'a [f32]> {
         self.importance
             .filter(|_| !self.by_rows())
@@ -180,7 +180,7 @@ impl<'a> Packer<'a> {
     pub fn expect(&self, block: &Block) {
         let Self { weight, source, .. } = *self;
         for rows in self.geometry.rows_of(block) {
-            weight.expr.expect(self.first + block.matrix, rows, 0..self.geometry.cols, source);
+            weight.expr.will_read(self.first + block.matrix, rows, 0..self.geometry.cols, source);
         }
     }
 
@@ -190,7 +190,7 @@ impl<'a> Packer<'a> {
     /// [`PackError::Read`] and [`PackError::Range`].
     pub fn pack(&self, block: &Block, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<(), PackError> {
         let stored = self.importance.is_some_and(WeightImportance::stored);
-        let by = self.importance.filter(|_| feedback::gains(self.geometry.format) && !stored);
+        let by = self.importance.filter(|_| feedback::uses_feedback(self.geometry.format) && !stored);
         let shared = by.and_then(|i| self.shared.of(block.matrix, || self.feedback(i, block.matrix)));
         let weighting =
             Weighting { feedback: shared.as_deref(), stored, ..Weighting::of(self.matter(block.matrix)) };
@@ -222,7 +222,7 @@ impl Rows<PackError> for &Packer<'_> {
     fn read(&mut self, matrix: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), PackError> {
         let Packer { geometry: g, weight, source, .. } = **self;
         weight.expr.read(self.first + matrix, rows, 0..g.cols, source, out).map_err(PackError::Read)?;
-        match pack::past(g.format, out) {
+        match pack::first_overflow(g.format, out) {
             Some(value) => Err(PackError::Range { name: weight.name.clone(), format: g.format, value }),
             None => Ok(()),
         }
@@ -246,7 +246,7 @@ pub fn groups(
     cols: usize,
     weighting: Weighting<'_>,
 ) -> Result<impl Iterator<Item = (f32, [i8; GROUP])>, f32> {
-    match pack::past(format, rows) {
+    match pack::first_overflow(format, rows) {
         Some(x) => Err(x),
         None => Ok(pack::groups(format, rows, cols, weighting).into_iter().map(|g| (g.scale, g.codes))),
     }

@@ -3,7 +3,7 @@
 use crate::arithmetic::RowConversion;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
-use moec_codegen::pack::feedback::gains;
+use moec_codegen::pack::feedback::uses_feedback;
 use moec_codegen::spec::{
     CausalConv, Combine, CopyColumns, DeltaRule, Embed, ExpertDown, ExpertGateUp, GatherRows, Linear, Map,
     Norm, Quantise, Rope, Router, SelectiveScan, Softmax, ZeroExperts,
@@ -32,7 +32,7 @@ pub struct NodeView<'a> {
     pub tied: bool,
 }
 
-/// One operand.
+/// Operand of a step.
 #[derive(Clone, Copy, Debug)]
 pub enum InputView<'a> {
     /// A value in the arena.
@@ -160,7 +160,7 @@ impl CpuTarget {
                 let (shape, format) = node.weight(1)?;
                 let (vocab, hidden) = two(shape)?;
                 // A format that gains from feedback is rounded for what reads it: two readers, two copies.
-                let panels = node.tied && !gains(format);
+                let panels = node.tied && !uses_feedback(format);
                 let spec = Embed { vocab, hidden, format, panels, out_ld: hidden };
                 s.layouts.extend(self.weight_layout(spec.clone()).filter(|_| panels).map(|l| (1, l)));
                 s.kernel(spec, inputs(2), 1);
@@ -252,7 +252,7 @@ impl CpuTarget {
                 return Err(Unsupported("`request_experts` is the runtime's".into()));
             }
             Op::LimitCapacity(_) | Op::ExpertFfn { fixed: true, .. } => {
-                return Err(Unsupported(format!("`{}` takes part in static graphs", node.op.name())));
+                return Err(Unsupported(format!("`{}` is for static graphs", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
             &Op::NeuronFfn { glu, paged: None, predict } => self.neuron_ffn(&mut s, node, glu, predict)?,

@@ -309,8 +309,8 @@ impl CpuTarget {
             }) => {
                 let bytes = bytes_of(*outputs, *k)?;
                 let panels = self.panels(spec).max(1);
-                let wanted = (share(seconds, bytes) * panels as f64) as usize;
-                let kept = wanted.clamp((4 * threads).min(panels), panels);
+                let affordable = (share(seconds, bytes) * panels as f64) as usize;
+                let kept = affordable.clamp((4 * threads).min(panels), panels);
                 let gated = glu.is_some();
                 *groups = 1;
                 *outputs = if kept < panels { kept * self.isa.nr } else { *outputs };
@@ -405,14 +405,14 @@ mod tests {
     use moec_ir::op::{Activation, Glu};
 
     #[test]
-    fn the_middle_counts() {
+    fn median_is_the_middle_value() {
         assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&mut []), f64::INFINITY);
     }
 
     #[test]
-    fn a_table_gives_every_expert_its_rows_and_every_token_a_slot() {
+    fn dispatch_table_assigns_rows_and_slots() {
         let layout = DispatchLayout { rows: 21, k: 1, experts: 7 };
         let table = dispatch(layout, 3);
         let mut tokens: Vec<i32> = table[layout.token()..][..21].to_vec();
@@ -422,14 +422,14 @@ mod tests {
     }
 
     #[test]
-    fn only_code_of_this_machine_is_timed() {
+    fn only_code_for_this_cpu_is_timed() {
         let elsewhere = if cfg!(target_arch = "x86_64") { "neoverse-v2" } else { "x86-64-v3" };
         let target = CpuTarget::new(&Device::find(elsewhere).unwrap()).unwrap();
         let error = Stopwatch::new(&target, 1).unwrap_err();
         assert!(matches!(error, TuneError::Machine { .. }) && error.to_string().contains("they are for"));
     }
 
-    /// Every kind of kernel, with odd sizes, on more threads than there is work for. No time is tested.
+    /// Every kind of kernel, with odd sizes, on more threads than there are work items. Times are not tested.
     #[test]
     fn every_candidate_is_timed() {
         let target = CpuTarget::new(&Device::find("native").unwrap()).unwrap();
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_ends_it() {
+    fn interrupt_ends_tuning() {
         let target = CpuTarget::new(&Device::find("native").unwrap()).unwrap();
         let mut watch = Stopwatch::new(&target, 1).unwrap();
         let spec = KernelSpec::Linear(Linear {

@@ -1,4 +1,5 @@
-//! The PTX of a bundle, read back: what a unit launches is in its artifact, and is what the plan says of it.
+//! Reads the PTX of a bundle back, and checks that a unit's launches are in its artifact as the plan
+//! describes them.
 
 use moec_cuda_unit::text;
 use moec_ir::plan::Plan;
@@ -12,7 +13,7 @@ pub struct Artifact {
     pub text: text::Artifact,
     /// Its module.
     pub module: Module,
-    /// By index of [`Plan::launches`]; none of other units'.
+    /// Kernels by index of [`Plan::launches`]; `None` for other units.
     pub kernels: Vec<Option<Program>>,
 }
 

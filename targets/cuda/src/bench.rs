@@ -19,7 +19,7 @@ const PER_CLOCK: [(u32, f64); 2] = [(80, 2048.0), (90, 4096.0)];
 pub(crate) struct Measured {
     device: GpuDevice,
     kernels: Vec<Kernel>,
-    /// First address and bytes of what was taken.
+    /// First address and length of each allocation.
     taken: (u64, u64),
 }
 
@@ -31,7 +31,7 @@ impl Measured {
     pub(crate) fn open() -> Result<Self> {
         let device = open(NAME).map_err(|e| {
             let error = Error::environment("there is no GPU to measure").because(&e);
-            error.hint("install NVIDIA's driver on a machine with an NVIDIA GPU, or leave `--gpu` out")
+            error.hint("install NVIDIA's driver on a machine with an NVIDIA GPU, or remove `--gpu`")
         })?;
         Ok(Self { device, kernels: Vec::new(), taken: (0, 0) })
     }
@@ -40,14 +40,14 @@ impl Measured {
         let (first, all) = self.taken;
         let inside =
             at.checked_sub(first).and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= all);
-        if inside { Ok(()) } else { Err(Error::bug("a place outside of the GPU's memory")) }
+        if inside { Ok(()) } else { Err(Error::bug("an address outside of the GPU's memory")) }
     }
 }
 
 fn refused(refusal: Refusal) -> Error {
     Error::environment("the GPU cannot be measured")
         .because(refusal.to_string())
-        .hint("see with `nvidia-smi` what else uses it")
+        .hint("check with `nvidia-smi` which programs use it")
 }
 
 impl Bench for Measured {
@@ -105,7 +105,7 @@ impl Bench for Measured {
         let start = Instant::now();
         for call in (0..times).flat_map(|_| calls) {
             let kernel =
-                self.kernels.get(call.kernel).ok_or_else(|| Error::bug("a kernel that is not there"))?;
+                self.kernels.get(call.kernel).ok_or_else(|| Error::bug("a kernel that does not exist"))?;
             let blocks = call.launch.blocks(call.rows).ok_or_else(|| Error::bug("a call of no blocks"))?;
             // SAFETY: the caller gives a kernel the addresses that it takes, with room after them.
             unsafe { self.device.launch(*kernel, blocks, call.launch.block, &call.addresses, call.rows) }
@@ -116,7 +116,7 @@ impl Bench for Measured {
     }
 
     fn link(&mut self, to: bool, times: u32) -> Result<(u64, Duration)> {
-        let (bytes, took) = self.device.link(to, times as usize, LIMIT).map_err(refused)?;
+        let (bytes, took) = self.device.measure_link(to, times as usize, LIMIT).map_err(refused)?;
         Ok((bytes as u64, took))
     }
 }

@@ -36,7 +36,7 @@ struct Own {
 }
 
 impl Own {
-    /// Offset of an address in the memory; `None` where it is outside.
+    /// Offset of an address in the memory; `None` if it is outside.
     fn offset(&self, at: Addr, bytes: usize) -> Option<u64> {
         let offset = at.ptr().addr().checked_sub(self.reserved.base().ptr().addr())?;
         (offset.checked_add(bytes)? <= self.reserved.bytes()).then_some(offset as u64)
@@ -60,13 +60,13 @@ impl Emulated {
         let rows = u32::try_from(launch.n).unwrap_or(u32::MAX);
         let blocks = of.launch.blocks(rows).ok_or_else(|| failed(format!("no grid for {rows} rows")))?;
         if let Some(at) = launch.args.iter().position(|&at| own.offset(at, 1).is_none()) {
-            return Err(failed(format!("operand {at} of step {} lies outside of its memory", launch.step)));
+            return Err(failed(format!("operand {at} of step {} is outside of its memory", launch.step)));
         }
         let addresses = launch.args.iter().map(|at| Argument::U64(at.ptr().addr() as u64));
         let arguments: Vec<Argument> = addresses.chain([Argument::U32(rows)]).collect();
-        let how =
+        let settings =
             moec_ptx::Launch { unwritten: true, ..moec_ptx::Launch::new(blocks, [of.launch.block, 1, 1]) };
-        let report = program.launch(&own.memory, &arguments, &how).map_err(|e| failed(e.to_string()))?;
+        let report = program.launch(&own.memory, &arguments, &settings).map_err(|e| failed(e.to_string()))?;
         self.executed.fetch_add(report.all().threads, Ordering::Relaxed);
         Ok(())
     }
@@ -146,9 +146,7 @@ impl ComputeUnit for Emulated {
                     }));
                 }
             }
-            Code::Kernel(_) => {
-                Err(Error::plan(format!("step {} gives `{NAME}` a kernel of the CPU's", launch.step)))
-            }
+            Code::Kernel(_) => Err(Error::plan(format!("step {} gives `{NAME}` a CPU kernel", launch.step))),
         };
         if let Err(e) = done {
             launch.fail(StepFault::Unit(e));

@@ -71,7 +71,7 @@ impl Backend for Cuda {
         }
         if let Some(other) = device.units.iter().find(|u| u.backend == unit.backend && u.name != unit.name) {
             let message = format!(
-                "`{}` is of the backend `cuda`, too: a run opens the machine's first GPU, and that alone",
+                "`{}` also has the backend `cuda`, but a run opens only the machine's first GPU",
                 other.name
             );
             return Err(Flaw::new("unit.backend", message));
@@ -82,13 +82,13 @@ impl Backend for Cuda {
             Some(sm) => Err(Flaw::new(
                 "unit.sm",
                 format!(
-                    "`{sm}` is not written for; there are {}: name the newest that is no newer than it",
+                    "there are no kernels for `{sm}`, only for {}: name the newest of these that is not newer than the GPU",
                     known()
                 ),
             )),
             None => Err(Flaw::new(
                 "unit.sm",
-                format!("a unit of the backend `cuda` says which generation it is, one of {}", known()),
+                format!("a unit of the backend `cuda` needs `sm`, one of {}", known()),
             )),
         }
     }
@@ -132,7 +132,7 @@ impl Backend for Cuda {
                 Ok(here) => format!("`{}` is of sm_{here}, older than sm_{newest}", device.name()),
                 Err(refusal) => refusal,
             };
-            Err(moec_runtime::Error::unit(&unit.name, why).with_hint("take a target of its generation"))
+            Err(moec_runtime::Error::unit(&unit.name, why).with_hint("choose a target of its generation"))
         });
         Some(here)
     }
@@ -182,7 +182,7 @@ impl GpuKernels for Cuda {
             (Some(code), Some(made)) if Some(made.by.as_str()) == by && *code != made.code => {
                 let path = code_path(&text.path);
                 return Err(Error::input(format!(
-                    "`{path}` is not what {} makes of `{}`",
+                    "`{path}` differs from the output of {} for `{}`",
                     made.by, text.path
                 ))
                 .hint("build the bundle again"));
@@ -192,8 +192,8 @@ impl GpuKernels for Cuda {
             _ => None,
         };
         let unverified = unverified.map(|why| {
-            let (path, by) = (code_path(&text.path), by.unwrap_or("an assembler that is not named"));
-            format!("`{path}`, which {by} has made, is not held against its text: {why}")
+            let (path, by) = (code_path(&text.path), by.unwrap_or("an unknown assembler"));
+            format!("`{path}`, written by {by}, is not checked against its PTX: {why}")
         });
         Ok(KernelsRead { kernels: artifact.kernels.iter().flatten().count(), unverified })
     }
@@ -205,7 +205,7 @@ mod tests {
     use moec_ir::Activation;
 
     #[test]
-    fn operators_that_update_a_state_are_not_taken() {
+    fn operators_that_update_state_are_not_claimed() {
         let updating = [
             Op::CausalConv { act: None, bias: true },
             Op::DeltaRule { key_heads: 1, heads: 2 },

@@ -19,7 +19,7 @@ pub(crate) fn find(cache: &Path) -> Option<PathBuf> {
 
 fn output(ptxas: &Path, command: &mut Command) -> Result<Output> {
     command.stdin(Stdio::null()).output().map_err(|e| {
-        Error::environment(format!("`{}` does not start", ptxas.display()))
+        Error::environment(format!("`{}` cannot be started", ptxas.display()))
             .because(e)
             .hint(format!("correct `{VARIABLE}`, or install it anew with `{INSTALL}`"))
     })
@@ -27,10 +27,10 @@ fn output(ptxas: &Path, command: &mut Command) -> Result<Output> {
 
 /// Its name and release: `ptxas 12.9.86`.
 fn release(ptxas: &Path) -> Result<String> {
-    let said = output(ptxas, Command::new(ptxas).arg("--version"))?;
-    let said = String::from_utf8_lossy(&said.stdout);
+    let run_output = output(ptxas, Command::new(ptxas).arg("--version"))?;
+    let stdout = String::from_utf8_lossy(&run_output.stdout);
     // `Cuda compilation tools, release 12.9, V12.9.86`
-    let found = said.lines().find_map(|line| line.split_once("release ")?.1.split_once(", V"));
+    let found = stdout.lines().find_map(|line| line.split_once("release ")?.1.split_once(", V"));
     let release = found.map_or("of an unknown release", |(_, full)| full.trim());
     Ok(format!("ptxas {release}"))
 }
@@ -42,15 +42,15 @@ fn release(ptxas: &Path) -> Result<String> {
 /// Fails if the assembler does not start, or refuses the text.
 pub(crate) fn assemble(ptxas: &Path, generation: &str, text: &Path) -> Result<Assembled> {
     let folder = tempfile::tempdir()
-        .map_err(|e| Error::environment("there is no folder for what is assembled").because(e))?;
+        .map_err(|e| Error::environment("there is no folder for the assembled code").because(e))?;
     let to = folder.path().join("code");
     let mut assemble = Command::new(ptxas);
     assemble.arg(format!("-arch={generation}")).arg("-o").arg(&to).arg(text);
     let done = output(ptxas, &mut assemble)?;
     if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        let first = said.lines().find(|l| !l.trim().is_empty()).unwrap_or("it says nothing").to_owned();
-        return Err(Error::input(format!("`{}` is not taken by NVIDIA's assembler", text.display()))
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        let first = stderr.lines().find(|l| !l.trim().is_empty()).unwrap_or("it printed nothing").to_owned();
+        return Err(Error::input(format!("NVIDIA's assembler does not accept `{}`", text.display()))
             .because(first)
             .hint("build the bundle again; if that does not help, this is a bug of moec"));
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct MatmulTime {
     /// Rows of the input.
     pub rows: u32,
-    /// Numbers of the matrices that they meet.
+    /// Number of weights that they are multiplied by.
     pub weights: u64,
     /// Milliseconds, without launching and waiting.
     pub ms: f64,

@@ -58,7 +58,7 @@ impl DeviceError {
             },
             Self::Read { .. } => "`--target` takes a name that `moec targets` lists, or a device file".into(),
             Self::Parse { .. } | Self::Invalid { .. } => {
-                "`moec targets x86-64-v3` prints a device file that is right".into()
+                "`moec targets x86-64-v3` prints a valid device file".into()
             }
         }
     }

@@ -50,7 +50,7 @@ pub struct Peak {
     pub gops: f64,
     /// Source.
     pub source: String,
-    /// Share of it that programs achieve, where the figure is what was published and not what was measured.
+    /// Share of it that programs achieve, if the figure was published and not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub achieved: Option<Figure>,
 }
@@ -62,7 +62,7 @@ impl Peak {
     }
 }
 
-/// A share that is achieved; all where the file does not say.
+/// The achieved share; 1 if the file has none.
 fn share(achieved: Option<&Figure>) -> f64 {
     achieved.map_or(1.0, |f| f.value)
 }
@@ -103,8 +103,7 @@ pub struct DeviceUnit {
     /// 10⁹ bytes per second that the unit reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_gb_per_s: Option<Figure>,
-    /// Share of that bandwidth that programs achieve, where the figure is what was published and not what was
-    /// measured.
+    /// Share of that bandwidth that programs achieve, if the figure was published and not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub achieved_bandwidth: Option<Figure>,
     /// Microseconds to load one context, a compiled artifact of static graphs, at the start of a program.
@@ -134,7 +133,7 @@ pub struct DeviceUnit {
     /// Form of its graphs.
     #[serde(default, skip_serializing_if = "GraphForm::is_default")]
     pub graph: GraphForm,
-    /// Operations that it has and has not; empty: it runs every operator.
+    /// Operations that the unit has or lacks; empty if it runs every operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub legality: Vec<Legality>,
 }
@@ -206,7 +205,7 @@ pub struct Bandwidth {
     pub gb_per_s: f64,
     /// Source.
     pub source: String,
-    /// Share of it that programs achieve, where the figure is what was published and not what was measured.
+    /// Share of it that programs achieve, if the figure was published and not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub achieved: Option<Figure>,
 }
@@ -280,7 +279,7 @@ pub struct Cache {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// One end.
+    /// One end of the link.
     pub from: String,
     /// The other.
     pub to: String,
@@ -291,7 +290,7 @@ pub struct Link {
     pub latency_us: Option<f64>,
     /// Source.
     pub source: String,
-    /// Share of it that programs achieve, where the figure is what was published and not what was measured.
+    /// Share of it that programs achieve, if the figure was published and not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub achieved: Option<Figure>,
 }

@@ -83,10 +83,10 @@ impl Device {
             }
         }
         if (self.cpu == NATIVE) != (self.triple == NATIVE) {
-            return bad("cpu", "`cpu` and `triple` are both `native`, or neither is");
+            return bad("cpu", "`cpu` and `triple` must both be `native`, or neither");
         }
         if self.is_native() && !self.features.is_empty() {
-            return bad("features", "`native` takes the features of the machine that builds: leave them out");
+            return bad("features", "`native` uses the features of the machine that builds: remove them");
         }
         if let Some(f) = self.features.iter().find(|f| !word(f)) {
             return bad("features", &format!("`{f}` is not an LLVM feature name; write them without `+`"));
@@ -99,7 +99,7 @@ impl Device {
             .chain(self.memories.iter().map(|m| ("memory.name", &m.name)))
         {
             if !word(name) || !names.insert(name.as_str()) {
-                return bad(key, &format!("`{name}` is empty, badly spelt or already taken"));
+                return bad(key, &format!("`{name}` is empty, invalid or a duplicate"));
             }
         }
         let of_memories = self.memories.iter().flat_map(|m| m.bandwidth.iter().chain(&m.sequential));
@@ -121,7 +121,7 @@ impl Device {
         }
         // Steps are the CPU's by default.
         if self.units.iter().position(|u| u.kind == UnitKind::Cpu).is_some_and(|at| at > 0) {
-            return bad("unit", "the CPU stands before all other units");
+            return bad("unit", "the CPU must be the first unit");
         }
         self.check_memories()?;
         for m in &self.memories {
@@ -129,10 +129,10 @@ impl Device {
                 return bad("memory.available", "more than the memory has");
             }
             if !m.ranges.is_sorted_by(|a, b| a.range_bytes < b.range_bytes) {
-                return bad("memory.ranges", "ranges ascend");
+                return bad("memory.ranges", "ranges must ascend");
             }
             if m.shared_queue.as_ref().is_some_and(|f| f.value > 1.0) {
-                return bad("memory.shared_queue", "a share is at most 1");
+                return bad("memory.shared_queue", "a share must be at most 1");
             }
         }
         let mut levels = BTreeSet::new();
@@ -141,10 +141,10 @@ impl Device {
                 return bad("cache.level", &format!("{} is not in 1..=3, or given twice", c.level));
             }
             if c.bytes == 0 {
-                return bad("cache.bytes", "a cache holds at least one byte");
+                return bad("cache.bytes", "a cache must have at least one byte");
             }
             if c.shared_by == Some(0) {
-                return bad("cache.shared_by", "a cache belongs to at least one core");
+                return bad("cache.shared_by", "a cache must belong to at least one core");
             }
         }
         for (key, value, source) in self.figures() {
@@ -167,7 +167,7 @@ impl Device {
             if of.is_none_or(|m| m.capacity.as_ref().is_none_or(|c| c.value < 1.0)) {
                 return Err((
                     "memory.capacity".into(),
-                    format!("`{memory}` needs one: `{}` works in it", u.name),
+                    format!("`{memory}` needs one, because `{}` works in it", u.name),
                 ));
             }
             if let Some(other) = self.units.iter().find(|o| o.memory == u.memory && o.name != u.name) {
@@ -183,7 +183,7 @@ impl Device {
                 if self.links.iter().find(is).is_none() {
                     return Err((
                         "link".into(),
-                        format!("none leads from `{from}` to `{to}`, where `{}` works", u.name),
+                        format!("there is none from `{from}` to `{to}`, where `{}` works", u.name),
                     ));
                 }
             }
@@ -257,7 +257,7 @@ impl Device {
 }
 
 /// Reason that a share is refused.
-const NO_SHARE: &str = "what is achieved is a share above 0, and of at most 1";
+const NO_SHARE: &str = "the achieved rate must be a share above 0 and at most 1";
 
 /// Fails if one is not a share.
 fn check_shares<'a>(mut shares: impl Iterator<Item = &'a Figure>) -> Result<(), ()> {
@@ -268,10 +268,10 @@ fn check_shares<'a>(mut shares: impl Iterator<Item = &'a Figure>) -> Result<(), 
 fn check_unit(u: &DeviceUnit) -> Result<(), (String, String)> {
     let bad = |key: &str, message: String| Err((key.to_owned(), message));
     if !u.matmul.is_sorted_by(|a, b| a.rows < b.rows) || u.matmul.iter().any(|m| m.rows == 0) {
-        return bad("unit.matmul", "rows ascend, from 1".into());
+        return bad("unit.matmul", "rows must ascend, from 1".into());
     }
     if u.matmul.iter().any(|m| m.weights == 0 || m.ms <= 0.0) {
-        return bad("unit.matmul", "matrices have weights, and take time".into());
+        return bad("unit.matmul", "matrices must have weights and a time above 0".into());
     }
     if let Some(d) = &u.dimms {
         check_dimms(d)?;
@@ -280,7 +280,7 @@ fn check_unit(u: &DeviceUnit) -> Result<(), (String, String)> {
     if !u.clusters.is_empty() && u.cores.map(u64::from) != Some(of_clusters) {
         return bad(
             "unit.cluster",
-            format!("clusters have {of_clusters} cores in all, which `cores` must say"),
+            format!("clusters have {of_clusters} cores in all, which `cores` must equal"),
         );
     }
     if u.hexagon.as_ref().is_some_and(|h| h.vtcm_mib == 0 || h.vtcm_mib > 64) {
@@ -288,11 +288,11 @@ fn check_unit(u: &DeviceUnit) -> Result<(), (String, String)> {
     }
     let mut ops = BTreeSet::new();
     if let Some(op) = u.legality.iter().flat_map(|row| &row.ops).find(|op| !ops.insert(op.as_str())) {
-        return bad("unit.legality", format!("`{op}` stands in two rows"));
+        return bad("unit.legality", format!("`{op}` has two rows"));
     }
     let mut forms = u.legality.iter().filter_map(|row| row.form.as_deref());
     if let Some(form) = forms.find(|form| !u.runs(form)) {
-        return bad("unit.legality.form", format!("`{form}` is not an operator that the unit runs as it is"));
+        return bad("unit.legality.form", format!("`{form}` is not an operator that the unit runs directly"));
     }
     if let Some((key, message)) = u.graph.fault() {
         return bad(key, message);
@@ -331,7 +331,7 @@ fn check_dimms(d: &Dimms) -> Result<(), (String, String)> {
         }
     }
     if !d.count.is_multiple_of(d.channels) {
-        let message = format!("{} DIMMs do not divide evenly over {} channels", d.count, d.channels);
+        let message = format!("{} DIMMs cannot be divided evenly among {} channels", d.count, d.channels);
         return Err(("unit.dimms.count".into(), message));
     }
     if !d.row_bytes.is_multiple_of(64) {
@@ -339,7 +339,7 @@ fn check_dimms(d: &Dimms) -> Result<(), (String, String)> {
         return Err(("unit.dimms.row_bytes".into(), message));
     }
     if d.gops.value <= 0.0 || d.link_gb_per_s.as_ref().is_some_and(|f| f.value <= 0.0) {
-        return Err(("unit.dimms".into(), "units and links have a rate above 0".into()));
+        return Err(("unit.dimms".into(), "units and links need a rate above 0".into()));
     }
     let whole = |x: f64| x.fract() == 0.0 && (1.0..=1e15).contains(&x);
     if !whole(d.capacity.value) {

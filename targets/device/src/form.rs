@@ -26,7 +26,7 @@ pub struct Choice<T> {
 pub enum StoredFormat {
     /// Bytes, a scale for each 32 input channels.
     Q8,
-    /// Four bits, likewise.
+    /// Four bits, with one scale for each 32 input channels.
     Q4,
 }
 
@@ -52,24 +52,24 @@ pub enum Counted {
     Dense,
 }
 
-/// Way of writing a prompt's chunk to the KV cache.
+/// Method of writing a prompt's chunk to the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheWrite {
-    /// By a product with a matrix of zeros and ones, at any position.
+    /// Product with a matrix of zeros and ones, at any position.
     #[default]
     Product,
-    /// By `slice_update` at constants: a function for every place where a chunk can begin, and the product
-    /// for rows that begin elsewhere.
+    /// `slice_update` at constant positions: one function for every position where a chunk can begin, and the
+    /// product for rows that begin elsewhere.
     SliceUpdate,
 }
 
-/// Form of a unit's graphs. Without a key nothing is assumed, and graphs are written in the plainest way.
+/// Form of a unit's graphs. Without a key, nothing is assumed, and graphs are written in the simplest form.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GraphForm {
-    /// Bytes that the last axis of a tensor is padded to. If that is more than the size of a number, tensors
-    /// inside of a graph are `[1, channels, 1, rows]`, and none of them may have a last axis of 1.
+    /// Bytes to which the last axis of a tensor is padded. If that is more than the size of a number, tensors
+    /// inside of a graph are `[1, channels, 1, rows]`. None of them may then have a last axis of 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_axis_bytes: Option<Figure>,
     /// Formats of weights besides f16.
@@ -78,7 +78,7 @@ pub struct GraphForm {
     /// Bytes that the limit on a graph counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<Choice<Counted>>,
-    /// Way of writing the KV cache.
+    /// Method of writing the KV cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_write: Option<Choice<CacheWrite>>,
 }
@@ -89,7 +89,7 @@ impl GraphForm {
         *self == Self::default()
     }
 
-    /// Bytes that the last axis of a tensor is padded to; those of a number where the file says nothing.
+    /// Bytes to which the last axis of a tensor is padded; without a key, those of a number.
     pub fn last_axis(&self) -> usize {
         self.last_axis_bytes.as_ref().map_or(NUMBER_BYTES, |f| f.value as usize)
     }
@@ -111,7 +111,7 @@ impl GraphForm {
         self.counted.as_ref().map(|c| c.value).unwrap_or_default()
     }
 
-    /// Way of writing the KV cache.
+    /// Method of writing the KV cache.
     pub fn cache_write(&self) -> CacheWrite {
         self.cache_write.as_ref().map(|c| c.value).unwrap_or_default()
     }
@@ -144,7 +144,7 @@ impl GraphForm {
         last.chain(weights).chain(counted).chain(written)
     }
 
-    /// Fault of the form, if it has one: the key, and what is expected.
+    /// Error of the form, if it has one: the key, and the expected value.
     pub(crate) fn fault(&self) -> Option<(&'static str, String)> {
         let value = self.last_axis_bytes.as_ref()?.value;
         let fine = value >= NUMBER_BYTES as f64 && value <= 4096.0 && value % NUMBER_BYTES as f64 == 0.0;
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_last_axis_of_one_takes_what_it_is_padded_to() {
+    fn last_axis_of_one_occupies_its_padded_size() {
         let form = |value: f64| GraphForm {
             last_axis_bytes: Some(Figure { value, source: "a test".into() }),
             ..GraphForm::default()

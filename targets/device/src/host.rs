@@ -104,14 +104,14 @@ fn from_cpu() -> Vec<Cache> {
 /// Caches of the fastest cores by macOS.
 #[cfg(all(target_os = "macos", not(target_arch = "x86_64")))]
 fn from_cpu() -> Vec<Cache> {
-    let ask = |name: &str| -> Option<u64> {
+    let sysctl = |name: &str| -> Option<u64> {
         let out = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok()?;
         String::from_utf8(out.stdout).ok()?.trim().parse().ok()
     };
-    let shared = ask("hw.perflevel0.cpusperl2").and_then(|n| u32::try_from(n).ok());
+    let shared = sysctl("hw.perflevel0.cpusperl2").and_then(|n| u32::try_from(n).ok());
     [(1, "hw.perflevel0.l1dcachesize", Some(1)), (2, "hw.perflevel0.l2cachesize", shared)]
         .into_iter()
-        .filter_map(|(level, name, shared)| cache(level, ask(name)?, shared, &format!("sysctl {name}")))
+        .filter_map(|(level, name, shared)| cache(level, sysctl(name)?, shared, &format!("sysctl {name}")))
         .collect()
 }
 
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_lists_are_read() {
+    fn host_sizes_and_cpu_lists_are_parsed() {
         let sizes = ["48K", "2M", "512", "1G", "K", "3T", "99999999999999999999K"].map(size);
         assert_eq!(sizes, [Some(49152), Some(2 << 20), Some(512), Some(1 << 30), None, None, None]);
         let lists = ["0", "0-1", "0-3,8-11,16", "", "3-1", "a"].map(count);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_the_system_is_read() {
+    fn sysfs_folder_is_parsed() {
         let folder = std::env::temp_dir().join(format!("moec-caches-{}", std::process::id()));
         for (name, kind, level, size, shared) in [
             ("index0", "Data", "1", "48K", "0"),
@@ -172,7 +172,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn the_cpu_and_the_system_agree() {
+    fn cpuid_and_the_operating_system_agree() {
         let (sys, own) = (from_sys(Path::new(SYS)), from_cpu());
         for a in &sys {
             if let Some(b) = own.iter().find(|b| b.level == a.level && a.level < 3) {

@@ -15,8 +15,7 @@ pub struct Legality {
     /// Operators of the Graph, by their text-form names (`expert_ffn`), or of the unit's backend (`conv1x1`).
     #[serde(default)]
     pub ops: Vec<String>,
-    /// The operator that the backend makes of these: the unit runs them in that form alone. None: as they
-    /// are.
+    /// The operator to which the backend converts these, if the unit runs them only in that form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub form: Option<String>,
     /// Source.

@@ -43,7 +43,7 @@ pub struct Device {
     pub name: String,
     /// Description, in a line.
     pub description: String,
-    /// Backend of its units other than CPUs.
+    /// Backend of the device's units other than CPUs.
     #[serde(alias = "family")]
     pub backend: String,
     /// LLVM triple, or [`NATIVE`].
@@ -82,7 +82,7 @@ pub enum LegalOps {
     #[default]
     #[serde(with = "all")]
     All,
-    /// These alone.
+    /// Only these.
     Only(Vec<String>),
 }
 

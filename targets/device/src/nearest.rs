@@ -3,10 +3,9 @@
 
 use std::cmp::Reverse;
 
-/// The candidates that `name` may have been meant to be, nearest first, three at most.
+/// The candidates that `name` may mean, nearest first, at most three.
 ///
-/// One comes near when it is at most a third of its letters away, or starts with the name or the other
-/// way round.
+/// A candidate is near if at most a third of its letters differ, or if one of the two begins with the other.
 ///
 /// ```
 /// assert_eq!(moec_device::nearest("max_contxt", ["max_context", "prefill_chunk"]), ["max_context"]);

@@ -1,4 +1,4 @@
-//! Device files: the built-in ones, a full one, and wrong ones.
+//! Device files: built-in, complete and invalid ones.
 
 use moec_device::{BUILT_IN, Device, DeviceError, DeviceUnit, Figure, LegalOps, UnitKind};
 use proptest::prelude::*;
@@ -50,14 +50,15 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn built_in_files_are_right_and_named_like_their_files() {
+fn built_in_devices_are_valid_and_named_like_their_files() {
     for (name, _) in BUILT_IN {
         let d = Device::find(name).unwrap();
         assert_eq!(d.name, *name);
         assert!(d.legal_ops.allows("expert_ffn"));
         let text = toml::to_string(&d).unwrap();
         assert_eq!(Device::parse(&text, Path::new(name)).unwrap(), d, "written and read again");
-        // Blocks of kernels follow these two; `native` has what the system tells.
+        // Kernels are blocked for these two caches; the caches of `native` are those that the operating
+        // system reports.
         if !d.is_native() {
             let (first, second) = (d.cache_per_core(1).unwrap(), d.cache_per_core(2).unwrap());
             assert!(16 << 10 <= first && first < second, "{name}");
@@ -86,7 +87,7 @@ fn every_file_of_the_folder_is_built_in() {
 }
 
 #[test]
-fn levels_contain_each_other() {
+fn each_feature_level_contains_the_lower_one() {
     let (v3, v4) = (Device::find("x86-64-v3").unwrap(), Device::find("x86-64-v4").unwrap());
     assert!(v3.features.iter().all(|f| v4.features.contains(f)));
     let amx = Device::find("sapphire-rapids").unwrap();
@@ -123,7 +124,7 @@ fn with_npu() -> Vec<(Device, DeviceUnit)> {
 }
 
 #[test]
-fn an_npu_runs_what_a_legal_row_names_and_nothing_else() {
+fn npu_executes_only_operators_listed_as_legal() {
     for (device, npu) in with_npu() {
         assert_eq!((device.backend_of(&npu), device.backend_of(&device.units[0])), ("coreml", "cpu"));
         assert!(["linear", "attention", "expert_ffn", "add"].iter().all(|op| npu.is_legal(op)));
@@ -162,8 +163,8 @@ fn costs_follow_the_table_of_times() {
     assert_eq!(DeviceUnit::default().matmul_us(1.0, 1.0), None);
 }
 
-/// Published rates, and those from clocks and widths, are bounds that programs do not reach: a model predicts
-/// with the share that they do.
+/// Published rates, and those computed from clocks and widths, are bounds that programs do not reach. The
+/// cost model multiplies them by the share that programs reach.
 #[test]
 fn published_rates_are_derated() {
     let published = [
@@ -204,7 +205,7 @@ fn published_rates_are_derated() {
     assert!(seen > 25, "{seen}");
 }
 
-/// Places of every `source = "…"` in a text: from the key to after its closing quote.
+/// Ranges of every `source = "…"` in a text: from the key to after the closing quote.
 fn sources(text: &str) -> Vec<std::ops::Range<usize>> {
     const KEY: &str = "source = \"";
     let end = |from: usize| {
@@ -219,8 +220,8 @@ fn sources(text: &str) -> Vec<std::ops::Range<usize>> {
     text.match_indices(KEY).map(|(at, _)| at..end(at + KEY.len())).collect()
 }
 
-/// Units that state facts that are no figures (cores, the generation of a GPU, the organisation of DIMMs),
-/// and not where they come from.
+/// Names of units that state facts other than figures (cores, GPU generation, organisation of DIMMs), but not
+/// their source.
 fn unsourced(d: &Device) -> Vec<&str> {
     let states = |u: &&DeviceUnit| u.cores.is_some() || u.sm.is_some() || u.dimms.is_some();
     d.units.iter().filter(states).filter(|u| u.source.is_none()).map(|u| &*u.name).collect()
@@ -254,7 +255,7 @@ fn built_in_files_are_refused_without_any_one_of_their_sources() {
 }
 
 #[test]
-fn what_is_achieved_is_a_share() {
+fn achieved_rate_is_a_fraction_of_the_peak() {
     let text = BUILT_IN.iter().find(|(n, _)| *n == "h100-x86").unwrap().1;
     let d = parse(text).unwrap();
     let gpu = &d.units[1];
@@ -266,12 +267,12 @@ fn what_is_achieved_is_a_share() {
     for (from, to) in
         [("value = 0.9,", "value = 1.1,"), ("value = 0.0985", "value = 0"), ("value = 0.836", "value = 79")]
     {
-        assert!(error(&text.replacen(from, to, 1)).contains("is a share above 0, and of at most 1"), "{to}");
+        assert!(error(&text.replacen(from, to, 1)).contains("must be a share above 0 and at most 1"), "{to}");
     }
 }
 
 #[test]
-fn phones_are_what_the_paper_measured() {
+fn phone_devices_match_the_papers_measurements() {
     let phone = |name| Device::find(name).unwrap();
     let (best, middle) = (phone("snapdragon-8-gen-3"), phone("snapdragon-8-plus-gen-1"));
     for (d, cores, soc) in [(&best, [1, 5, 2], (57, 75)), (&middle, [1, 3, 4], (42, 69))] {
@@ -280,12 +281,12 @@ fn phones_are_what_the_paper_measured() {
         let hexagon = npu.hexagon.as_ref().unwrap();
         assert_eq!((hexagon.soc, hexagon.arch), soc);
         assert!(npu.is_legal("linear") && npu.runs("linear") && !npu.is_legal("router"));
-        // What a program may have is less than there is (PowerInfer-2, Table 3).
+        // The memory available to a program is smaller than the capacity (PowerInfer-2, Table 3).
         let dram = &d.memories[0];
         assert!(dram.available.as_ref().unwrap().value < dram.capacity.as_ref().unwrap().value);
         assert!(d.memories.iter().any(|m| m.name == "disk" && !m.sequential.is_empty()));
     }
-    // Both units together read more than one alone, and less than the sum (§2.3.1).
+    // Both units together read faster than either alone, but slower than the sum (§2.3.1).
     let rate = |i: usize| best.units[i].bandwidth_gb_per_s.as_ref().unwrap().value;
     let both = best.memories[0].bandwidth.last().unwrap().gb_per_s;
     assert!(rate(0) < rate(1) && rate(1) < both && both < rate(0) + rate(1));
@@ -334,17 +335,17 @@ fn wrong_files_are_refused_with_line_and_key() {
         ),
         ("name = \"box\"", "name = 3", "line 2, column 8: invalid type: integer `3`, expected a string"),
         ("level = 2", "level = 9", "`cache.level`: 9 is not in 1..=3"),
-        ("level = 2", "shared_by = 0\nlevel = 2", "`cache.shared_by`: a cache belongs to at least one core"),
+        (
+            "level = 2",
+            "shared_by = 0\nlevel = 2",
+            "`cache.shared_by`: a cache must belong to at least one core",
+        ),
         ("value = 1.5", "value = -1.5", "`unit.dispatch_cost_us`: -1.5 is not a finite number of at least 0"),
         ("source = \"cpuid\"", "source = \" \"", "`cache`: a figure needs a `source`"),
         ("to = \"dram\"", "to = \"disk\"", "`link`: no unit or memory is named `disk`"),
-        (
-            "name = \"dram\"",
-            "name = \"cores\"",
-            "`memory.name`: `cores` is empty, badly spelt or already taken",
-        ),
+        ("name = \"dram\"", "name = \"cores\"", "`memory.name`: `cores` is empty, invalid or a duplicate"),
         ("\"avx512f\"", "\"+avx512f\"", "`features`: `+avx512f` is not an LLVM feature name"),
-        ("cpu = \"sapphirerapids\"", "cpu = \"native\"", "`cpu` and `triple` are both `native`"),
+        ("cpu = \"sapphirerapids\"", "cpu = \"native\"", "`cpu` and `triple` must both be `native`"),
         ("cpu = \"sapphirerapids\"\n", "", "missing field `cpu`"),
         (
             "cores = 2",
@@ -354,7 +355,7 @@ fn wrong_files_are_refused_with_line_and_key() {
         (
             "cores = 2",
             "matmul = [{ rows = 1, weights = 0, ms = 1, source = \"x\" }]",
-            "`unit.matmul`: matrices have",
+            "`unit.matmul`: matrices must have",
         ),
         (
             "cores = 2",
@@ -364,12 +365,12 @@ fn wrong_files_are_refused_with_line_and_key() {
         (
             "cores = 2",
             "legality = [{ operation = \"a\", legal = true, ops = [\"add\", \"add\"], source = \"x\" }]",
-            "`unit.legality`: `add` stands in two rows",
+            "`unit.legality`: `add` has two rows",
         ),
         (
             "cores = 2",
             "legality = [{ operation = \"a\", legal = true, ops = [\"add\"], form = \"mul\", source = \"x\" }]",
-            "`unit.legality.form`: `mul` is not an operator that the unit runs as it is",
+            "`unit.legality.form`: `mul` is not an operator that the unit runs directly",
         ),
         (
             "cores = 2",
@@ -384,18 +385,18 @@ fn wrong_files_are_refused_with_line_and_key() {
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in "\\PC{0,200}") {
+    fn no_device_text_panics(text in "\\PC{0,200}") {
         let _ = parse(&text);
     }
 
     #[test]
-    fn no_change_of_a_line_makes_it_panic(line in 0usize..40, with in "[a-z_]{0,9} ?=? ?[\\[\\]{}\"0-9a-z.,=-]{0,20}") {
+    fn no_changed_device_line_panics(line in 0usize..40, with in "[a-z_]{0,9} ?=? ?[\\[\\]{}\"0-9a-z.,=-]{0,20}") {
         let text: Vec<&str> = FULL.lines().enumerate().map(|(i, l)| if i == line { &*with } else { l }).collect();
         let _ = parse(&text.join("\n"));
     }
 
     #[test]
-    fn no_name_makes_it_panic(name in "\\PC{0,40}") {
+    fn no_device_name_panics(name in "\\PC{0,40}") {
         let _ = Device::find(&name);
     }
 }

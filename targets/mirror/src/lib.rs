@@ -43,7 +43,7 @@ impl Backend for Mirror {
 
     /// Everything that is a kernel. The CPU computes the router's choice and the angles of positions.
     fn takes(&self, op: &Op) -> bool {
-        // A state that an operator updates is brought back from snapshots by the CPU alone.
+        // States that an operator updates are restored from snapshots only by the CPU.
         !matches!(
             op,
             Op::Dispatch { .. } | Op::RequestExperts { .. } | Op::LimitCapacity(_) | Op::RopeAngles { .. }

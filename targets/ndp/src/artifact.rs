@@ -13,7 +13,7 @@
 //! Experts are in ascending order, and all streams are for the same machine. The encoding is unique:
 //! [`encode`] gives back exactly the bytes that [`decode`] accepts.
 
-use crate::allot::DimmConfig;
+use crate::allocation::DimmConfig;
 use moec_ir::plan::StreamSet;
 use moec_ndp_isa::Stream;
 use moec_runtime::bundle::BundleReader;
@@ -49,14 +49,14 @@ pub struct Placed {
     pub stream: Stream,
 }
 
-/// Bytes that are no artifact, or an artifact that has no bytes.
+/// Bytes that are not an artifact, or an artifact that cannot be encoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ArtifactError {
     /// Other bytes than [`MAGIC`] at the beginning.
     #[error("this is not a file of experts in DIMMs: it does not begin with `moecdimm`")]
     Magic,
     /// Another version.
-    #[error("version {0} of experts in DIMMs, and this moec reads {VERSION}: build the bundle anew")]
+    #[error("version {0} of experts in DIMMs, but this moec reads {VERSION}: build the bundle again")]
     Version(u32),
     /// The bytes end too early.
     #[error("byte {at}: the file ends inside of {what}; it has been cut off")]
@@ -66,7 +66,7 @@ pub enum ArtifactError {
         /// Item that was being read.
         what: &'static str,
     },
-    /// The bytes go on after the last expert.
+    /// Bytes remain after the last expert.
     #[error("byte {at}: {bytes} bytes are left after the last expert")]
     Trailing {
         /// Offset of the first.
@@ -75,9 +75,9 @@ pub enum ArtifactError {
         bytes: usize,
     },
     /// A number past its bound.
-    #[error("{found} {what}: {most} are the most")]
+    #[error("{found} {what}: at most {most} are allowed")]
     TooMany {
-        /// Of what.
+        /// Name of the counted things.
         what: &'static str,
         /// Found number.
         found: u64,
@@ -85,7 +85,7 @@ pub enum ArtifactError {
         most: u32,
     },
     /// An expert that follows a later one, or is listed twice.
-    #[error("expert {expert} stands after expert {before}: they ascend")]
+    #[error("expert {expert} is after expert {before}: they must ascend")]
     Order {
         /// The expert.
         expert: u32,
@@ -93,7 +93,7 @@ pub enum ArtifactError {
         before: u32,
     },
     /// A stream for another DIMM.
-    #[error("expert {expert} is on DIMM {dimm}, and its stream is for DIMM {stream}")]
+    #[error("expert {expert} is on DIMM {dimm}, but its stream is for DIMM {stream}")]
     Dimm {
         /// The expert.
         expert: u32,
@@ -103,7 +103,7 @@ pub enum ArtifactError {
         stream: u32,
     },
     /// Streams for several machines.
-    #[error("the stream of expert {expert} is for {found:?}, and the first one for {first:?}")]
+    #[error("the stream of expert {expert} is for {found:?}, but the first one for {first:?}")]
     Dimms {
         /// The expert.
         expert: u32,

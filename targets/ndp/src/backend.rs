@@ -1,15 +1,15 @@
-//! The backend as the compiler uses it.
+//! The backend's interface to the compiler.
 //!
-//! The streams of a layer's experts are in one file ([`crate::artifact`]), which also says where each expert
-//! begins. An expert is read in the packing of the CPU's kernels, so no weight is stored twice.
+//! The streams of a layer's experts are in one file ([`crate::artifact`]), which also has each expert's
+//! initial location. Experts are read in the packing of the CPU's kernels, so no weight is stored twice.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, and rows of a memory system")]
 
 mod check;
 mod simulate;
 
 use crate::NAME;
-use crate::allot;
-use crate::allot::DimmConfig;
+use crate::allocation;
+use crate::allocation::DimmConfig;
 use crate::artifact::{self, Artifact, Placed, STRIPED};
 use crate::emit::{Output, emit};
 use crate::image::{self, Shape};
@@ -19,7 +19,7 @@ use crate::unit::DimmUnit;
 use moec_backend::error::{Error, Result};
 use moec_backend::{
     Backend, CommandStreams, Flaw, FunctionReport, StreamCosts, StreamExpert, StreamLayer, StreamRun,
-    StreamScene, StreamTrial, Subcommand,
+    StreamTrial, StreamWorkload, Subcommand,
 };
 use moec_device::{Device, DeviceUnit, Dimms};
 use moec_dram::{Options, Path as Way, Placement, Timing};
@@ -46,17 +46,17 @@ pub struct Ndp;
 /// # Errors
 /// The key that is wrong or missing, and the expected value.
 pub fn dimm_config(unit: &DeviceUnit) -> Result<(DimmConfig, &Dimms, Timing), Flaw> {
-    let missing = || Flaw::new("unit.dimms", "a unit of the backend `ndp` says which DIMMs it has");
+    let missing = || Flaw::new("unit.dimms", "a unit of the backend `ndp` needs `dimms`");
     let dimms = unit.dimms.as_ref().ok_or_else(missing)?;
     let timing = Timing::named(&dimms.timing).ok_or_else(|| {
         let known: Vec<_> = moec_dram::TIMINGS.iter().map(|(name, _)| format!("`{name}`")).collect();
         Flaw::new(
             "unit.dimms.timing",
-            format!("`{}` is not known; there are {}", dimms.timing, known.join(", ")),
+            format!("`{}` is not supported; supported are {}", dimms.timing, known.join(", ")),
         )
     })?;
     if dimms.gops.value != GOPS {
-        return Err(Flaw::new("unit.dimms.gops", format!("the unit that is modelled has {GOPS}")));
+        return Err(Flaw::new("unit.dimms.gops", format!("the modelled unit has {GOPS}")));
     }
     let lines = dimms.row_bytes / LINE;
     let set =
@@ -71,8 +71,7 @@ pub fn dimm_config(unit: &DeviceUnit) -> Result<(DimmConfig, &Dimms, Timing), Fl
         lines,
     };
     if geometry.set_lines().is_none() {
-        let message =
-            format!("{} bytes are not a row of every bank, which takes {set}", dimms.capacity.value);
+        let message = format!("{} bytes are not a row of every bank, which has {set}", dimms.capacity.value);
         return Err(Flaw::new("unit.dimms.capacity", message));
     }
     let system = System { channels: dimms.channels, dimms: dimms.count / dimms.channels.max(1) };
@@ -100,7 +99,7 @@ impl Backend for Ndp {
         }
         let (_, dimms, _) = dimm_config(unit)?;
         if dimms.count > 1 && dimms.link_gb_per_s.is_none() {
-            let message = format!("{} DIMMs need links to hand experts to each other", dimms.count);
+            let message = format!("{} DIMMs need links to exchange experts", dimms.count);
             return Err(Flaw::new("unit.dimms.link_gb_per_s", message));
         }
         Ok(())
@@ -127,7 +126,7 @@ impl Backend for Ndp {
 fn shape(expert: &StreamExpert) -> Result<Shape, String> {
     if let Some(format) = expert.formats.iter().find(|f| **f != Format::Bf16) {
         return Err(format!(
-            "its weights are {format}, and a module multiplies bf16: `experts = \"bf16\"` under `[weights]`"
+            "its weights are {format}, but NDP DIMMs multiply bf16: set `experts = \"bf16\"` under `[weights]`"
         ));
     }
     let StreamExpert { hidden, inner, glu, bias, .. } = *expert;
@@ -150,9 +149,10 @@ impl CommandStreams for Ndp {
         let shape = shape(expert)?;
         let image = shape.image().map_err(|e| e.to_string())?;
         let slots = rows.iter().copied().max().unwrap_or(1);
-        let mut all = allot::Allotter::new(dimm_config, shape, slots).map_err(|e| e.to_string())?;
-        let (first, layout) = (allot::Expert { layer: 0, number: 0 }, allot::DramLayout::Localized(0));
-        let place = all.allot(first, layout).map_err(|e| e.to_string())?.rows.clone();
+        let mut all = allocation::RowAllocator::new(dimm_config, shape, slots).map_err(|e| e.to_string())?;
+        let (first, layout) =
+            (allocation::Expert { layer: 0, number: 0 }, allocation::DramLayout::Localized(0));
+        let place = all.allocate(first, layout).map_err(|e| e.to_string())?.rows.clone();
         let stream =
             emit(&shape, &dimm_config, 0, place, all.boxes(), Output::Slots).map_err(|e| e.to_string())?;
         let program = machine::Program::new(stream).map_err(|e| e.to_string())?;
@@ -188,36 +188,38 @@ impl CommandStreams for Ndp {
         let (dimm_config, ..) =
             dimm_config(unit).map_err(|flaw| Error::input(format!("`{}`: {}", flaw.key, flaw.message)))?;
         let limit = |e: &dyn std::fmt::Display| {
-            Error::limit(format!("`{}` has no room for the experts of this model", unit.name))
+            Error::limit(format!("the experts of this model do not fit into `{}`", unit.name))
                 .because(e.to_string())
         };
         let slots = layers.iter().map(|l| l.slots).max().unwrap_or(1);
-        let mut allotter: Option<(Shape, allot::Allotter)> = None;
+        let mut allocator: Option<(Shape, allocation::RowAllocator)> = None;
         let mut written = 0;
         for (number, layer) in (0..).zip(layers) {
             next(&format!("layer {}", layer.set.layer))?;
             let shape = shape(&layer.expert).map_err(|why| limit(&why))?;
-            let fresh = allotter.as_ref().is_none_or(|(of, _)| *of != shape);
-            if fresh && allotter.is_some() {
+            let fresh = allocator.as_ref().is_none_or(|(of, _)| *of != shape);
+            if fresh && allocator.is_some() {
                 return Err(limit(&"layers whose experts differ"));
             }
             if fresh {
-                allotter =
-                    Some((shape, allot::Allotter::new(dimm_config, shape, slots).map_err(|e| limit(&e))?));
+                allocator = Some((
+                    shape,
+                    allocation::RowAllocator::new(dimm_config, shape, slots).map_err(|e| limit(&e))?,
+                ));
             }
-            let Some((_, all)) = allotter.as_mut() else { continue };
+            let Some((_, all)) = allocator.as_mut() else { continue };
             let mut entries = Vec::new();
             for (expert, &module) in (0..).zip(layer.dimms) {
-                let layout =
-                    u32::try_from(module).map_or(allot::DramLayout::Striped, allot::DramLayout::Localized);
-                let at = allot::Expert { layer: number, number: expert };
-                let rows = all.allot(at, layout).map_err(|e| limit(&e))?.rows.clone();
+                let layout = u32::try_from(module)
+                    .map_or(allocation::DramLayout::Striped, allocation::DramLayout::Localized);
+                let at = allocation::Expert { layer: number, number: expert };
+                let rows = all.allocate(at, layout).map_err(|e| limit(&e))?.rows.clone();
                 // A striped expert has the stream that it runs once it is moved to one DIMM.
                 let dimm = u32::try_from(module).unwrap_or(0);
                 let local = local_rows(&shape, &dimm_config, all.boxes(), layout, &rows);
                 let mut stream = emit(&shape, &dimm_config, dimm, local, all.boxes(), Output::Slots)
                     .map_err(|e| limit(&e))?;
-                let striped = if layout == allot::DramLayout::Striped { STRIPED } else { "" };
+                let striped = if layout == allocation::DramLayout::Striped { STRIPED } else { "" };
                 stream.name = format!("layers.{}.experts.{expert}{striped}", layer.set.layer);
                 moec_ndp_isa::verify(&stream)
                     .map_err(|e| Error::bug(format!("a stream of layer {}", layer.set.layer)).because(e))?;
@@ -252,7 +254,7 @@ impl CommandStreams for Ndp {
         Ok(streams.join("\n"))
     }
 
-    fn simulate(&self, unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<StreamRun, String> {
+    fn simulate(&self, unit: &DeviceUnit, scene: &StreamWorkload<'_>) -> Result<StreamRun, String> {
         simulate::simulate(unit, scene)
     }
 
@@ -269,11 +271,11 @@ const NOTE: &str = "; the expert begins striped over all DIMMs: `dimm` and the r
 fn local_rows(
     shape: &Shape,
     dimm_config: &DimmConfig,
-    boxes: &allot::Boxes,
-    layout: allot::DramLayout,
+    boxes: &allocation::Boxes,
+    layout: allocation::DramLayout,
     rows: &Range<u32>,
 ) -> Range<u32> {
-    if let allot::DramLayout::Localized(_) = layout {
+    if let allocation::DramLayout::Localized(_) = layout {
         return rows.clone();
     }
     let (lines, set) = (shape.image().map_or(1, |i| i.lines), dimm_config.geometry.set_lines().unwrap_or(1));

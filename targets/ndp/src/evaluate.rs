@@ -1,9 +1,10 @@
-//! Reference of an expert in a DIMM, which the machine is held against, bit by bit.
+//! Reference for an expert in a DIMM, with which the machine is compared bit by bit.
 //!
-//! It knows nothing of streams, tiles or engines, and shares no code with their executor. The arithmetic is
-//! that of `docs/ndp-isa.md`. Activations are rounded to bf16. Of every 64 inputs in a row the products, in
-//! f32, are added by halves, and their sums one after the other to the bias, or to zero. The gate's function
-//! is computed in f64 and rounded to f32; its product with up is in f32, and the result is rounded to bf16.
+//! It does not use streams, tiles or engines, and shares no code with their executor. The arithmetic is that
+//! of `docs/ndp-isa.md`. Activations are rounded to bf16. The f32 products of every 64 inputs in a row are
+//! added by halves. The sums of these groups are added in order to the bias, or to zero. The gate's
+//! function is computed in f64 and rounded to f32. Its product with up is in f32, and the result is rounded
+//! to bf16.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "an evaluator and simulator: numbers are rounded, places were checked"
@@ -51,7 +52,7 @@ pub fn expert(shape: &Shape, image: &[u8], x: &[f32], n: usize) -> Result<Vec<f3
     Ok(results)
 }
 
-/// One column of a matrix by a vector, on top of `start`.
+/// Product of one column of a matrix and a vector, added to `start`.
 fn column_sum(image: &[u8], matrix: &Matrix, column: usize, x: &[f32], start: f32) -> f32 {
     let first = matrix.line as usize * 64 + column / 32 * matrix.pairs as usize * 128 + column % 32 * 4;
     let mut sum = start;

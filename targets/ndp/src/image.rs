@@ -76,7 +76,7 @@ pub enum ImageError {
         inner: u32,
     },
     /// A part that has another size.
-    #[error("the {part} of an expert of {hidden} by {inner} take {want} bytes, and {found} are given")]
+    #[error("the {part} of an expert of {hidden} by {inner} take {want} bytes, but {found} are given")]
     Bytes {
         /// Channels of a token.
         hidden: u32,
@@ -90,14 +90,14 @@ pub enum ImageError {
         want: u64,
     },
     /// Biases for a shape without, or none for one with them.
-    #[error("an expert {} biases, and {} are given", if *.wanted { "with" } else { "without" }, if *.wanted { "none" } else { "some" })]
+    #[error("an expert {} biases, but {} are given", if *.expected { "with" } else { "without" }, if *.expected { "none" } else { "some" })]
     Biases {
         /// Whether the shape has them.
-        wanted: bool,
+        expected: bool,
     },
 }
 
-/// Parts of an expert, to be put together.
+/// Packed parts of an expert, from which its image is assembled.
 #[derive(Clone, Copy, Debug)]
 pub struct Packed<'a> {
     /// Panels of gate and up, as a packed segment of [`moec_ir::plan::Layout::GluPanels`] has them.
@@ -187,7 +187,7 @@ impl Shape {
                 put(&mut bytes, down, (image.down.panels * PANEL) as usize);
             }
             None if !self.bias => {}
-            _ => return Err(ImageError::Biases { wanted: self.bias }),
+            _ => return Err(ImageError::Biases { expected: self.bias }),
         }
         Ok(bytes)
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_follow_each_other() {
+    fn image_parts_are_consecutive() {
         let image = shape(100, 36, true).image().expect("an image");
         assert_eq!(image.gate_up, Matrix { line: 0, panels: 3, pairs: 50 });
         assert_eq!(image.down, Matrix { line: 300, panels: 4, pairs: 18 });
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn biases_lie_as_panels_do() {
+    fn biases_are_laid_out_like_panels() {
         let shape = shape(2, 17, true);
         let image = shape.image().expect("an image");
         let (gate_up, down) =
@@ -251,9 +251,9 @@ mod tests {
         let wrong = shape.pack(Packed { down: &down[64..], ..parts }).expect_err("too short");
         assert_eq!(
             wrong.to_string(),
-            "the down panels of an expert of 2 by 17 take 1152 bytes, and 1088 are given"
+            "the down panels of an expert of 2 by 17 take 1152 bytes, but 1088 are given"
         );
         let none = shape.pack(Packed { biases: None, ..parts }).expect_err("no biases");
-        assert_eq!(none.to_string(), "an expert with biases, and none are given");
+        assert_eq!(none.to_string(), "an expert with biases, but none are given");
     }
 }

@@ -18,7 +18,7 @@ pub const fn glu(glu: moec_ir::Glu) -> Option<isa::Glu> {
     }
 }
 
-/// A function of the activation unit; `None` where it has none such.
+/// The activation unit's function for an activation; `None` if it has none.
 pub const fn activation(act: moec_ir::Activation) -> Option<isa::Activation> {
     Some(match act {
         moec_ir::Activation::Silu => isa::Activation::Silu,

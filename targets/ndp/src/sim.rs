@@ -13,7 +13,7 @@ use std::path::PathBuf;
 /// The subcommand, for the backend's row.
 pub(crate) const SUBCOMMAND: Subcommand = Subcommand { command: Args::command, run };
 
-/// Run a trace of requests through the model of DDR5 memory
+/// Simulate a trace of requests on the model of DDR5 memory
 ///
 /// Each line of the trace is one request for 64 bytes: `R|W channel rank bankgroup bank row column`. The
 /// report says at which clocks of the memory bus reads and writes were issued (docs/ndp-dram.md).
@@ -37,10 +37,10 @@ struct Args {
     json: bool,
 }
 
-/// Simulates. Gives the report.
+/// Runs the simulation and returns the report.
 ///
 /// # Errors
-/// A trace that cannot be read, or names what the memory does not have.
+/// Fails if the trace cannot be read, or has addresses outside of the memory.
 fn run(options: &ArgMatches) -> Result<String> {
     let args = Args::from_arg_matches(options).map_err(|e| Error::usage(e.to_string()))?;
     let unknown = || Error::usage(format!("`{}` is not a timing", args.timing));

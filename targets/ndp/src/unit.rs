@@ -10,7 +10,7 @@
 )]
 
 use crate::NAME;
-use crate::allot::{Allotment, Allotter, Boxes, DimmConfig, DramLayout, Expert, Move};
+use crate::allocation::{Boxes, DimmConfig, DramLayout, Expert, Move, RowAllocation, RowAllocator};
 use crate::artifact::STRIPED;
 use crate::emit::transfer;
 use crate::image::{Packed, Shape};
@@ -30,12 +30,12 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Default)]
 pub struct DimmUnit {
     memory: Option<Region>,
-    sets: Vec<Option<Set>>,
+    sets: Vec<Option<LoadedSet>>,
     machine: Option<Mutex<Machine>>,
 }
 
 /// The experts of a layer.
-struct Set {
+struct LoadedSet {
     /// Layer, counted over those with streams.
     layer: u32,
     shape: Shape,
@@ -46,16 +46,16 @@ struct Set {
 
 struct Machine {
     dimms: Dimms,
-    allotter: Allotter,
-    /// By layer and expert, whether its weights are in the DIMMs.
+    allocator: RowAllocator,
+    /// Whether the weights of an expert are in the DIMMs, by layer and expert.
     written: Vec<Vec<bool>>,
-    /// By layer and expert, what computes it where it lives.
+    /// Commands that compute an expert in its DIMM, by layer and expert.
     commands: Vec<Vec<Commands>>,
 }
 
 /// Addresses of a stream's step, which the verifier has found.
 struct Step<'a> {
-    set: &'a Set,
+    set: &'a LoadedSet,
     layout: DispatchLayout,
     /// Valid rows of `x`.
     valid: usize,
@@ -99,14 +99,14 @@ impl Machine {
         let fault = |e: &dyn std::fmt::Display| {
             Error::plan(format!("expert {expert} of layer {} in `{NAME}`: {e}", set.layer))
         };
-        let allotted = self.allotter.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
-        let DramLayout::Localized(dimm) = allotted.layout else {
-            return Err(fault(&"it lies over all DIMMs, and no unit of one computes it"));
+        let allocation = self.allocator.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
+        let DramLayout::Localized(dimm) = allocation.layout else {
+            return Err(fault(&"it is striped over all DIMMs, so that no single DIMM computes it"));
         };
         self.write(step, expert, at)?;
         let hidden = shape.hidden as usize;
-        let boxes = self.allotter.boxes().clone();
-        let here = |rows| Allotment { layout: DramLayout::Localized(dimm), rows };
+        let boxes = self.allocator.boxes().clone();
+        let here = |rows| RowAllocation { layout: DramLayout::Localized(dimm), rows };
         let input = shape.input_lines() as usize * LINE as usize;
         let mut rows = vec![0; input * (end - first)];
         for (slot, row) in (first..end).zip(rows.chunks_exact_mut(input)) {
@@ -140,7 +140,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Writes the weights of an expert where it lives, once.
+    /// Writes the weights of an expert into its DIMMs, once.
     fn write(&mut self, step: &Step<'_>, expert: usize, at: Expert) -> Result<()> {
         let (set, shape) = (step.set, &step.set.shape);
         if self.written[at.layer as usize][expert] {
@@ -164,33 +164,33 @@ impl Machine {
             (matrix(0), matrix(1), biases)
         };
         let image = shape.pack(Packed { gate_up, down, biases }).map_err(|e| fault(&e))?;
-        let allotted = self.allotter.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
-        self.dimms.write(&allotted, 0, &image).map_err(|e| fault(&e))?;
+        let allocation = self.allocator.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
+        self.dimms.write(&allocation, 0, &image).map_err(|e| fault(&e))?;
         self.written[at.layer as usize][expert] = true;
         Ok(())
     }
 
     /// Moves an expert: to a module, or over all of them.
-    fn relocate(&mut self, set: &Set, expert: u32, layout: DramLayout) -> Result<()> {
+    fn relocate(&mut self, set: &LoadedSet, expert: u32, layout: DramLayout) -> Result<()> {
         let at = Expert { layer: set.layer, number: expert };
         let fault =
             |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
-        if self.allotter.get(at).is_some_and(|a| a.layout == layout) {
+        if self.allocator.get(at).is_some_and(|a| a.layout == layout) {
             return Ok(());
         }
-        let moved = self.allotter.begin(at, layout).map_err(|e| fault(&e))?;
+        let moved = self.allocator.begin(at, layout).map_err(|e| fault(&e))?;
         match self.carry(set, expert as usize, &moved) {
-            Ok(()) => self.allotter.settle(at).map_err(|e| fault(&e)),
+            Ok(()) => self.allocator.settle(at).map_err(|e| fault(&e)),
             Err(e) => {
-                // It stays where it was.
-                self.allotter.cancel(at).map_err(|e| fault(&e))?;
+                // The expert stays at its old location.
+                self.allocator.cancel(at).map_err(|e| fault(&e))?;
                 Err(e)
             }
         }
     }
 
     /// Has the commands of a move executed, and those of the expert made for its new place.
-    fn carry(&mut self, set: &Set, expert: usize, moved: &Move) -> Result<()> {
+    fn carry(&mut self, set: &LoadedSet, expert: usize, moved: &Move) -> Result<()> {
         let fault =
             |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
         let commands = &self.commands[set.layer as usize][expert];
@@ -249,30 +249,33 @@ impl ComputeUnit for DimmUnit {
                 Some(machine) => machine,
                 none => none.insert(Machine {
                     dimms: Dimms::new(dimm_config, Bus::trimoe(), false).map_err(|e| bad(&e))?,
-                    allotter: Allotter::new(dimm_config, shape, slots).map_err(|e| bad(&e))?,
+                    allocator: RowAllocator::new(dimm_config, shape, slots).map_err(|e| bad(&e))?,
                     written: Vec::new(),
                     commands: Vec::new(),
                 }),
             };
-            let same = *machine.dimms.dimm_config() == dimm_config && machine.allotter.boxes().slots == slots;
+            let same =
+                *machine.dimms.dimm_config() == dimm_config && machine.allocator.boxes().slots == slots;
             if !same {
                 return Err(bad(&"it is of another machine than the others"));
             }
             let mut commands = Vec::new();
             for (number, placed) in (0..).zip(experts) {
                 let at = Expert { layer: layers, number };
-                let lies = starts.as_ref().and_then(|h| h.get(number as usize).copied());
-                let layout = lies.map_or(DramLayout::Localized(placed.stream.dimm), |m| {
+                let start_dimm = starts.as_ref().and_then(|h| h.get(number as usize).copied());
+                let layout = start_dimm.map_or(DramLayout::Localized(placed.stream.dimm), |m| {
                     u32::try_from(m).map_or(DramLayout::Striped, DramLayout::Localized)
                 });
-                let found = machine.allotter.allot(at, layout).map_err(|e| bad(&e))?.clone();
-                if !is_an_experts(&placed.stream, machine.allotter.boxes()) {
-                    return Err(bad(&format!("the stream of expert {number} does more than compute it")));
+                let found = machine.allocator.allocate(at, layout).map_err(|e| bad(&e))?.clone();
+                if !is_an_experts(&placed.stream, machine.allocator.boxes()) {
+                    return Err(bad(&format!(
+                        "the stream of expert {number} does more than compute the expert"
+                    )));
                 }
                 let rows = placed.stream.regions.first().map(|r| r.rows.clone());
                 if layout != DramLayout::Striped && Some(&found.rows) != rows.as_ref() {
                     return Err(bad(&format!(
-                        "expert {number} lies in {rows:?}, and {:?} are free",
+                        "expert {number} is in {rows:?}, but {:?} are free",
                         found.rows
                     )));
                 }
@@ -282,7 +285,7 @@ impl ComputeUnit for DimmUnit {
             let image = shape.image().map_err(|e| bad(&e))?;
             let bytes = [image.gate_up, image.down].map(|m| m.lines() as usize * LINE as usize);
             check(program, set, &bytes).map_err(|why| bad(&why))?;
-            self.sets.push(Some(Set { layer: layers, shape, bytes, experts: commands.len() }));
+            self.sets.push(Some(LoadedSet { layer: layers, shape, bytes, experts: commands.len() }));
             machine.commands.push(commands);
             layers += 1;
         }
@@ -324,7 +327,7 @@ impl ComputeUnit for DimmUnit {
             }
             Code::Kernel(_) => {
                 let why =
-                    format!("step {} is a kernel, which no unit of the backend `{NAME}` runs", launch.step);
+                    format!("step {} is a CPU kernel, which the backend `{NAME}` does not run", launch.step);
                 launch.fail(StepFault::Unit(Error::plan(why)));
             }
         }
@@ -349,7 +352,7 @@ fn check(program: &Program, set: &StreamSet, bytes: &[usize; 2]) -> Result<(), S
                     && s.matrix_bytes() == Some(bytes as u64)
             });
             if !fits {
-                return Err("its experts are packed otherwise than its streams read them".to_owned());
+                return Err("its experts are packed in another layout than its streams read".to_owned());
             }
         }
     }

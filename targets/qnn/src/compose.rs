@@ -47,10 +47,10 @@ pub fn compose(network: &Network, files: Option<&BundleReader>) -> Result<GraphS
         Composer { network, spec: GraphSpec::new(&network.name), ids: vec![None; network.tensors.len()] };
     // In the order of the network's: the library has that in which they come.
     for id in &network.inputs {
-        composer.port(*id, GraphSpec::input)?;
+        composer.add_boundary(*id, GraphSpec::input)?;
     }
     for id in &network.outputs {
-        composer.port(*id, GraphSpec::output)?;
+        composer.add_boundary(*id, GraphSpec::output)?;
     }
     for (i, tensor) in network.tensors.iter().enumerate().filter(|(_, t)| t.is_static()) {
         composer.ids[i] = Some(composer.constant(tensor, files)?);
@@ -104,7 +104,7 @@ impl Composer<'_> {
         Ok((dtype, self.dims(tensor)?, quant))
     }
 
-    fn port(&mut self, id: TensorId, add: Add) -> Result<()> {
+    fn add_boundary(&mut self, id: TensorId, add: Add) -> Result<()> {
         let tensor = self.network.tensor(id);
         let (dtype, dims, quant) = self.described(tensor)?;
         let made = add(&mut self.spec, &tensor.name, dtype, &dims, quant).map_err(|e| self.refused(e))?;
@@ -126,7 +126,7 @@ impl Composer<'_> {
     fn node(&mut self, node: &Node) -> Result<()> {
         let out = self.network.tensor(node.output);
         if self.ids[node.output.index()].is_none() {
-            self.port(node.output, GraphSpec::native)?;
+            self.add_boundary(node.output, GraphSpec::native)?;
         }
         let Some(made) = self.ids[node.output.index()] else { return Ok(()) };
         let mut inputs: Vec<sys::TensorId> =

@@ -21,10 +21,10 @@ fn main() -> ExitCode {
         template: template.into(),
         scratch: scratch.into(),
     };
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(&**part));
+    let is_selected = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(&**part));
     let (mut played, mut failed) = (0, Vec::new());
     println!("{:<52} {:>6} {:>8} {:>8}  answers", "case", "s", "MiB", "other, s");
-    for case in CASES.iter().filter(|case| wanted(case.name)) {
+    for case in CASES.iter().filter(|case| is_selected(case.name)) {
         played += 1;
         match play(case, &bundle) {
             Ok(seen) => println!(

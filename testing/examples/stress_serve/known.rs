@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Texts that are continued, and messages that are answered.
 const TEXTS: usize = 24;
 const MESSAGES: usize = 8;
-/// Bytes from one beginning to the next in the text. Neighbours of four begin alike.
+/// Bytes from one beginning to the next in the text. Four neighbours share a beginning.
 const STRIDE: usize = 900;
 /// Tokens whose log-probabilities are requested at each place.
-const LIKELIEST: usize = 5;
+const TOP_LOGPROBS: usize = 5;
 /// A request and its answer.
 struct One {
     path: &'static str,
@@ -54,17 +54,17 @@ impl Known {
             let (path, mut body) = if i < TEXTS {
                 (
                     COMPLETIONS,
-                    json!({"prompt": words, "max_tokens": n, "ignore_eos": true, "logprobs": LIKELIEST}),
+                    json!({"prompt": words, "max_tokens": n, "ignore_eos": true, "logprobs": TOP_LOGPROBS}),
                 )
             } else {
                 let messages = json!([{"role": "user", "content": words}]);
-                let body = json!({"messages": messages, "max_tokens": n, "logprobs": true, "top_logprobs": LIKELIEST});
+                let body = json!({"messages": messages, "max_tokens": n, "logprobs": true, "top_logprobs": TOP_LOGPROBS});
                 (CHAT, body)
             };
             body["temperature"] = json!(0);
             let reply = post(server.address(), path, &body).call().map_err(|e| e.to_string())?;
             let answer = Answer::of(&reply, false)?;
-            let alone = if i < TEXTS { generated(args, &words, n)? } else { said(args, &words, n)? };
+            let alone = if i < TEXTS { generated(args, &words, n)? } else { chat_text(args, &words, n)? };
             if answer.text != alone {
                 return Err(format!(
                     "{body}: a server with one client answers {:?} in place of {alone:?}",
@@ -91,7 +91,7 @@ impl Known {
     }
 
     /// Judgements, in words.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let Judged { same, tokens, other, widest } = &self.judged;
         let (same, tokens, other) = (of(same), of(tokens), of(other));
@@ -143,7 +143,7 @@ impl Model for Known {
     }
 }
 
-/// A part of the text, on one line: four of them begin alike and go on differently far.
+/// A part of the text, on one line: four of them share a beginning and have different lengths.
 fn words(text: &str, i: usize) -> String {
     let from = (i / 4) * STRIDE % text.len().max(1);
     let length = 20 + 90 * (i % 4);
@@ -159,7 +159,7 @@ fn generated(args: &Args, prompt: &str, n: usize) -> Result<String, String> {
 }
 
 /// Output of `run chat`.
-fn said(args: &Args, message: &str, n: usize) -> Result<String, String> {
+fn chat_text(args: &Args, message: &str, n: usize) -> Result<String, String> {
     let mut command = args.subcommand("chat");
     command.args(["--json", "--temperature", "0", "-n", &n.to_string(), "--template"]).arg(&args.template);
     text_of(&mut command, message)

@@ -108,7 +108,7 @@ fn half(args: &Args, known: &Known) -> Result<(), String> {
     if let Some((act, _)) = done.acts.iter().find(|(_, n)| *n == 0) {
         return Err(format!("nothing was {act}: more seconds are needed"));
     }
-    println!("  answers    {}", known.said());
+    println!("  answers    {}", known.summary());
     println!("  slots      {}", slots(&at, known)?);
     println!("  memory     {}", memory::hold(&seen, memory::promised(args)?)?);
     println!("  signal     {}", signal(&mut server, known)?);

@@ -63,7 +63,7 @@ pub(crate) fn hold(seen: &[u64], promised: u64) -> Result<String, String> {
     };
     let (first, last) = (median(&seen[..quarter]), median(&seen[seen.len() - quarter..]));
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let said = format!(
+    let summary = format!(
         "at most {:.1} MiB, where `run info` names {:.1} and the server {:.0} more; first quarter {:.1}, last quarter {:.1}",
         mib(peak),
         mib(promised),
@@ -72,12 +72,12 @@ pub(crate) fn hold(seen: &[u64], promised: u64) -> Result<String, String> {
         mib(last),
     );
     if peak > promised + OWN {
-        return Err(format!("more memory than is promised: {said}"));
+        return Err(format!("more memory than is promised: {summary}"));
     }
     if last > first + GROWTH {
-        return Err(format!("memory grows: {said}"));
+        return Err(format!("memory grows: {summary}"));
     }
-    Ok(said)
+    Ok(summary)
 }
 
 fn median(values: &[u64]) -> u64 {

@@ -1,7 +1,7 @@
 //! The test programs that cargo builds, and the tests in them.
 
 use super::Selection;
-use super::tables::{ALONE, APART, SLOW};
+use super::tables::{ALONE, ONE_BY_ONE, SLOW};
 use crate::llvm::Llvm;
 use crate::prebuilt;
 use crate::shell::{Failed, cargo, output, root, shown, stage};
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 /// The program of all tests from end to end, a module for each file of `tests/`.
 const END_TO_END: &str = "end_to_end";
-/// Name of the unit tests in a binary where a library has some, too.
+/// Name of the unit tests of a binary whose library also has unit tests.
 const MAIN: &str = "main";
 
 /// A program that cargo has built of tests.
@@ -20,7 +20,7 @@ const MAIN: &str = "main";
 pub(super) struct Program {
     /// Package.
     pub(super) package: String,
-    /// `golden` of `tests/golden.rs`; [`MAIN`] for the unit tests of a binary beside a library, else empty.
+    /// `golden` of `tests/golden.rs`; [`MAIN`] for the unit tests of a binary with a library, else empty.
     pub(super) test: String,
     /// Folder of the package, where tests run.
     folder: PathBuf,
@@ -33,7 +33,7 @@ pub(super) struct Job {
     pub(super) program: Program,
     /// The only test; `None`: all of them.
     pub(super) only: Option<String>,
-    /// Whether nothing may run beside it.
+    /// True if it must run alone.
     pub(super) alone: bool,
 }
 
@@ -70,15 +70,15 @@ impl Program {
 
     /// Names of its tests, those that are ignored among them.
     fn tests(&self) -> Result<Vec<String>, Failed> {
-        let said = output(self.command().args(["--list", "--format", "terse"]))
+        let listing = output(self.command().args(["--list", "--format", "terse"]))
             .ok_or_else(|| Failed::new(format!("`{}` does not list its tests", self.executable.display())))?;
-        Ok(said.lines().filter_map(|l| Some(l.strip_suffix(": test")?.to_owned())).collect())
+        Ok(listing.lines().filter_map(|l| Some(l.strip_suffix(": test")?.to_owned())).collect())
     }
 
-    /// Whether its tests are started one by one: where they take their time. Those of the libraries are over
-    /// sooner than a program starts.
+    /// True if its tests are started one by one, because they are slow. Those of the libraries end sooner
+    /// than a program starts.
     fn is_split(&self) -> bool {
-        self.test == END_TO_END || APART.iter().any(|(name, _)| *name == self.name())
+        self.test == END_TO_END || ONE_BY_ONE.iter().any(|(name, _)| *name == self.name())
     }
 }
 
@@ -142,7 +142,7 @@ impl Job {
     }
 }
 
-/// Builds the tests that may be wanted, and gives the programs.
+/// Builds the tests that may be selected, and returns the programs.
 pub(super) fn build(llvm: &Llvm, selection: &Selection) -> Result<Vec<Program>, Failed> {
     let mut command = cargo("test", Some(llvm));
     command.args(["--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
@@ -153,13 +153,13 @@ pub(super) fn build(llvm: &Llvm, selection: &Selection) -> Result<Vec<Program>, 
     if !done.status.success() {
         return Err(Failed::new("the tests do not compile"));
     }
-    let said = String::from_utf8_lossy(&done.stdout);
-    let mut programs: Vec<Program> = said.lines().filter_map(program).collect();
+    let stdout = String::from_utf8_lossy(&done.stdout);
+    let mut programs: Vec<Program> = stdout.lines().filter_map(program).collect();
     programs.sort_by_key(Program::name);
     Ok(programs)
 }
 
-/// Builds the test programs of these names, as the tests are built; gives the file of each.
+/// Builds the test programs of these names with the tests' options; returns the file of each.
 pub(crate) fn files(llvm: &Llvm, names: &[&str]) -> Result<Vec<PathBuf>, Failed> {
     let selection =
         Selection { names: names.iter().map(|&name| name.to_owned()).collect(), ..Selection::default() };
@@ -189,14 +189,14 @@ fn targets(names: &[&str]) -> Vec<String> {
             None => return Vec::new(),
         }
     }
-    // Of all packages, so that they have the features that they always have; what has a `main` of its own has
-    // no unit tests.
+    // For all packages, so that their features stay the same; targets with their own `main` have no unit
+    // tests.
     let units = if units { &["--exclude", "moec-prebuilt", "--lib", "--bins"][..] } else { &[] };
     let tests = tests.into_iter().flat_map(|test| ["--test", test]);
     units.iter().copied().chain(tests).map(str::to_owned).collect()
 }
 
-/// The program that one of cargo's messages tells of.
+/// The program in one of cargo's messages.
 fn program(message: &str) -> Option<Program> {
     let executable = string(message, "executable")?;
     let (_, profile) = message.split_once("\"profile\":{")?;
@@ -282,7 +282,7 @@ mod tests {
     const GOLDEN: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/compiler/cli#moec@0.1.0","manifest_path":"/w/compiler/cli/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"end_to_end","src_path":"/w/compiler/cli/../../tests/end_to_end.rs"},"profile":{"opt_level":"1","test":true},"executable":"/w/target/debug/deps/end_to_end-a7"}"#;
 
     #[test]
-    fn messages_of_cargo_name_programs() {
+    fn programs_are_parsed_from_cargo_messages() {
         let golden = program(GOLDEN).unwrap();
         assert_eq!((golden.group("golden::a_full_disk").as_str(), golden.is_split()), ("golden", true));
         assert_eq!(golden.folder, Path::new("/w/compiler/cli"));
@@ -292,14 +292,14 @@ mod tests {
             .replace("compiler/cli#moec@", "xtask#");
         let library = program(&library).unwrap();
         assert_eq!((library.name().as_str(), library.is_split()), ("xtask", false));
-        // A binary, a library without an executable, and what is said beside.
+        // A binary, a library without an executable, and other output.
         assert_eq!(program(&GOLDEN.replace("\"test\":true", "\"test\":false")), None);
         assert_eq!(program(&GOLDEN.replace("\"/w/target/debug/deps/end_to_end-a7\"", "null")), None);
         assert_eq!(program("{\"reason\":\"build-finished\",\"success\":true}"), None);
     }
 
     #[test]
-    fn only_what_is_wanted_is_built() {
+    fn only_requested_programs_are_built() {
         let tests = ["--test", "cli", "--test", "end_to_end", "--test", "it"];
         assert_eq!(targets(&["golden", "moec-ir/it", "cli", "moec-runtime/cli"]), tests);
         assert_eq!(targets(&["moec-ir", "xtask"]), ["--exclude", "moec-prebuilt", "--lib", "--bins"]);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_again_names_the_program() {
+    fn rerun_command_names_the_program() {
         let job = Job { program: program(GOLDEN).unwrap(), only: Some("golden::a".into()), alone: false };
         let again = "cargo test -p moec --test end_to_end -- --exact golden::a";
         assert_eq!(job.again("golden::a", false), again);

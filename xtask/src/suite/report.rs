@@ -71,17 +71,17 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// Reads what a test program says.
+    /// Reads the output of a test program.
     pub(super) fn new(
         job: Job,
         time: Time,
         status: Result<ExitStatus, String>,
-        said: &str,
+        output: &str,
         log: PathBuf,
     ) -> Self {
         let mut counts = [0; 3];
         let (mut ignored, mut failed) = (Vec::new(), Vec::new());
-        for line in said.lines() {
+        for line in output.lines() {
             if line.starts_with("test result:") {
                 for (count, word) in counts.iter_mut().zip(["passed", "failed", "ignored"]) {
                     *count += number_before(line, word);
@@ -141,7 +141,7 @@ impl Progress {
     }
 }
 
-/// All that is said at the end, and whether all is well.
+/// The summary at the end, and whether all tests passed.
 pub(super) fn closing(outcomes: &[Outcome], skipped: &str) -> (String, bool) {
     let mut text = String::new();
     let failures: Vec<&Outcome> = outcomes.iter().filter(|o| !o.is_good()).collect();
@@ -169,8 +169,8 @@ pub(super) fn closing(outcomes: &[Outcome], skipped: &str) -> (String, bool) {
 
 /// Output of a job that failed, and the command that repeats it.
 fn failure(text: &mut String, outcome: &Outcome) {
-    let said = std::fs::read_to_string(&outcome.log).unwrap_or_default();
-    let lines: Vec<&str> = said.lines().collect();
+    let log = std::fs::read_to_string(&outcome.log).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
     let shown = lines.len().saturating_sub(LINES);
     let _ = writeln!(text, "\n--- {}", outcome.job.name());
     if shown > 0 {
@@ -226,7 +226,7 @@ fn tests(skipped: &str) -> BTreeSet<String> {
     skipped.lines().filter_map(|l| Some(l.parse::<Skip>().ok()?.test)).collect()
 }
 
-/// One line for everything that was missed: how many tests, what it is, what helps.
+/// One line for each missing need: number of tests, name, remedy.
 fn missed(text: &mut String, skipped: &str) {
     let mut by_need: BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> = BTreeMap::new();
     for skip in skipped.lines().filter_map(|l| l.parse::<Skip>().ok()) {
@@ -251,10 +251,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_finds_no_test_has_not_passed() {
-        let of = |only: Option<&str>, said: &str| {
+    fn filter_without_matching_tests_is_a_failure() {
+        let of = |only: Option<&str>, output: &str| {
             let job = Job { program: Program::default(), only: only.map(str::to_owned), alone: false };
-            Outcome::new(job, Time::default(), Ok(ExitStatus::default()), said, PathBuf::new())
+            Outcome::new(job, Time::default(), Ok(ExitStatus::default()), output, PathBuf::new())
         };
         let line =
             |passed: u8| format!("test result: ok. {passed} passed; 0 failed; 0 ignored; 9 filtered out");
@@ -270,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn closing_lines_are_read() {
+    fn test_summary_lines_are_parsed() {
         let line =
             "test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; 0 filtered out; finished in 0.05s";
         assert_eq!(["passed", "failed", "ignored", "none"].map(|w| number_before(line, w)), [12, 0, 3, 0]);
     }
 
     #[test]
-    fn what_is_missed_is_one_line_for_each_need() {
+    fn missing_requirements_are_listed_once_each() {
         let mut text = String::new();
         missed(
             &mut text,

@@ -1,4 +1,4 @@
-//! Workers: jobs side by side, what they say kept in files, times noted for the next run.
+//! Workers: jobs in parallel, with their output in files and their times stored for the next run.
 
 use super::programs::{Job, file_name, reports};
 use super::report::{Outcome, Progress, Time};
@@ -46,11 +46,11 @@ pub(super) fn all(jobs: Vec<Job>, workers: usize, every: bool) -> Result<Vec<Out
     fs::create_dir_all(reports()).map_err(failed)?;
     fs::write(skips(), "").map_err(failed)?;
     let mut known = read_times(&fs::read_to_string(times()).unwrap_or_default());
-    let (alone, mut beside): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|j| j.alone);
+    let (alone, mut parallel): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|j| j.alone);
     let last = |job: &Job| known.get(&job.name()).copied().unwrap_or_else(|| guess(&job.program()));
-    beside.sort_by(|a, b| last(a).total_cmp(&last(b)));
-    let progress = Progress::new(alone.len() + beside.len());
-    let mut outcomes = side_by_side(beside, workers, every, &progress);
+    parallel.sort_by(|a, b| last(a).total_cmp(&last(b)));
+    let progress = Progress::new(alone.len() + parallel.len());
+    let mut outcomes = side_by_side(parallel, workers, every, &progress);
     outcomes.extend(side_by_side(alone, 1, every, &progress));
     known.extend(outcomes.iter().map(|o| (o.job.name(), o.time.seconds)));
     let lines: Vec<String> = known.iter().map(|(name, s)| format!("{s:.2} {name}\n")).collect();
@@ -97,12 +97,11 @@ fn one(job: Job, every: bool) -> Outcome {
     let mut cores = 0.0;
     let status = ended(&job, &log, every, &mut cores);
     let time = Time { seconds: start.elapsed().as_secs_f64(), cores };
-    let said = fs::read(&log).unwrap_or_default();
-    Outcome::new(job, time, status.map_err(|e| e.to_string()), &String::from_utf8_lossy(&said), log)
+    let output = fs::read(&log).unwrap_or_default();
+    Outcome::new(job, time, status.map_err(|e| e.to_string()), &String::from_utf8_lossy(&output), log)
 }
 
-/// Exit status of a job; one that goes on for ever is killed. `cores` gets the core-seconds that it had at
-/// its last look.
+/// Exit status of a job; one without an end is killed. `cores` receives its core-seconds at the last sample.
 fn ended(job: &Job, log: &Path, every: bool, cores: &mut f64) -> std::io::Result<ExitStatus> {
     let file = File::create(log)?;
     let mut command = job.command();
@@ -132,7 +131,7 @@ mod tests {
     use super::read_times;
 
     #[test]
-    fn times_are_read_by_name() {
+    fn test_times_are_parsed_by_name() {
         let times = read_times("1.50 golden a::b\nx\n0.20 moec-ir\n");
         assert_eq!(
             times.into_iter().collect::<Vec<_>>(),

@@ -7,29 +7,33 @@ pub(super) const ALONE: &[(&str, &str, &str)] = &[
     ("tune", "", "it measures"),
     (
         "replace",
-        "two_hundred_random_moments",
+        "replacement_survives_kills_at_random_moments",
         "the moments are drawn from the time that one replacement takes",
     ),
-    ("replace", "real_builds_are_killed", "the moments are drawn from the time that one build takes"),
+    (
+        "replace",
+        "killed_builds_leave_a_whole_bundle",
+        "the moments are drawn from the time that one build takes",
+    ),
     (
         "fault_injection",
-        "whatever_is_done_to_files_ends_in_an_error_or_in_order",
+        "damaged_files_are_reported_or_read_correctly",
         "it has as many threads as there are cores",
     ),
     ("moec-runtime/owned", "", "reads that stall have deadlines of seconds, and free memory is looked at"),
 ];
 
-/// Tests that are slow and rarely tell anything: program, test (empty: all of its tests), what else finds
-/// most of what they would. `cargo xtask test --all` runs them.
+/// Slow tests that rarely fail: program, test (empty: all of its tests), and the tests that find most of the
+/// same faults. `cargo xtask test --all` runs them.
 pub(super) const SLOW: &[(&str, &str, &str)] = &[
     (
         "reproducible",
-        "bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte",
+        "bundles_compiled_by_cargo_are_equal_byte_for_byte",
         "cargo compiles the runtime twice: minutes; linked bundles are compared, and `linking` runs what cargo compiles",
     ),
     (
         "aarch64",
-        "neurons_come_from_disk",
+        "neurons_are_read_from_disk_on_aarch64",
         "emulated for minutes; its kernels are emulated by `moec-codegen/kernels`, and `neurons_on_disk` reads from disk here",
     ),
     (
@@ -44,18 +48,19 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
     ),
     (
         "predictors",
-        "the_page_says_what_predictors_gain_and_cost",
+        "predictor_table_of_the_page_is_current",
         "a table of a page; the other tests of predictors hold what each of them finds",
     ),
     (
         "qnn",
-        "sizes::sizes_beside_limits_stand_in_the_page",
+        "sizes::size_and_limit_table_of_the_page_is_current",
         "two minutes for a table of a page; `qnn limits` holds the limits themselves",
     ),
 ];
 
-/// Programs that try a part of their combinations unless `MOEC_ALL` is set: program, what it leaves out.
-pub(super) const IN_PART: &[(&str, &str)] = &[
+/// Programs that test some of their combinations unless `MOEC_ALL` is set: program, and the combinations left
+/// out.
+pub(super) const PARTIAL: &[(&str, &str)] = &[
     ("moec-codegen/kernels", "seven eighths of the pairs of a kernel and a machine"),
     ("moec-cpu/amx", "half of the pairs of a kernel and a machine with tiles"),
     ("moec-codegen/object", "every second machine that has a part of the others' instructions"),
@@ -65,8 +70,8 @@ pub(super) const IN_PART: &[(&str, &str)] = &[
     ("aarch64", "every second family in each format, and every second pair of formats against x86"),
 ];
 
-/// Programs beside those from end to end whose tests are started one by one, and why.
-pub(super) const APART: &[(&str, &str)] = &[
+/// Programs other than the end-to-end tests whose tests are started one by one, and why.
+pub(super) const ONE_BY_ONE: &[(&str, &str)] = &[
     ("moec-codegen/kernels", "every kernel is compiled for several machines, and emulated"),
     ("moec-cpu/amx", "tiles are emulated instruction by instruction"),
 ];

@@ -40,8 +40,8 @@ const KINDS: &[(&str, &str)] = &[
     ("run", "programs of bundles"),
     ("xtask", "this runner"),
 ];
-/// Row of what [`KINDS`] has not: the test programs themselves, evaluators and emulators in their process
-/// among them.
+/// Row of everything not in [`KINDS`]: the test programs, including evaluators and emulators in their
+/// process.
 const OTHER: &str = "test programs";
 
 /// One thread: process and thread number, and when it began.
@@ -177,7 +177,7 @@ mod tests {
     use super::{kind, parse};
 
     #[test]
-    fn fields_of_proc_are_read_after_names_with_brackets() {
+    fn proc_stat_fields_are_parsed_after_bracketed_names() {
         let line = "7 (a) b (c) S 3 7 7 0 -1 4194304 1 2 3 4 150 50 300 100 20 0 1 0 9876 1 2";
         let stat = parse(line).unwrap();
         assert_eq!((stat.name.as_str(), stat.parent, stat.began), ("a) b (c", 3, 9876));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_count_for_their_program_unless_llvm_runs_in_them() {
+    fn threads_are_labelled_as_llvm_or_by_their_program() {
         assert_eq!(kind("llvm", "moec"), "LLVM, compiling kernels");
         assert_eq!(kind("moec-1", "golden-0a1b2c3d"), "test programs");
         assert_eq!(kind("moec-1", "run"), "programs of bundles");

@@ -46,7 +46,7 @@ impl<'k> Call<'_, 'k> {
         k.each(reach[0].div(k.i(BLOCK as i64)) * BLOCK, reach[1], BLOCK, |token| {
             let block = self.block(token, reach, keys, values);
             match self.tile_config() {
-                Some(config) => self.meet_on_tiles(&block, count, config),
+                Some(config) => self.process_block_on_tiles(&block, count, config),
                 None => self.groups(count, |group| self.process_block(&block, group)),
             }
         });
@@ -221,7 +221,7 @@ impl<'k> Call<'_, 'k> {
                 at.narrow().splat(lanes)
             };
             let range = masked.then(|| [border(s.firsts), border(s.ends)]);
-            let seen = |column: I<'k>| {
+            let visible = |column: I<'k>| {
                 range.map(|[lo, hi]| {
                     let ids = k.lane_ids() + column.narrow().splat(lanes);
                     ids.ge(lo).and(ids.lt(hi))
@@ -232,7 +232,7 @@ impl<'k> Call<'_, 'k> {
                 let top = |(u, &top): (usize, &F<'k>)| {
                     let column = column + u * lanes;
                     let score = row.words(column).load_vec(Span::Full);
-                    let score = seen(column).map_or(score, |seen| seen.pick(score, low));
+                    let score = visible(column).map_or(score, |visible| visible.pick(score, low));
                     top.max(score)
                 };
                 tops.iter().enumerate().map(top).collect()
@@ -250,7 +250,7 @@ impl<'k> Call<'_, 'k> {
                     let score = row.words(column).load_vec(Span::Full);
                     let weight = score.fma(k.f(factor), below).exp2_down(rough);
                     // Columns that a query does not attend to count nothing, whatever they hold.
-                    let weight = seen(column).map_or(weight, |seen| seen.pick(weight, k.fv(0.0)));
+                    let weight = visible(column).map_or(weight, |visible| visible.pick(weight, k.fv(0.0)));
                     match self.s.compute {
                         ComputeType::Bf16 => row.halves(column).store_bf16(weight, Span::Full),
                         _ => row.words(column).store(weight),

@@ -21,11 +21,11 @@ impl<'k> Call<'_, 'k> {
     }
 
     /// Processes a block of the cache for all `count` queries.
-    pub(super) fn meet_on_tiles(&self, block: &Block<'k>, count: I<'k>, config: P<'k>) {
+    pub(super) fn process_block_on_tiles(&self, block: &Block<'k>, count: I<'k>, config: P<'k>) {
         let k = self.k;
         k.each(0, count, amx::BLOCK, |first| {
             let len = (count - first).min(k.i(amx::BLOCK as i64));
-            let [lowest, last_lowest, highest, least_highest] = self.borders(first, len);
+            let [lowest, last_lowest, highest, least_highest] = self.token_bounds(first, len);
             let nr = k.i(k.isa.nr as i64);
             // Columns of the block, whole panels of them.
             let start = (lowest.max(block.first) - block.first).div(nr) * nr;
@@ -39,13 +39,13 @@ impl<'k> Call<'_, 'k> {
                     || self.weights(block, [first, len], [start, end], false),
                     || self.weights(block, [first, len], [start, end], true),
                 );
-                self.grow_on_tiles(block, [first, len], [start, end], config);
+                self.accumulate_pv_on_tiles(block, [first, len], [start, end], config);
             });
         });
     }
 
     /// First tokens of queries, the lowest and the highest, and ends, the highest and the lowest.
-    fn borders(&self, first: I<'k>, len: I<'k>) -> [I<'k>; 4] {
+    fn token_bounds(&self, first: I<'k>, len: I<'k>) -> [I<'k>; 4] {
         let (k, s) = (self.k, &self.scratch);
         let (most, none) = (k.i(i64::from(i32::MAX)), k.i(0));
         let found = k.fold(0, len, 1, &[most, none, none, most], |i, found| {
@@ -90,7 +90,7 @@ impl<'k> Call<'_, 'k> {
     }
 
     /// `output · rescale + Σ weight · value` over columns `start .. end`.
-    fn grow_on_tiles(
+    fn accumulate_pv_on_tiles(
         &self,
         block: &Block<'k>,
         [first, len]: [I<'k>; 2],

@@ -110,8 +110,8 @@ impl Kernel for ExpertDown {
                 let bundle = Bundle { format, hidden, gate_bound };
                 let up_down = neuron::UpDownRows { at: weights, first: e.id * inter };
                 let up_down = (order == WeightOrder::Split).then_some(up_down);
-                let places = neuron::Places { k, bundle, inter, matrix, up_down };
-                neuron::panels::down(k, &places, inter, written, p, to);
+                let addresses = neuron::NeuronAddresses { k, bundle, inter, matrix, up_down };
+                neuron::panels::down(k, &addresses, inter, written, p, to);
             });
             let next = if order == WeightOrder::Panels { next } else { written };
             let columns = Columns::of(k, p, hidden, None);

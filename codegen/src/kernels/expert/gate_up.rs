@@ -122,7 +122,7 @@ impl Kernel for ExpertGateUp {
         let tiles = panels(&k.isa, both, gated);
         let bytes = panel_bytes(&k.isa, hidden, format);
         let tokens = dispatch.words(layout.token());
-        let lies = |slot| x.words(tokens.words(slot).load_int() * x_ld);
+        let row_at = |slot| x.words(tokens.words(slot).load_int() * x_ld);
         let (products, _) = scratch_bytes(&k.isa, hidden, format, compute, order, schedule);
         let gathered = k.scratch().bytes(products);
         let written = gathered.bytes(gathered_bytes(&k.isa, layout.rows, hidden, compute));
@@ -132,8 +132,8 @@ impl Kernel for ExpertGateUp {
             let panel = by_panels(stored.panel(k, matrix, p), order, written, |gate_bound, to| {
                 let bundle = Bundle { format, hidden, gate_bound };
                 let up_down = up_down.map(|at| neuron::UpDownRows { at, first: e.id * inter });
-                let places = neuron::Places { k, bundle, inter, matrix, up_down };
-                neuron::panels::gate_up(k, &places, inter, written, p, to);
+                let addresses = neuron::NeuronAddresses { k, bundle, inter, matrix, up_down };
+                neuron::panels::gate_up(k, &addresses, inter, written, p, to);
             });
             let next = if order == WeightOrder::Panels { rows.next } else { Some(written) };
             multiply(k, &panel, &PanelRows { next, ..rows }, None, &|slot, sums| {
@@ -151,7 +151,7 @@ impl Kernel for ExpertGateUp {
                 panel(
                     &e,
                     p,
-                    PanelRows { range: [e.first, e.end], at: &lies, row_stride: None, next, out },
+                    PanelRows { range: [e.first, e.end], at: &row_at, row_stride: None, next, out },
                     &columns,
                 );
             });
@@ -162,7 +162,7 @@ impl Kernel for ExpertGateUp {
         let path = Path { k, dispatch, layout, weights, tiles, bytes, rows: schedule.rows };
         path.walk(
             |[first, end]| {
-                k.each(first, end, 1, |slot| k.copy(lies(slot), to.words((slot - first) * ld), words));
+                k.each(first, end, 1, |slot| k.copy(row_at(slot), to.words((slot - first) * ld), words));
             },
             |e, p, range, next| {
                 let columns = columns(p);

@@ -39,7 +39,7 @@ impl Steps {
         let halves = match format.coding()? {
             Coding::Bytes => 1,
             Coding::Nibbles => 2,
-            Coding::E2m1 => return None,
+            Coding::E2m1 | Coding::Planes => return None,
         };
         let group = format.block_bytes();
         let groups = (4 * lanes).div_ceil(group);
@@ -146,12 +146,11 @@ impl Steps {
             if let Some(ahead) = ahead {
                 (0..self.code_bytes()).step_by(LINE).for_each(|line| from.beyond(ahead + line).prefetch());
             }
-            let behind = x.bytes(self.vectors * self.vector_bytes());
-            let found =
-                self.codes(k, from).into_iter().enumerate().fold(behind.load_ints(), |sum, (v, w)| {
-                    k.dot_bytes(sum, w, x.bytes(v * self.vector_bytes()).load_ints())
-                });
-            let by = behind.bytes(self.vector_bytes()).load_vec(crate::dsl::Span::Full);
+            let after = x.bytes(self.vectors * self.vector_bytes());
+            let found = self.codes(k, from).into_iter().enumerate().fold(after.load_ints(), |sum, (v, w)| {
+                k.dot_bytes(sum, w, x.bytes(v * self.vector_bytes()).load_ints())
+            });
+            let by = after.bytes(self.vector_bytes()).load_vec(crate::dsl::Span::Full);
             (scales * by).fma(found.to_float(), sum)
         };
         // A vector of scales serves this many steps.

@@ -1,7 +1,7 @@
 //! Columns of down of neurons that are active, wherever they lie.
 
 use super::numbers::Row;
-use super::{LIST, NEURONS, Places, UpDownRows};
+use super::{LIST, NEURONS, NeuronAddresses, UpDownRows};
 use crate::dsl::{F, I, Kb, P};
 use crate::kernels::routed::expert;
 use crate::kernels::{Kernel, NO_GATE_BOUND, NO_NEURONS, Rule};
@@ -143,7 +143,7 @@ fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, split: bool) {
         let e = expert(dispatch, layout, active);
         let up_down = split.then(|| UpDownRows { at: weights, first: e.id * inter });
         let matrix = if split { weights } else { weights.load_address(e.id) };
-        let places = Places { k, bundle, inter, matrix, up_down };
+        let addresses = NeuronAddresses { k, bundle, inter, matrix, up_down };
         let (sums, ids) = (k.scratch(), k.scratch().words(width));
         let count = gather(k, active_lists.words(active * (blocks * LIST)), blocks, ids);
         let first = tile * (width / GROUP);
@@ -152,13 +152,14 @@ fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, split: bool) {
                 let h = h.words(slot * inter);
                 k.zero(sums, columns.next_multiple_of(GROUP));
                 k.each(0, count, TOGETHER, |i| {
-                    let who = |j: usize| ids.words(i + j).load_int();
-                    let rows: Vec<Row<'k>> = (0..TOGETHER).map(|j| places.row(Part::Down, who(j))).collect();
+                    let neuron = |j: usize| ids.words(i + j).load_int();
+                    let rows: Vec<Row<'k>> =
+                        (0..TOGETHER).map(|j| addresses.row(Part::Down, neuron(j))).collect();
                     let later: Vec<Row<'k>> =
-                        (0..TOGETHER).map(|j| places.row(Part::Down, who(TOGETHER + j))).collect();
+                        (0..TOGETHER).map(|j| addresses.row(Part::Down, neuron(TOGETHER + j))).collect();
                     // After the last the list goes on with neurons that add 0.
                     let by: Vec<F<'k>> = (0..TOGETHER)
-                        .map(|j| (i + j).lt(count).pick(h.words(who(j)).load(), k.f(0.0)))
+                        .map(|j| (i + j).lt(count).pick(h.words(neuron(j)).load(), k.f(0.0)))
                         .collect();
                     k.each(0, columns.div_ceil(GROUP), 1, |group| {
                         for row in &later {

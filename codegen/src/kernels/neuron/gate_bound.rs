@@ -85,20 +85,20 @@ impl GateBounds {
     }
 
     /// Upper bound of the gate whose bound is at `gate_bound`, for `x`, the row of a slot.
-    pub(super) fn most<'k>(self, k: &'k Kb<'k>, gate_bound: P<'k>, x: P<'k>, slot: I<'k>) -> F<'k> {
+    pub(super) fn upper_bound<'k>(self, k: &'k Kb<'k>, gate_bound: P<'k>, x: P<'k>, slot: I<'k>) -> F<'k> {
         let row = self.row(k, slot);
         let facts = gate_bound.bytes(self.bundle.codes_bytes());
         let [scale, bound, kept] = [0, 1, 2].map(|i| facts.words(i).load());
-        let said = if self.plane == 0 {
+        let sum = if self.plane == 0 {
             dot(k, &Row::codes(k, self.bundle.hidden, gate_bound), x, Some(AHEAD))
         } else {
-            self.said(k, gate_bound, row)
+            self.dot_codes(k, gate_bound, row)
         };
-        said * scale + bound * row.words(NORM).load() + kept * row.words(MISSED).load()
+        sum * scale + bound * row.words(NORM).load() + kept * row.words(MISSED).load()
     }
 
     /// `Σ code·x` of the integers of a row.
-    fn said<'k>(self, k: &'k Kb<'k>, gate_bound: P<'k>, row: P<'k>) -> F<'k> {
+    fn dot_codes<'k>(self, k: &'k Kb<'k>, gate_bound: P<'k>, row: P<'k>) -> F<'k> {
         let above = k.isa.bytes == ByteDot::Vnni;
         let planes = [0, 1].map(|i| self.plane_at(row, i));
         let step = |at: I<'k>, sums: &mut [I<'k>]| {

@@ -10,18 +10,18 @@
 //! Sums over neurons are taken in their order, and a neuron that a row does not activate adds an exact 0. So
 //! a row's bits depend neither on the other rows nor on the split of the work.
 
+mod addresses;
 mod bytes;
 mod down;
 mod gate_bound;
 mod numbers;
 pub(crate) mod panels;
-mod places;
 mod predict;
 mod split;
 mod up;
 
+pub(super) use addresses::{NeuronAddresses, UpDownRows};
 pub use down::{NeuronDown, NeuronDownAt};
-pub(super) use places::{Places, UpDownRows};
 pub use predict::NeuronPredict;
 pub use split::{NeuronGate, NeuronUpAt};
 pub use up::NeuronUp;
@@ -105,7 +105,7 @@ impl<'k> Rows<'k> {
 }
 
 /// Whether a gate makes a neuron 0; if all lower gates do, too, an upper bound is enough. NaN does not.
-fn silent<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
+fn is_inactive<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
     match glu {
         Glu::Gated(Activation::Relu) | Glu::DRelu => gate.lt(k.f(0.0)).or(gate.equals(k.f(0.0))),
         Glu::FatRelu { threshold } => gate.lt(k.f(threshold)),
@@ -119,8 +119,8 @@ fn silent<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
 }
 
 /// Whether a predictor's value for a neuron means that it is inactive. NaN does not.
-fn predicted_inactive<'k>(k: &'k Kb<'k>, said: F<'k>) -> I<'k> {
-    said.lt(k.f(0.0)).or(said.equals(k.f(0.0)))
+fn predicted_inactive<'k>(k: &'k Kb<'k>, prediction: F<'k>) -> I<'k> {
+    prediction.lt(k.f(0.0)).or(prediction.equals(k.f(0.0)))
 }
 
 /// Prefetches the beginning of a row that is read soon. Hardware continues once the row is read; prefetching
@@ -130,16 +130,16 @@ fn fetch_row(from: P<'_>) {
 }
 
 /// Goes through neurons, and lists those for which `is_active` is true: their number, then their indices.
-/// `who(i)` is the neuron with number `i`.
+/// `neuron_at(i)` is the neuron with number `i`.
 fn list<'k>(
     k: &'k Kb<'k>,
     count: I<'k>,
     to: P<'k>,
-    who: impl Fn(I<'k>) -> I<'k>,
+    neuron_at: impl Fn(I<'k>) -> I<'k>,
     is_active: impl FnOnce(I<'k>, I<'k>) -> I<'k>,
 ) -> I<'k> {
     let found = k.fold(0, count, 1, &[k.i(0)], |i, found| {
-        let neuron = who(i);
+        let neuron = neuron_at(i);
         let is_active = is_active(i, neuron);
         // An inactive neuron is overwritten by the next one.
         to.words(found[0] + 1).store_int(neuron.narrow());
@@ -188,13 +188,13 @@ impl<'k> Call<'k> {
     fn activates(
         &self,
         e: &Expert<'k>,
-        places: &Places<'k>,
+        addresses: &NeuronAddresses<'k>,
         rows: &Rows<'k>,
         neuron: I<'k>,
         ahead: Option<usize>,
     ) -> I<'k> {
         let k = self.k;
-        let gate = places.row(Part::Gate, neuron);
+        let gate = addresses.row(Part::Gate, neuron);
         let is_active = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, is_active| {
             let cell = self.hidden(slot, neuron);
             let g = if self.predicted {
@@ -209,36 +209,48 @@ impl<'k> Call<'k> {
                 cell.store(g);
                 g
             };
-            vec![silent(k, g, self.glu).pick_int(is_active[0], k.i(1))]
+            vec![is_inactive(k, g, self.glu).pick_int(is_active[0], k.i(1))]
         });
         k.i(0).lt(is_active[0])
     }
 
     /// Lists the neurons of a block that are taken to be active for any row.
-    fn expected(&self, e: &Expert<'k>, places: &Places<'k>, [first, count]: [I<'k>; 2]) -> I<'k> {
+    fn list_predicted(
+        &self,
+        e: &Expert<'k>,
+        addresses: &NeuronAddresses<'k>,
+        [first, count]: [I<'k>; 2],
+    ) -> I<'k> {
         let k = self.k;
         let is_active = |_, neuron| {
             let is_active = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, is_active| {
                 vec![predicted_inactive(k, self.hidden(slot, neuron).load()).pick_int(is_active[0], k.i(1))]
             });
             let is_active = k.i(0).lt(is_active[0]);
-            k.when(is_active, || fetch_row(places.part(Part::Gate, neuron)));
+            k.when(is_active, || fetch_row(addresses.part(Part::Gate, neuron)));
             is_active
         };
         list(k, count, k.scratch(), |i| first + i, is_active)
     }
 
     /// Up of the neurons of a list, joined with their gates.
-    fn ups(&self, e: &Expert<'k>, places: &Places<'k>, rows: &Rows<'k>, list: P<'k>, count: I<'k>) {
+    fn ups(
+        &self,
+        e: &Expert<'k>,
+        addresses: &NeuronAddresses<'k>,
+        rows: &Rows<'k>,
+        list: P<'k>,
+        count: I<'k>,
+    ) {
         let k = self.k;
         k.each(0, count, 1, |i| {
             let neuron = list.words(i + 1).load_int();
-            let up = places.row(Part::Up, neuron);
+            let up = addresses.row(Part::Up, neuron);
             k.each(e.first, e.end, 1, |slot| {
                 let cell = self.hidden(slot, neuron);
                 let g = cell.load();
                 k.branch(
-                    silent(k, g, self.glu),
+                    is_inactive(k, g, self.glu),
                     || cell.store(k.f(0.0)),
                     || cell.store(g.glu(rows.dot(&up, slot, None), self.glu)),
                 );

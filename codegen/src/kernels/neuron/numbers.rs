@@ -45,7 +45,7 @@ impl<'k> Row<'k> {
             None => Code::Plain(format),
             Some(Coding::Bytes) => Code::Q8,
             // Neurons are stored in no other format, `holds_neurons`.
-            Some(Coding::Nibbles | Coding::E2m1) => Code::Q4,
+            Some(Coding::Nibbles | Coding::E2m1 | Coding::Planes) => Code::Q4,
         };
         Self { k, code, hidden, at, scales: None }
     }
@@ -71,9 +71,9 @@ impl<'k> Row<'k> {
 
     /// Place of the scale of a group.
     fn scale_at(&self, group: I<'k>) -> Option<P<'k>> {
-        let behind = || self.at.bytes(self.hidden.div_ceil(GROUP) * self.group_bytes());
+        let after = || self.at.bytes(self.hidden.div_ceil(GROUP) * self.group_bytes());
         let has = matches!(self.code, Code::Q8 | Code::Q4);
-        has.then(|| self.scales.unwrap_or_else(behind).bytes(group * 2))
+        has.then(|| self.scales.unwrap_or_else(after).bytes(group * 2))
     }
 
     /// The numbers of a group. What pads the last one is 0.
@@ -152,11 +152,11 @@ pub(super) fn dot<'k>(k: &'k Kb<'k>, row: &Row<'k>, x: P<'k>, ahead: Option<usiz
     let scaled = matches!(row.code, Code::Q8 | Code::Q4);
     let chains = if scaled { 1 } else { per_group };
     let unroll = (CHAINS / chains).max(1);
-    let step = |group: I<'k>, sums: &mut [F<'k>], there: usize| {
+    let step = |group: I<'k>, sums: &mut [F<'k>], count: usize| {
         let Numbers { vectors, scale } = row.numbers(group);
         let x =
-            |v: usize| x.words(group * GROUP).words(v * k.lanes()).load_vec(k.span(there - v * k.lanes()));
-        let pairs = vectors.into_iter().enumerate().filter(|(v, _)| v * k.lanes() < there);
+            |v: usize| x.words(group * GROUP).words(v * k.lanes()).load_vec(k.span(count - v * k.lanes()));
+        let pairs = vectors.into_iter().enumerate().filter(|(v, _)| v * k.lanes() < count);
         match scale {
             Some(scale) => {
                 let sum = pairs.fold(k.fv(0.0), |sum, (v, w)| w.fma(x(v), sum));

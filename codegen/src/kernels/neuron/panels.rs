@@ -5,7 +5,7 @@
 //! are ([`super::super::unpack`]). Gate and up are transposed, `lanes` neurons at a time; of down a strip of
 //! columns is taken unchanged.
 
-use super::Places;
+use super::NeuronAddresses;
 use super::numbers::Row;
 use crate::dsl::{F, I, Kb, P};
 use moec_ir::bundle::Part;
@@ -15,16 +15,16 @@ use moec_ir::types::{Format, GROUP};
 /// the last neuron are that one again.
 pub(crate) fn gate_up<'k>(
     k: &'k Kb<'k>,
-    places: &Places<'k>,
+    addresses: &NeuronAddresses<'k>,
     inter: usize,
     to: P<'k>,
     p: I<'k>,
     format: Format,
 ) {
-    let (nr, lanes, bundle) = (k.isa.nr, k.lanes(), places.bundle);
+    let (nr, lanes, bundle) = (k.isa.nr, k.lanes(), addresses.bundle);
     let last = k.i(inter as i64 - 1);
     for (half, part) in [Part::Gate, Part::Up].into_iter().enumerate() {
-        let rows: Vec<Row<'k>> = (0..lanes).map(|i| places.row(part, (p * lanes + i).min(last))).collect();
+        let rows: Vec<Row<'k>> = (0..lanes).map(|i| addresses.row(part, (p * lanes + i).min(last))).collect();
         let to = to.words(half * lanes);
         k.each(0, bundle.hidden.div_ceil(GROUP), 1, |group| {
             if (bundle.format, format) == (Format::Bf16, Format::Bf16) {
@@ -60,14 +60,14 @@ pub(crate) fn gate_up<'k>(
 /// Writes panel `p` of down to `to`, in `format`, f32 or bf16.
 pub(crate) fn down<'k>(
     k: &'k Kb<'k>,
-    places: &Places<'k>,
+    addresses: &NeuronAddresses<'k>,
     inter: usize,
     to: P<'k>,
     p: I<'k>,
     format: Format,
 ) {
-    let (nr, lanes, bundle) = (k.isa.nr, k.lanes(), places.bundle);
-    let row = |i: I<'k>| places.row(Part::Down, i);
+    let (nr, lanes, bundle) = (k.isa.nr, k.lanes(), addresses.bundle);
+    let row = |i: I<'k>| addresses.row(Part::Down, i);
     let columns = [0, lanes].map(|c| p * nr + c);
     if format == Format::F32 {
         k.each(0, inter, 1, |i| {

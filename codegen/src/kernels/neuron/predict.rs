@@ -117,8 +117,8 @@ impl Kernel for NeuronPredict {
                 let (row, margin) = (left.row(neuron), margins.words(neuron).load());
                 k.each(e.first, e.end, 1, |slot| {
                     let factor = rank.map_or_else(|| of(slot), |rank| product(slot, rank));
-                    let said = dot(k, &row, factor, Some(AHEAD)) + margin;
-                    h.words(slot * inter).words(neuron).store(said);
+                    let prediction = dot(k, &row, factor, Some(AHEAD)) + margin;
+                    h.words(slot * inter).words(neuron).store(prediction);
                 });
             });
         });

@@ -4,7 +4,7 @@
 //! Sums and their order are those of [`NeuronUp`], so the bits are the same. Between the two steps the store
 //! of neurons gets the lists. Columns are those of [`NeuronDownAt`](super::NeuronDownAt).
 
-use super::{AHEAD, Call, LIST, NEURONS, NeuronUp, Places, UpDownRows, list};
+use super::{AHEAD, Call, LIST, NEURONS, NeuronAddresses, NeuronUp, UpDownRows, list};
 use crate::dsl::Kb;
 use crate::kernels::routed::expert;
 use crate::kernels::{Kernel, Rule};
@@ -84,7 +84,8 @@ impl Kernel for NeuronGate {
             let e = expert(k.arg(1), layout, active);
             // Up and down are not read here.
             let up_down = Some(UpDownRows { at: gates, first: k.i(0) });
-            let places = Places { k, bundle: call.bundle, inter, matrix: gates.load_address(e.id), up_down };
+            let addresses =
+                NeuronAddresses { k, bundle: call.bundle, inter, matrix: gates.load_address(e.id), up_down };
             let rows = call.rows(&e);
             k.each(from, end, 1, |block| {
                 let first = block * NEURONS;
@@ -95,7 +96,7 @@ impl Kernel for NeuronGate {
                     count,
                     to,
                     |i| first + i,
-                    |_, neuron| call.activates(&e, &places, &rows, neuron, Some(AHEAD)),
+                    |_, neuron| call.activates(&e, &addresses, &rows, neuron, Some(AHEAD)),
                 );
             });
         });
@@ -172,12 +173,17 @@ impl Kernel for NeuronUpAt {
             let e = expert(k.arg(1), layout, active);
             // No gates are prefetched here.
             let up_down_rows = UpDownRows { at: up_down, first: e.id * inter };
-            let places =
-                Places { k, bundle: call.bundle, inter, matrix: up_down, up_down: Some(up_down_rows) };
+            let addresses = NeuronAddresses {
+                k,
+                bundle: call.bundle,
+                inter,
+                matrix: up_down,
+                up_down: Some(up_down_rows),
+            };
             let rows = call.rows(&e);
             k.each(from, end, 1, |block| {
                 let list = active_lists.words((active * blocks + block) * LIST);
-                call.ups(&e, &places, &rows, list, list.load_int());
+                call.ups(&e, &addresses, &rows, list, list.load_int());
             });
         });
     }

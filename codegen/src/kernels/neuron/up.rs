@@ -2,8 +2,8 @@
 
 use super::gate_bound::GateBounds;
 use super::{
-    AHEAD, Call, LIST, MAYBE, NEURONS, Places, Rows, Steps, fetch_row, has_gate_bounds, list,
-    neurons_multiply, silent,
+    AHEAD, Call, LIST, MAYBE, NEURONS, NeuronAddresses, Rows, Steps, fetch_row, has_gate_bounds, is_inactive,
+    list, neurons_multiply,
 };
 use crate::dsl::{I, Kb};
 use crate::kernels::routed::{Expert, expert};
@@ -107,7 +107,8 @@ impl Kernel for NeuronUp {
         let (bundle, blocks) = (call.bundle, inter.div_ceil(NEURONS));
         k.tiles_by_expert(blocks, |active, [from, end]| {
             let e = expert(k.arg(1), layout, active);
-            let places = Places { k, bundle, inter, matrix: weights.load_address(e.id), up_down: None };
+            let addresses =
+                NeuronAddresses { k, bundle, inter, matrix: weights.load_address(e.id), up_down: None };
             let rows = call.rows(&e);
             let gate_bounds = (gate_bound && !call.predicted).then(|| GateBounds::new(&k.isa, bundle));
             if let Some(gate_bounds) = gate_bounds {
@@ -117,15 +118,15 @@ impl Kernel for NeuronUp {
                 let first = block * NEURONS;
                 let count = (k.i(inter as i64) - first).min(k.i(NEURONS as i64));
                 let wakes = |neuron: I<'k>, ahead: Option<usize>| {
-                    let is_active = call.activates(&e, &places, &rows, neuron, ahead);
-                    k.when(is_active, || fetch_row(places.part(Part::Up, neuron)));
+                    let is_active = call.activates(&e, &addresses, &rows, neuron, ahead);
+                    k.when(is_active, || fetch_row(addresses.part(Part::Up, neuron)));
                     is_active
                 };
                 let to = active_lists.words((active * blocks + block) * LIST);
                 let block = [first, count];
                 let unsure = match gate_bounds {
-                    _ if call.predicted => Some(call.expected(&e, &places, block)),
-                    Some(gate_bounds) => Some(unproven(&e, &places, block, glu, &rows, gate_bounds)),
+                    _ if call.predicted => Some(call.list_predicted(&e, &addresses, block)),
+                    Some(gate_bounds) => Some(unproven(&e, &addresses, block, glu, &rows, gate_bounds)),
                     None => None,
                 };
                 let maybe = k.scratch();
@@ -140,7 +141,7 @@ impl Kernel for NeuronUp {
                     ),
                     None => list(k, count, to, |i| first + i, |_, neuron| wakes(neuron, Some(AHEAD))),
                 };
-                call.ups(&e, &places, &rows, to, found);
+                call.ups(&e, &addresses, &rows, to, found);
             });
         });
     }
@@ -149,26 +150,26 @@ impl Kernel for NeuronUp {
 /// Lists the neurons of a block whose gate bounds do not prove that every row leaves them 0.
 fn unproven<'k>(
     e: &Expert<'k>,
-    places: &Places<'k>,
+    addresses: &NeuronAddresses<'k>,
     [first, count]: [I<'k>; 2],
     glu: Glu,
     rows: &Rows<'k>,
     gate_bounds: GateBounds,
 ) -> I<'k> {
-    let k = places.k;
+    let k = addresses.k;
     list(
         k,
         count,
         k.scratch(),
         |i| first + i,
         |_, neuron| {
-            let gate_bound = places.part(Part::GateBound, neuron);
+            let gate_bound = addresses.part(Part::GateBound, neuron);
             let unsure = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, unsure| {
-                let most = gate_bounds.most(k, gate_bound, rows.of(slot), slot - e.first);
-                vec![silent(k, most, glu).pick_int(unsure[0], k.i(1))]
+                let most = gate_bounds.upper_bound(k, gate_bound, rows.of(slot), slot - e.first);
+                vec![is_inactive(k, most, glu).pick_int(unsure[0], k.i(1))]
             });
             let unsure = k.i(0).lt(unsure[0]);
-            k.when(unsure, || fetch_row(places.part(Part::Gate, neuron)));
+            k.when(unsure, || fetch_row(addresses.part(Part::Gate, neuron)));
             unsure
         },
     )

@@ -240,7 +240,7 @@ impl<'k> Chunk<'_, 'k> {
                 output(i, v).store(sum);
             }
         }
-        let said = rule.corrects.then(|| self.product(state, s.keys));
+        let retrieved = rule.corrects.then(|| self.product(state, s.keys));
         // Number `at` of a row, in every lane.
         let number = |at: usize| self.at(at).load().splat();
         let mut changes: Vec<[F<'k>; VECTORS]> = Vec::new();
@@ -249,7 +249,7 @@ impl<'k> Chunk<'_, 'k> {
             let beta = self.row(5, i).words(self.head).load().splat();
             let mut change: [F<'k>; VECTORS] = std::array::from_fn(|v| {
                 let x = values.words(v * lanes).load_vec(span(v));
-                said.as_ref().map_or(x, |said| x - said[i][v]) * beta
+                retrieved.as_ref().map_or(x, |retrieved| x - retrieved[i][v]) * beta
             });
             if rule.corrects {
                 for (j, before) in changes.iter().enumerate() {
@@ -282,7 +282,7 @@ impl<'k> Chunk<'_, 'k> {
                 }
             }
             for (at, new) in new.into_iter().enumerate() {
-                state.place(c + at / VECTORS, at % VECTORS).store(new);
+                state.address(c + at / VECTORS, at % VECTORS).store(new);
             }
         });
     }

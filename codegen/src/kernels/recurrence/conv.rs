@@ -71,14 +71,14 @@ impl Kernel for CausalConv {
         let at = 3 + usize::from(bias.is_some());
         let out = k.arg(at + 2);
         in_order(k, rows, [k.arg(at), k.arg(at + 1)], |tile, row, slot| {
-            let held = state.words(slot * ((taps - 1) * channels));
+            let conv_state = state.words(slot * ((taps - 1) * channels));
             let (x, out) = (x.words(row * x_ld), out.words(row * out_ld));
             let first = tile * CHANNELS;
             // Whole vectors, but for the last of the last item.
             k.each(first, (first + CHANNELS).min(k.i(channels as i64)), k.lanes(), |c| {
                 let span = k.span_before(k.i(channels as i64) - c);
                 let mut taken: Vec<_> =
-                    (0..taps - 1).map(|j| held.words(c + j * channels).load_vec(span)).collect();
+                    (0..taps - 1).map(|j| conv_state.words(c + j * channels).load_vec(span)).collect();
                 taken.push(x.words(c).load_vec(span));
                 let sum = taken
                     .iter()
@@ -86,7 +86,7 @@ impl Kernel for CausalConv {
                     .fold(k.fv(0.0), |sum, (j, &x)| x.fma(w.words(c + j * channels).load_vec(span), sum));
                 let sum = bias.map_or(sum, |b| sum + b.words(c).load_vec(span));
                 for (j, &x) in taken.iter().skip(1).enumerate() {
-                    held.words(c + j * channels).store_vec(x, span);
+                    conv_state.words(c + j * channels).store_vec(x, span);
                 }
                 out.words(c).store_vec(act.map_or(sum, |act| sum.activate(act)), span);
             });

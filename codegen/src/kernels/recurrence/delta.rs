@@ -131,13 +131,13 @@ impl Kernel for DeltaRule {
             let [pos, slot] = places.map(|p| move |row: I<'k>| p.words(row).load_int());
             k.fold(first, end, 1, &[first], |row, next| {
                 // The row that comes after what is computed at this one, if that is not computed yet.
-                let due = row.ge(next[0]);
+                let pending = row.ge(next[0]);
                 let here = slot(row);
                 let whole = (0..chunk).fold((row + chunk).lt(end + 1), |whole, i| {
                     let row = (row + i).min(end - 1);
                     whole.and(pos(row).ge(k.i(0))).and(slot(row).equals(here))
                 });
-                k.when(due, || {
+                k.when(pending, || {
                     let together = || {
                         let state = k.arg(0).words((here * self.heads + head) * self.head_words(&k.isa));
                         Chunk { rule: self, k, first: row, head, state }.compute(panels);
@@ -148,7 +148,7 @@ impl Kernel for DeltaRule {
                         });
                     });
                 });
-                vec![due.pick_int(whole.pick_int(row + chunk, row + 1), next[0])]
+                vec![pending.pick_int(whole.pick_int(row + chunk, row + 1), next[0])]
             });
         });
     }
@@ -206,23 +206,23 @@ impl DeltaRule {
         let at = state.words((slot * heads + head) * self.head_words(&k.isa) + panel * (width * key));
         let s = Panel { k, at, width, key };
         // The state's value for the key is subtracted from the new value: `v − kᵀ S`.
-        let said = corrects.then(|| {
+        let retrieved = corrects.then(|| {
             s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum))
         });
         let span = |v: usize| k.span_before(k.i(value as i64) - first - v * k.lanes());
         let change: Vec<F<'k>> = (0..VECTORS)
             .map(|v| {
                 let x = values.words(v * k.lanes()).load_vec(span(v));
-                said.as_ref().map_or(x, |said| x - said[v]) * beta
+                retrieved.as_ref().map_or(x, |retrieved| x - retrieved[v]) * beta
             })
             .collect();
-        let asked = s.sums(|i, vector, sum| {
+        let output = s.sums(|i, vector, sum| {
             let old = decay.of(s.row(i, vector), i);
             let new = keys.words(i).load().splat().fma(change[vector], old);
-            s.place(i, vector).store_vec(new, Span::Full);
+            s.address(i, vector).store_vec(new, Span::Full);
             new.fma(query.words(i).load().splat(), sum)
         });
-        for (v, y) in asked.into_iter().enumerate() {
+        for (v, y) in output.into_iter().enumerate() {
             out.words(row * out_ld + column).words(v * k.lanes()).store_vec(y, span(v));
         }
     }
@@ -258,12 +258,12 @@ pub(super) struct Panel<'k> {
 }
 
 impl<'k> Panel<'k> {
-    pub(super) fn place(self, row: I<'k>, vector: usize) -> P<'k> {
+    pub(super) fn address(self, row: I<'k>, vector: usize) -> P<'k> {
         self.at.words(row * self.width).words(vector * self.k.lanes())
     }
 
     pub(super) fn row(self, row: I<'k>, vector: usize) -> F<'k> {
-        self.place(row, vector).load_vec(Span::Full)
+        self.address(row, vector).load_vec(Span::Full)
     }
 
     /// For every vector the sum of what `add(row, vector, sum so far)` adds of all rows.

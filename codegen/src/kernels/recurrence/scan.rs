@@ -83,7 +83,7 @@ impl Kernel for SelectiveScan {
                 let rate = k.arg(5).words(i * channels + first).words(v * k.lanes()).load_vec(span(v));
                 let old = s.row(i, v) * (rate * dt[v]).exp();
                 let new = b.words(i).load().splat().fma(added[v], old);
-                s.place(i, v).store_vec(new, Span::Full);
+                s.address(i, v).store_vec(new, Span::Full);
                 new.fma(c.words(i).load().splat(), sum)
             });
             let out = k.arg(8).words(row * out_ld + first);

@@ -12,18 +12,18 @@ use moec_bundle::read::Bundle;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Write a page about a bundle: what runs where, memory, hot experts, formats, expected speed, decisions
+/// Write an HTML report about a bundle: placement, memory, hot experts, formats, expected speed, decisions
 ///
-/// One file for any browser, without scripts and without anything from elsewhere.
+/// The report is one self-contained file without scripts.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The bundle
     pub bundle: PathBuf,
-    /// File to write; one that is there is replaced
+    /// File to write; an existing file is replaced
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     pub output: PathBuf,
-    /// Expect the speed of this machine instead of the one that the bundle was built for: a device name, or a device file, such as
-    /// `moec profile-device` writes
+    /// Predict the speed on this device instead of the bundle's target: a device name, or a device file that
+    /// `moec profile-device` wrote
     #[arg(long, value_name = "NAME|FILE")]
     pub device: Option<String>,
     /// Print one JSON object to stdout
@@ -31,10 +31,10 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Writes it.
+/// Writes the report.
 ///
 /// # Errors
-/// The bundle cannot be read, or the file not be written.
+/// Fails if the bundle cannot be read, or the file cannot be written.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let bundle = Bundle::open(&args.bundle)?;
     let device = args.device.as_deref().map(moec_targets::device).transpose()?;

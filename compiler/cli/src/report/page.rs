@@ -56,7 +56,7 @@ pub(super) fn page(s: &Summary) -> String {
         let _ = writeln!(out, "<div><dt>{name}</dt><dd>{}</dd></div>", escaped(value));
     }
     out += "</dl>\n";
-    places(&mut out, s);
+    unit_map(&mut out, s);
     memory(&mut out, &s.memory);
     weights(&mut out, &s.weights);
     loads(&mut out, s);
@@ -95,10 +95,10 @@ impl<'a> Colours<'a> {
     }
 }
 
-/// Layers × parts: which units.
-fn places(out: &mut String, s: &Summary) {
-    *out += "<h2>What runs where</h2>\n<p>Every layer, in the largest call of a prompt and in the smallest of decoding. Experts count by where they \
-             live, other parts by their steps.</p>\n";
+/// Map of layers × parts, coloured by unit.
+fn unit_map(out: &mut String, s: &Summary) {
+    *out += "<h2>Placement</h2>\n<p>Every layer, in the largest prefill call and in the smallest decode \
+             call. Experts are counted by their unit, other parts by their steps.</p>\n";
     let mut colours = Colours::default();
     let names = s.places.iter().flat_map(|(_, cells)| cells).flat_map(|c| &c.units);
     names.for_each(|(name, _)| {
@@ -106,7 +106,7 @@ fn places(out: &mut String, s: &Summary) {
     });
     colours.legend(out);
     let (w, h, top) = ((WIDTH - LEFT) / s.columns.len().max(1) as f64, 18.0, 18.0);
-    begin(out, top + s.places.len() as f64 * h + 2.0, "what runs where, by layer");
+    begin(out, top + s.places.len() as f64 * h + 2.0, "placement, by layer");
     for (j, column) in s.columns.iter().enumerate() {
         let _ = writeln!(out, "<text x=\"{:.1}\" y=\"11\">{}</text>", LEFT + j as f64 * w, escaped(column));
     }
@@ -130,7 +130,7 @@ fn place<'a>(
     let _ =
         write!(out, "<g><rect class=\"cell\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\"/>");
     let mut at = x;
-    let mut says = Vec::new();
+    let mut shares = Vec::new();
     for (name, share) in &cell.units {
         let wide = share * w;
         let _ = write!(
@@ -139,16 +139,16 @@ fn place<'a>(
             colours.of(name)
         );
         at += wide;
-        says.push(format!("{:.0} % of the {} on {}", 100.0 * share, cell.of, escaped(name)));
+        shares.push(format!("{:.0} % of the {} on {}", 100.0 * share, cell.of, escaped(name)));
     }
-    let says = if says.is_empty() { "nothing of it".to_owned() } else { says.join(", ") };
-    let _ = writeln!(out, "<title>layer {layer}: {says}</title></g>");
+    let shares = if shares.is_empty() { "no such part".to_owned() } else { shares.join(", ") };
+    let _ = writeln!(out, "<title>layer {layer}: {shares}</title></g>");
 }
 
-/// A bar for each memory, all to one scale.
+/// A bar for each memory; all bars have the same scale.
 fn memory(out: &mut String, parts: &[Part]) {
     *out +=
-        "<h2>Memory</h2>\n<p>What each memory holds when everything is in use, all bars to one scale.</p>\n";
+        "<h2>Memory</h2>\n<p>Contents of each memory when the KV cache is full, all bars to one scale.</p>\n";
     let mut of: Vec<(&str, Vec<&Part>)> = Vec::new();
     for part in parts {
         match of.iter_mut().find(|(name, _)| *name == part.memory) {
@@ -211,7 +211,7 @@ fn weights(out: &mut String, weights: &[Stored]) {
 fn loads(out: &mut String, s: &Summary) {
     *out += "<h2>Hot and rare experts</h2>\n";
     let Some(loads) = &s.loads else {
-        *out += "<p>The build took no profile: <code>[calibrate]</code> names none, or nothing in this bundle depends on one. \
+        *out += "<p>The build did not use a profile: <code>[calibrate]</code> names none, or nothing in this bundle depends on one. \
                  <code>moec calibrate</code> records one, and <code>moec inspect --html</code> draws it.</p>\n";
         return;
     };
@@ -220,8 +220,8 @@ fn loads(out: &mut String, s: &Summary) {
     let seen = 100.0 * (all - few.min(all)) as f64 / all.max(1) as f64;
     let _ = writeln!(
         out,
-        "<p>How often calibration has seen an expert chosen, over the mean of its layer; full colour is {most:.2} times the mean. It has seen \
-         {seen:.0} % of the {all} experts often enough to judge them.</p>"
+        "<p>Tokens that chose an expert in calibration, over the mean of its layer; full colour is {most:.2} \
+         times the mean. {seen:.0} % of the {all} experts were chosen often enough to judge them.</p>"
     );
     let columns = loads.layers.iter().map(|(_, l)| l.len()).max().unwrap_or(0);
     let names: Vec<String> = (0..columns).map(|e| e.to_string()).collect();
@@ -240,13 +240,13 @@ fn tiers(out: &mut String, s: &Summary) {
     if s.tiers.is_empty() {
         return;
     }
-    *out += "<h2>Capacities</h2>\n<p>Rows that an expert takes in a call, by tier, and what the profile lets expect.</p>\n";
+    *out += "<h2>Capacities</h2>\n<p>Rows of an expert in a call, by tier, and the overflow and padding that the profile predicts.</p>\n";
     let share = |x: Option<f32>| x.map_or("–".to_owned(), |x| format!("{:.2} %", 100.0 * x));
     let row = |(layer, tiers, expected): &Tiers| {
         let tiers: Vec<String> = tiers.iter().map(ToString::to_string).collect();
         vec![layer.to_string(), tiers.join(", "), share(expected.map(|e| e.0)), share(expected.map(|e| e.1))]
     };
-    table(out, &["layer", "capacities", "#past them", "#padding"], s.tiers.iter().map(row).collect());
+    table(out, &["layer", "capacities", "#overflow", "#padding"], s.tiers.iter().map(row).collect());
 }
 
 fn expected(out: &mut String, s: &Summary) {
@@ -255,9 +255,9 @@ fn expected(out: &mut String, s: &Summary) {
     let _ = writeln!(
         out,
         "<h2>Expected speed</h2>\n<p>Modelled, not measured: <code>run bench</code> measures tokens/s. The model adds up matrix kernels (of \
-         {all} schedules {timed} were chosen by measurement), attention over {} tokens of each sequence, all other steps, barriers, and the choice \
-         of tokens, on {} threads; nothing is read faster than the memory allows. It has no other programs in it, and no clocks that change: \
-         half and twice the rate are within its error.</p>",
+         {all} schedules {timed} were chosen by measurement), attention over {} tokens of each sequence, all other steps, barriers, and \
+         sampling, on {} threads; reads are bounded by the memory bandwidth. It ignores other programs and \
+         changing clock rates, so the rate may be wrong by a factor of two.</p>",
         machine.tokens, machine.threads
     );
     if s.expected.is_empty() {
@@ -290,7 +290,7 @@ fn expected(out: &mut String, s: &Summary) {
             "#attention",
             "#barriers",
             "#others",
-            "#matrices that wait for memory",
+            "#memory-bound matrices",
         ],
         s.expected.iter().map(row).collect(),
     );
@@ -304,10 +304,14 @@ fn expected(out: &mut String, s: &Summary) {
 
 fn decisions(out: &mut String, s: &Summary) {
     *out += "<h2>Decisions</h2>\n";
-    // The same reason for many places is said once.
-    let mut said: BTreeSet<(&str, &str)> = BTreeSet::new();
-    let rows = s.decisions.iter().filter(|(name, what)| said.insert((name, what)));
-    table(out, &["what", "how and why"], rows.map(|(name, what)| vec![name.clone(), what.clone()]).collect());
+    // A reason that several operators share is listed once.
+    let mut printed: BTreeSet<(&str, &str)> = BTreeSet::new();
+    let rows = s.decisions.iter().filter(|(name, what)| printed.insert((name, what)));
+    table(
+        out,
+        &["subject", "choice and reason"],
+        rows.map(|(name, what)| vec![name.clone(), what.clone()]).collect(),
+    );
 }
 
 fn files(out: &mut String, s: &Summary) {

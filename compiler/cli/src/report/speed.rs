@@ -1,18 +1,18 @@
-//! Expected speed: a model of what the calls of each entry point take on the CPU, and of the tokens per
-//! second that follow.
+//! Expected speed: a model of the time of each entry point's calls on the CPU, and the resulting tokens per
+//! second.
 //!
 //! A call takes the sum of its steps:
 //!
 //! * A matrix step takes the longer of its arithmetic, at the peaks of all threads, and of its reading, at the bandwidth of the
 //!   memory: the costs that schedules are chosen by ([`moec_cpu::Estimate`]). Work items that do not divide evenly among threads lengthen it.
-//! * Attention, and what else reads a state, takes the longer of its arithmetic in f32 and of reading what a sequence of
-//!   [`Machine::tokens`] tokens has in the state.
-//! * Every other step takes what moving its buffers through the cache takes, and reading the weights that it has: those of experts by
-//!   neurons as if no neuron were skipped.
+//! * Attention, and any other step that reads a state, takes the longer of its arithmetic in f32 and of
+//!   reading the state of a sequence of [`Machine::tokens`] tokens has in the state.
+//! * Every other step takes the time to move its buffers through the cache and to read its weights. No
+//!   neurons are skipped.
 //! * A step after a barrier waits for all threads, which costs the device's `dispatch_cost_us`.
 //!
-//! Choosing a token reads all logits once. Weights and states that fit together into the last-level cache are
-//! read from there.
+//! Sampling reads all logits once. Weights and states that fit together into the last-level cache are read
+//! from there.
 //!
 //! Steps of other units, and experts that a run reads from SSD, are not in the model: such an entry point has
 //! a time of its CPU steps, and no rate.
@@ -46,7 +46,7 @@ pub(crate) struct Assumption {
     pub(crate) what: &'static str,
     /// Its value with the unit.
     pub(crate) value: String,
-    /// The device file's source, or what was assumed.
+    /// The device file's source, or the assumption.
     pub(crate) source: String,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Parts {
     pub(crate) others: f64,
     /// Barriers.
     pub(crate) barriers: f64,
-    /// Choosing tokens.
+    /// Sampling.
     pub(crate) sampling: f64,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct Expected {
     pub(crate) rows: usize,
     /// Seconds of a call on the CPU.
     pub(crate) parts: Parts,
-    /// Tokens per second; none where other units or reads from SSD are a part of the call.
+    /// Tokens per second; `None` if the call includes other units or reads from SSD.
     pub(crate) rate: Option<f64>,
 }
 
@@ -123,7 +123,8 @@ impl Machine {
         Ok(Self::new(device, target.figures(), here, &bundle.plan))
     }
 
-    /// Of a device, the figures of one of its cores, and the cores of this machine where it is the device.
+    /// Model of a device. `figures`: those of one core. `here`: the cores of this machine, if it is the
+    /// device.
     pub(crate) fn new(device: &Device, figures: &Figures, here: Option<usize>, plan: &Plan) -> Self {
         let mut assumptions = Vec::new();
         let mut note = |what, value: String, source: &str| {
@@ -182,7 +183,7 @@ impl Machine {
         (items.div_ceil(self.threads) * self.threads) as f64 / items as f64
     }
 
-    /// Seconds in which so many work items do arithmetic of so many seconds of one core, and read bytes.
+    /// Seconds of the arithmetic and of the reads of a step. `arithmetic`: seconds on one core.
     fn seconds(&self, items: usize, arithmetic: f64, bytes: f64, [one, all]: [f64; 2]) -> (f64, f64) {
         let share = self.uneven(items) / self.threads as f64;
         (arithmetic * share, (bytes * share / one).max(bytes / all))
@@ -333,7 +334,7 @@ impl<'a> Call<'a> {
 
     /// Seconds of a step that is no product of a matrix and reads no state.
     fn other(&self, step: &Step, rows: usize) -> f64 {
-        // An argument beside ids is a table, of which each id reads one row.
+        // An argument other than ids is a table, of which each id reads one row.
         let table = step.args.iter().any(|arg| matches!(arg, Arg::Buffer(0, _)));
         let (mut moved, mut weights) = (0.0, 0.0);
         for arg in &step.args {

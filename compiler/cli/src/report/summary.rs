@@ -9,7 +9,7 @@ use moec_bundle::read::Bundle;
 use moec_device::Device;
 use moec_ir::plan::{Entry, Plan};
 use moec_ir::{EntryKind, Format, Module, Role, WeightClass};
-use moec_passes::decisions::{By, Decisions, ExpertUse};
+use moec_passes::decisions::{Decisions, ExpertUse, ScheduleSource};
 use moec_profile::importance::ENOUGH;
 use std::collections::{BTreeMap, HashMap};
 
@@ -50,7 +50,7 @@ pub(crate) struct Stored {
 pub(crate) struct Loads {
     /// Layer, and of each expert its use over the layer's mean.
     pub(crate) layers: Vec<(u32, Vec<f64>)>,
-    /// Experts that calibration has hardly seen, and all.
+    /// Number of experts with too few tokens in calibration, and of all experts.
     pub(crate) few: (usize, usize),
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Summary {
     pub(crate) files: Vec<(String, u64)>,
 }
 
-/// Gathers it. The speed is expected of the machine that the bundle was built for, or that of another device file.
+/// Summarizes a bundle. The speed is predicted for the machine that it was built for, or for another device.
 ///
 /// # Errors
 /// Files of the bundle that cannot be read, a device whose CPU is unknown.
@@ -86,7 +86,7 @@ pub(crate) fn of(bundle: &Bundle, device: Option<&Device>) -> Result<Summary> {
     let plan = &bundle.plan;
     let (decisions, module) = (bundle.decisions()?, bundle.graph()?);
     let model = &plan.model;
-    let (columns, places) = places(plan, &module);
+    let (columns, places) = unit_table(plan, &module);
     let kernels = &decisions.kernels;
     let machine = Machine::of(bundle, device)?;
     let expected = speed::expected(plan, &module, &decisions, &machine);
@@ -109,7 +109,7 @@ pub(crate) fn of(bundle: &Bundle, device: Option<&Device>) -> Result<Summary> {
         loads: loads(plan, &decisions),
         machine,
         expected,
-        timed: (kernels.iter().filter(|d| d.by == By::Clock).count(), kernels.len()),
+        timed: (kernels.iter().filter(|d| d.by == ScheduleSource::Measured).count(), kernels.len()),
         tiers: plan
             .placement
             .experts
@@ -117,7 +117,7 @@ pub(crate) fn of(bundle: &Bundle, device: Option<&Device>) -> Result<Summary> {
             .filter(|t| !t.tiers.is_empty())
             .map(|t| (t.layer, t.tiers.clone(), t.expected.map(|e| (e.overflow, e.padding))))
             .collect(),
-        decisions: decided(plan, &decisions, bundle),
+        decisions: decision_rows(plan, &decisions, bundle),
         files: files(bundle),
     })
 }
@@ -126,16 +126,18 @@ pub(crate) fn of(bundle: &Bundle, device: Option<&Device>) -> Result<Summary> {
 const ROLES: [(&str, Role); 3] =
     [("attention", Role::Attention), ("mixer", Role::Mixer), ("experts", Role::Network)];
 
-/// Unit of each role, in every layer, of the roles that the model has: in the largest prefill and in the smallest decode entry point.
-fn places(plan: &Plan, module: &Module) -> (Vec<String>, Vec<(u32, Vec<Cell>)>) {
-    let of_kind =
-        |wanted: fn(EntryKind) -> bool| plan.entries.iter().enumerate().filter(move |(_, e)| wanted(e.kind));
+/// Unit of each of the model's roles in every layer, in the largest prefill and in the smallest decode entry
+/// point.
+fn unit_table(plan: &Plan, module: &Module) -> (Vec<String>, Vec<(u32, Vec<Cell>)>) {
+    let of_kind = |is_kind: fn(EntryKind) -> bool| {
+        plan.entries.iter().enumerate().filter(move |(_, e)| is_kind(e.kind))
+    };
     let prefill = of_kind(|k| matches!(k, EntryKind::Prefill(_))).max_by_key(|(_, e)| e.kind.rows());
     let decode = of_kind(|k| matches!(k, EntryKind::Decode(_))).min_by_key(|(_, e)| e.kind.rows());
     let entries: Vec<(usize, &Entry)> = [prefill, decode].into_iter().flatten().collect();
     let nodes = || module.entries.iter().flat_map(|g| &g.nodes);
-    let there = |role: Role| role == Role::Network || nodes().any(|n| n.scope.role() == role);
-    let roles: Vec<_> = ROLES.into_iter().filter(|&(_, role)| there(role)).collect();
+    let exists = |role: Role| role == Role::Network || nodes().any(|n| n.scope.role() == role);
+    let roles: Vec<_> = ROLES.into_iter().filter(|&(_, role)| exists(role)).collect();
     let columns = entries
         .iter()
         .flat_map(|(_, e)| roles.iter().map(|(name, _)| format!("{}: {name}", e.kind)))
@@ -171,7 +173,7 @@ fn cell(plan: &Plan, module: &Module, (i, entry): (usize, &Entry), layer: u32, r
     Cell { units, of: "steps" }
 }
 
-/// Units of the experts of a layer, by how many live there; none where all live on the CPU.
+/// Units of the experts of a layer, with their shares; `None` if all experts are on the CPU.
 fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
     let placement = &plan.placement;
     let table = placement.experts.iter().find(|t| t.layer == layer && !t.groups.is_empty());
@@ -194,7 +196,7 @@ fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
     Some(Cell { units, of: "experts" })
 }
 
-/// Contents of every memory: weights by class, those on disk apart, then what a run needs beside them.
+/// Contents of every memory: weights by class, with those on disk separate, then the other memory of a run.
 fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     let classes = classes(module);
     let on_disk: Vec<u32> = plan.paging.iter().flat_map(moec_ir::paging::Paging::segments).collect();
@@ -237,17 +239,17 @@ fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     *sums.entry((0, "scratch of a thread")).or_default() += plan.scratch_bytes;
     let frames = plan.paging.as_ref().and_then(moec_ir::paging::Paging::cache_bytes);
     *sums.entry((0, "frames for experts on disk")).or_default() += frames.unwrap_or(0);
-    let held = sums.into_iter().map(|((m, what), bytes)| Part {
+    let in_memory = sums.into_iter().map(|((m, what), bytes)| Part {
         memory: name(m).to_owned(),
         what: what.to_owned(),
         bytes,
     });
-    let stays = disk.into_iter().map(|(what, bytes)| Part {
+    let on_disk = disk.into_iter().map(|(what, bytes)| Part {
         memory: "disk".to_owned(),
         what: what.to_owned(),
         bytes,
     });
-    let mut parts: Vec<Part> = held.chain(stays).filter(|p| p.bytes > 0).collect();
+    let mut parts: Vec<Part> = in_memory.chain(on_disk).filter(|p| p.bytes > 0).collect();
     // The order of memories stays; within one the largest comes first.
     let order: Vec<String> = parts.iter().map(|p| p.memory.clone()).collect();
     parts.sort_by_key(|p| (order.iter().position(|m| *m == p.memory), std::cmp::Reverse(p.bytes)));
@@ -282,7 +284,7 @@ fn weights(plan: &Plan, module: &Module) -> Vec<Stored> {
         .collect()
 }
 
-/// From the profile of the build; else from what the cache of experts begins with.
+/// Loads from the profile of the build, else from the initial expert cache.
 fn loads(plan: &Plan, decisions: &Decisions) -> Option<Loads> {
     let relative = |all: Vec<f64>| {
         let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
@@ -308,7 +310,7 @@ fn loads(plan: &Plan, decisions: &Decisions) -> Option<Loads> {
 }
 
 /// Decisions, in words.
-fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, String)> {
+fn decision_rows(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, String)> {
     let mut rows = vec![("activations".to_owned(), format!("`{}` in model.toml", decisions.activations))];
     let mut add = |name: &str, what: String| rows.push((name.to_owned(), what));
     add("rounding", explain::rounding(decisions).to_owned());

@@ -1,9 +1,8 @@
-//! `moec self-test`: builds and runs a small model on this machine, and says whether it computes what it
-//! should.
+//! `moec self-test`: builds and runs a small model on this machine, and checks its results.
 //!
-//! The model, `golden/models/ferris`, travels with moec: 12.4 MB of the program are its checkpoint and
-//! tokenizer, and 9 KB what the reference implementation says. What is tested is what a user does: `moec
-//! build`, and `BUNDLE/run`, in processes of their own.
+//! The model, `golden/models/ferris`, is part of the program: 12.4 MB for its checkpoint and tokenizer, and 9
+//! KB for the results of the reference implementation. The test runs the commands of a user: `moec build` and
+//! `BUNDLE/run`, in separate processes.
 
 mod report;
 mod trial;
@@ -20,11 +19,11 @@ use trial::{TrialResult, Trials};
 
 /// Build and run a small model to check this installation
 ///
-/// Takes some ten seconds. The last line says version, CPU, verdict and speed: send it along with what you report.
+/// Takes about ten seconds. The last line has version, CPU, verdict and speed: include it in bug reports.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Test and time every unit of this machine, and write all of it to this file, to be sent to those who make moec: JSON, without
-    /// names of users, hosts or folders. Takes a minute or two
+    /// Test and time every unit of this machine, and write a report for moec's developers to this file: JSON,
+    /// without names of users, hosts or folders. Takes one or two minutes
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Print one JSON object to stdout
@@ -32,12 +31,12 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Runs it; gives 1 where what was computed is wrong.
+/// Runs the test. The exit code is 1 if results are wrong.
 ///
 /// # Errors
-/// A step that fails, with what it said; a report that cannot be written.
+/// Fails if a step fails, with its output, or the report cannot be written.
 pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
-    // Whether it can be written is known before the minutes that it takes.
+    // A path that cannot be written is reported before the test, which takes minutes.
     if let Some(path) = &args.report {
         fs::write(path, "").map_err(|e| io_error("write", path, &e))?;
     }
@@ -54,7 +53,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     }
     let found = tried.map_err(|e| {
         let hint = e.hint.clone().map_or_else(String::new, |h| format!("{h}; "));
-        e.context("the self-test did not come to its end")
+        e.context("the self-test did not finish")
             .hint(format!("{hint}report all of this with the output of `moec doctor`, and `{}`", version()))
     })?;
     right &= found.is_right();
@@ -72,9 +71,9 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     progress.warn(if args.report.is_some() {
-        "not everything on this machine is as it should be: the report says what"
+        "a part of this machine fails its test: see the report"
     } else {
-        "what this machine computes is not what it should be: report the line with the output of `moec doctor`"
+        "this machine computed wrong results: report the line above with the output of `moec doctor`"
     });
     Ok(ExitCode::FAILURE)
 }
@@ -118,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_says_what_is_wrong() {
+    fn self_test_line_reports_a_wrong_result() {
         let wrong = TrialResult {
             cpu: "c".into(),
             features: vec![],

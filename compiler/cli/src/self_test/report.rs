@@ -1,8 +1,7 @@
 //! The report of `moec self-test --report`: every unit of this machine, built for, verified, run and timed.
 //!
-//! It is written to be read by a person and sent to others. What it says of the machine is what its maker
-//! sells: names of the CPU and of units, their figures. Texts of failures lose folders and the names of user
-//! and host ([`Private`]).
+//! A person reads it and sends it to others. It describes the machine only by names of the CPU and of units,
+//! and their figures. Texts of failures lose folders and the names of user and host ([`Private`]).
 
 use super::trial::{Trial, TrialResult, Trials, object};
 use crate::profile_device::cpu_name;
@@ -16,9 +15,9 @@ use std::ffi::OsStr;
 use std::process::Command;
 
 /// Version of the report's form.
-const FORM: u32 = 1;
+const REPORT_VERSION: u32 = 1;
 /// Tolerance of logits on a unit that rounds to bf16 or f16, where f32 is expected of the CPU.
-const NEAR: f32 = 0.1;
+const TOLERANCE: f32 = 0.1;
 /// Systems that moec runs on and whose machines have a unit with static graphs.
 const WITH_GRAPHS: [&str; 1] = ["macos"];
 /// Tokens of the prompt that is timed, and tokens after it.
@@ -41,7 +40,7 @@ impl Report {
     }
 }
 
-/// Tries every unit; `cpu`: what came of the CPU's trial.
+/// Tests every unit and writes the report. `cpu`: result of the CPU's trial.
 pub(super) fn write(trials: &Trials, cpu: Result<&TrialResult, &Error>, progress: &Progress) -> Report {
     let private = Private::of_this_machine();
     let mut units = vec![match cpu {
@@ -57,16 +56,16 @@ pub(super) fn write(trials: &Trials, cpu: Result<&TrialResult, &Error>, progress
     let file = trials.folder().join(format!("{MEASURED}.toml"));
     units.push(match (gpu, &measured) {
         (Err(e), _) => {
-            json!({"unit": UnitKind::Gpu.name(), "state": "missing", "why": private.out_of(&said(&e))})
+            json!({"unit": UnitKind::Gpu.name(), "state": "missing", "why": private.out_of(&error_text(&e))})
         }
         (_, Err(e)) => failed(UnitKind::Gpu.name(), e, &private),
-        (Ok(()), Ok(_)) => tried(trials, file.as_os_str(), UnitKind::Gpu, &private, progress),
+        (Ok(()), Ok(_)) => run_trial(trials, file.as_os_str(), UnitKind::Gpu, &private, progress),
     });
     units.push(match with_graphs() {
-        Some(target) => tried(trials, OsStr::new(target), UnitKind::Npu, &private, progress),
+        Some(target) => run_trial(trials, OsStr::new(target), UnitKind::Npu, &private, progress),
         None => json!({
             "unit": UnitKind::Npu.name(), "state": "missing",
-            "why": format!("static graphs run on {} alone, and this is {}", WITH_GRAPHS.join(", "), env::consts::OS),
+            "why": format!("static graphs run only on {}, and this is {}", WITH_GRAPHS.join(", "), env::consts::OS),
         }),
     });
     let right = units.iter().all(|unit| matches!(unit["state"].as_str(), Some("ok" | "missing")));
@@ -76,10 +75,10 @@ pub(super) fn write(trials: &Trials, cpu: Result<&TrialResult, &Error>, progress
             figures.as_object_mut().map(|map| map.shift_remove("file"));
             figures
         }
-        Err(e) => json!({"state": "failed", "why": private.out_of(&said(&e))}),
+        Err(e) => json!({"state": "failed", "why": private.out_of(&error_text(&e))}),
     };
     let value = json!({
-        "report": FORM,
+        "report": REPORT_VERSION,
         "version": env!("CARGO_PKG_VERSION"),
         "machine": format!("{}-{}", env::consts::ARCH, env::consts::OS),
         "system": system(),
@@ -106,12 +105,18 @@ fn unit(device: &Device, kind: UnitKind) -> Option<&DeviceUnit> {
 }
 
 /// Builds for the unit of that kind of a device, verifies, runs and times.
-fn tried(trials: &Trials, target: &OsStr, kind: UnitKind, private: &Private, progress: &Progress) -> Value {
+fn run_trial(
+    trials: &Trials,
+    target: &OsStr,
+    kind: UnitKind,
+    private: &Private,
+    progress: &Progress,
+) -> Value {
     let found = || -> Result<Value> {
         let device = moec_targets::device(&target.to_string_lossy())?;
         let unit = unit(&device, kind)
             .ok_or_else(|| Error::bug(format!("the device file has no unit `{}`", kind.name())))?;
-        let trial = Trial { target, unit: Some(&unit.name), near: NEAR };
+        let trial = Trial { target, unit: Some(&unit.name), near: TOLERANCE };
         let found = trials.of(&trial, progress)?;
         Ok(entry(trials, Some(&unit.name), &found, private))
     };
@@ -123,7 +128,7 @@ fn entry(trials: &Trials, unit: Option<&str>, found: &TrialResult, private: &Pri
     let bundle = trials.bundle(unit);
     let part = |command: &mut Command, shorten: fn(&Value) -> Value| match object(command) {
         Ok(value) => (true, shorten(&value)),
-        Err(e) => (false, json!({"state": "failed", "why": private.out_of(&said(&e))})),
+        Err(e) => (false, json!({"state": "failed", "why": private.out_of(&error_text(&e))})),
     };
     let (verifies, verified) =
         part(trials.moec().args(["verify", "--quiet", "--json"]).arg(&bundle), verification);
@@ -156,11 +161,11 @@ fn verification(all: &Value) -> Value {
 }
 
 fn failed(unit: &str, e: &Error, private: &Private) -> Value {
-    json!({"unit": unit, "state": "failed", "why": private.out_of(&said(e))})
+    json!({"unit": unit, "state": "failed", "why": private.out_of(&error_text(e))})
 }
 
 /// An error with its causes and its hint, in one line each.
-fn said(e: &Error) -> String {
+fn error_text(e: &Error) -> String {
     let hint = e.hint.iter().map(|hint| format!("hint: {hint}"));
     std::iter::once(e.message.clone())
         .chain(e.causes.iter().cloned())
@@ -233,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_lose_folders_users_and_hosts() {
+    fn folders_users_and_hosts_are_removed_from_reports() {
         let private = Private { names: vec!["mara".into(), "tower.example".into(), "tower".into()] };
         for (text, clean) in [
             ("no `/home/mara/models/x.toml` here", "no `…/x.toml` here"),
@@ -248,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_right_are_left_out() {
+    fn self_test_report_omits_correct_steps() {
         let all = json!({
             "verdict": "right", "failures": [], "files": 9, "bound": null, "signature": null,
             "entries": [{"entry": "decode[1]", "nodes": [1, 2, 3], "logits": {"relative": 1e-6}, "rows": 1}],

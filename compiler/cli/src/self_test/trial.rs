@@ -1,4 +1,4 @@
-//! The model that travels with moec: how it is built for a unit, run, and held against the reference.
+//! Trials: the model of the self-test is built for a unit, run, and compared with the reference.
 
 use moec_base::error::io_error;
 use moec_base::progress::Progress;
@@ -28,7 +28,7 @@ const EXPECTED: &[u8] = include_bytes!("../../../../golden/models/ferris/self_te
 /// Tokens of the prompt.
 const PROMPT: usize = 64;
 /// Tolerance of logits against the reference's, with activations in f32.
-const NEAR: f32 = 2e-3;
+const TOLERANCE: f32 = 2e-3;
 /// Bytes of disk: checkpoint, bundle, and what a build has beside it.
 const DISK: u64 = 256 << 20;
 /// Configuration of its build. Activations in f32 are those of the reference.
@@ -62,11 +62,11 @@ pub(super) struct TrialResult {
 }
 
 impl TrialResult {
-    /// Whether it computes what it should. A unit that rounds more than the reference may choose another token where two are
-    /// almost as likely.
+    /// Whether the results are right. A unit that rounds more than the reference may choose another token of
+    /// almost equal probability.
     pub(super) fn is_right(&self) -> bool {
-        // A distance that is no number is not near.
-        self.distance <= self.near && (self.near > NEAR || self.tokens.0 == self.tokens.1)
+        // A distance of NaN is not near.
+        self.distance <= self.near && (self.near > TOLERANCE || self.tokens.0 == self.tokens.1)
     }
 
     pub(super) fn verdict(&self) -> &'static str {
@@ -74,7 +74,7 @@ impl TrialResult {
     }
 }
 
-/// The model on the disk, in a folder that goes away, and its reference.
+/// The model in a temporary folder, and its reference.
 pub(super) struct Trials {
     scratch: Scratch,
     moec: PathBuf,
@@ -86,17 +86,17 @@ impl Trials {
     /// Writes the checkpoint.
     ///
     /// # Errors
-    /// A disk that is full.
+    /// Fails if the files cannot be written.
     pub(super) fn new() -> Result<Self> {
         let scratch = Scratch::with_room("test moec", DISK)?;
         let (ids, logits) = expected()?;
         write(&scratch.path().join("hf"), &MODEL)?;
         let moec = std::env::current_exe()
-            .map_err(|e| Error::environment("moec does not find itself").because(e))?;
+            .map_err(|e| Error::environment("the path of the program `moec` is unknown").because(e))?;
         Ok(Self { scratch, moec, ids, logits })
     }
 
-    /// The folder that goes away.
+    /// The temporary folder.
     pub(super) fn folder(&self) -> &Path {
         self.scratch.path()
     }
@@ -109,15 +109,15 @@ impl Trials {
     /// Builds for this machine's CPU, and runs.
     ///
     /// # Errors
-    /// A step that fails, with what it said.
+    /// Fails if a step fails, with its output.
     pub(super) fn cpu(&self, progress: &Progress) -> Result<TrialResult> {
-        self.of(&Trial { target: OsStr::new(NATIVE), unit: None, near: NEAR }, progress)
+        self.of(&Trial { target: OsStr::new(NATIVE), unit: None, near: TOLERANCE }, progress)
     }
 
     /// Builds, and runs.
     ///
     /// # Errors
-    /// A step that fails, with what it said.
+    /// Fails if a step fails, with its output.
     pub(super) fn of(&self, trial: &Trial<'_>, progress: &Progress) -> Result<TrialResult> {
         let bundle = self.bundle(trial.unit);
         progress.stage("Building", "a model of 6 million parameters");
@@ -182,19 +182,19 @@ impl Trials {
     }
 }
 
-/// Runs a program; gives the JSON that it prints.
+/// Runs a program and returns the JSON that it prints.
 pub(super) fn object(command: &mut Command) -> Result<Value> {
     let out = ran(command)?;
     serde_json::from_slice(&out)
-        .map_err(|e| Error::bug(format!("{} prints no JSON", shown(command))).because(e))
+        .map_err(|e| Error::bug(format!("the output of {} is not JSON", shown(command))).because(e))
 }
 
-/// Runs a program; gives what it prints.
+/// Runs a program and returns its output.
 fn ran(command: &mut Command) -> Result<Vec<u8>> {
     moec_base::interrupt::check()?;
     moec_base::interrupt::check()?;
     let out = moec_base::interrupt::output(command)
-        .map_err(|e| Error::environment("a program does not start").because(e))?;
+        .map_err(|e| Error::environment("a program cannot be started").because(e))?;
     if out.status.success() {
         return Ok(out.stdout);
     }
@@ -222,7 +222,7 @@ fn write(folder: &Path, files: &[(&str, &[u8])]) -> Result<()> {
 
 /// The reference's ids and logits.
 fn expected() -> Result<(Vec<u32>, Vec<f32>)> {
-    let wrong = |e: &dyn std::fmt::Display| Error::bug("the self-test's own data cannot be read").because(e);
+    let wrong = |e: &dyn std::fmt::Display| Error::bug("the data of the self-test cannot be read").because(e);
     let tensors = SafeTensors::deserialize(EXPECTED).map_err(|e| wrong(&e))?;
     let tensor = |name: &str| tensors.tensor(name).map_err(|e| wrong(&e));
     let (ids, logits) = (tensor("greedy_ids")?, tensor("logits")?);
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_travels_is_what_the_reference_says() {
+    fn embedded_trial_data_equals_the_reference() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/models/ferris");
         let bytes = fs::read(golden.join("expected.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_token_or_logit_is_wrong() {
+    fn trial_with_a_wrong_token_or_logit_is_wrong() {
         let found = |same: usize, distance: f32, near: f32| TrialResult {
             cpu: "c".into(),
             features: vec![],
@@ -286,11 +286,13 @@ mod tests {
             tokens_per_s: None,
             others: None,
         };
-        assert!(found(64, 1e-4, NEAR).is_right());
-        assert!(!found(63, 1e-4, NEAR).is_right());
+        assert!(found(64, 1e-4, TOLERANCE).is_right());
+        assert!(!found(63, 1e-4, TOLERANCE).is_right());
         assert!(found(63, 1e-2, 0.1).is_right(), "a unit that rounds may choose another token");
         for distance in [0.2, f32::NAN, f32::INFINITY] {
-            assert!(!found(64, distance, 0.1).is_right() && found(64, distance, NEAR).verdict() == "WRONG");
+            assert!(
+                !found(64, distance, 0.1).is_right() && found(64, distance, TOLERANCE).verdict() == "WRONG"
+            );
         }
         assert!(
             distance(&[1.0, 2.0], &[1.5, 2.0]) == 0.5 && distance(&[f32::NAN, 1.0], &[0.0, 1.0]).is_nan()

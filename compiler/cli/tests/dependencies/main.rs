@@ -1,6 +1,6 @@
-//! The crates that moec is founded on are dependencies of its packages, and each package that has one uses
-//! it. A backend is named by its own crates, its rows, and the few places of a table here; [`matches`] holds
-//! the same of operators, kernels, weight formats and mixers.
+//! Each package depends on the foundation crates that it uses, and uses those that it depends on. A backend
+//! is named only in its own crates, in the table of backends, and in the places of a table here. [`matches`]
+//! checks the same for operators, kernels, weight formats and mixers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod matches;
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// The crates, and what each one does here.
+/// The foundation crates, and what each one is for.
 const FOUNDATION: [(&str, &str); 10] = [
     ("syn", "parses the generated source of `run`"),
     ("quote", "builds it"),
@@ -24,14 +24,14 @@ const FOUNDATION: [(&str, &str); 10] = [
     ("pyo3", "runs coremltools"),
 ];
 
-/// Those that only tests need.
+/// Crates that only tests need.
 const OF_TESTS: [&str; 1] = ["insta"];
 
-/// Names of backends, as words in code. The CPU's is not among them: its kernels and packed weights every
-/// bundle has.
+/// Names of backends, as words in code. The CPU's is left out, since every bundle has its kernels and packed
+/// weights.
 const BACKENDS: [&str; 5] = ["coreml", "cuda", "mirror", "ndp", "qnn"];
 
-/// Places outside of `targets/BACKEND` that name one, and why.
+/// Places outside of `targets/BACKEND` that may name one, and the reason.
 const NAMERS: [(&str, &str); 9] = [
     ("codegen/src/gpu/mod.rs", "LLVM's triple of PTX"),
     ("compiler/cli/src/inspect.rs", "tells users which files it reads"),
@@ -56,12 +56,12 @@ impl Package {
         Self { folder, manifest }
     }
 
-    /// Whether a table of its manifest has this crate.
+    /// Whether a table of the manifest lists this crate.
     fn has(&self, table: &str, name: &str) -> bool {
         self.manifest.get(table).and_then(Value::as_table).is_some_and(|t| t.contains_key(name))
     }
 
-    /// Whether a source of its library or program has a path of this crate; with `tests`, one of its tests or
+    /// Whether a source of the library or program uses a path of this crate; with `tests`, also tests and
     /// examples.
     fn uses(&self, name: &str, tests: bool) -> bool {
         let mut sources = files(&self.folder.join("src"));
@@ -78,14 +78,14 @@ impl Package {
     }
 }
 
-/// Whether a path in this line begins so.
+/// Whether a line contains a path that begins with `path`.
 fn has_path(line: &str, path: &str) -> bool {
     let before = |at: usize| line[..at].chars().next_back();
     line.match_indices(path)
         .any(|(at, _)| before(at).is_none_or(|c| !c.is_alphanumeric() && !matches!(c, '_' | ':')))
 }
 
-/// The files in a folder and below it.
+/// The files in a folder, recursively.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let (mut folders, mut files) = (vec![folder.to_owned()], Vec::new());
     while let Some(folder) = folders.pop() {
@@ -102,7 +102,7 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The packages of the workspace, and the one that is outside of it.
+/// The packages of the workspace, and the package outside of it.
 fn packages() -> Vec<Package> {
     let workspace = Package::new(root().to_owned());
     let members = workspace.manifest["workspace"]["members"].as_array().unwrap();
@@ -111,7 +111,7 @@ fn packages() -> Vec<Package> {
 }
 
 #[test]
-fn every_founding_crate_is_a_dependency_and_is_used() {
+fn every_foundation_crate_is_a_dependency_and_is_used() {
     let packages = packages();
     for (name, purpose) in FOUNDATION {
         let table = if OF_TESTS.contains(&name) { "dev-dependencies" } else { "dependencies" };
@@ -143,8 +143,8 @@ fn core_ml_packages_are_written_with_coremltools() {
     assert!(program.contains("include_str!(\"emit.py\")"), "the helper does not contain `emit.py`");
 }
 
-/// Code of a source: no comments, nothing of the tests at its end, and not the field's term for memory that a
-/// backend is called after.
+/// Code of a source, without comments and tests. Also left out: the term for a kind of memory that has the
+/// same name as a backend.
 fn code(text: &str) -> String {
     let own = text.split("#[cfg(test)]\nmod tests").next().unwrap();
     own.lines()
@@ -152,6 +152,7 @@ fn code(text: &str) -> String {
         .collect::<Vec<_>>()
         .join("\n")
         .replace("NDP DIMMs", "")
+        .replace("NDP units", "")
 }
 
 /// The words of code or a name: `moec_cuda_unit::NATIVE` has four.

@@ -1,6 +1,6 @@
-//! Files that match on the variants of operators, kernels, weight formats and mixers: the module of the enum,
-//! and the files of a table here. What else depends on a variant is a method of that module, so that a new
-//! operator or kernel is a file and a row.
+//! Files that match on the variants of operators, kernels, weight formats and mixers. Only the module of the
+//! enum and the files of a table here may do so. Everything else that depends on a variant is a method in
+//! that module, so a new operator or kernel takes one file and one row.
 
 use crate::{files, packages, root};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, Item, Macro, Pat, Path, Token, Type, UseTree};
 
-/// An enum that its own module matches on.
+/// An enum that only its own module may match on.
 struct Closed {
     name: &'static str,
     /// Its module: a folder or a file.
@@ -27,7 +27,7 @@ const CLOSED: [Closed; 4] = [
     Closed { name: "Mixer", module: "compiler/import/src/mixers/", from: None },
 ];
 
-/// Other files, or folders of files, that match on an enum, and the reason.
+/// Other files, or folders of files, that may match on an enum, and the reason.
 const MATCHERS: [(&str, &str, &str); 28] = [
     ("codegen/src/dsl/", "Format", "loads and stores of numbers"),
     ("codegen/src/kernels/", "Format", "code that reads each format"),
@@ -66,9 +66,9 @@ struct Matches {
     of: Vec<[String; 2]>,
     /// Imported names, each with its name in its crate, and the crate.
     imports: BTreeMap<String, [String; 2]>,
-    /// Last but one and first segments of the paths of patterns.
+    /// Second last and first segments of the paths of patterns.
     found: BTreeSet<[String; 2]>,
-    /// Names that items are imported out of: modules, and enums whose variants are imported.
+    /// Names from which items are imported: modules, and enums whose variants are imported.
     opened: BTreeSet<String>,
 }
 
@@ -84,7 +84,7 @@ impl Matches {
         assert!(!self.opened.contains(closed.name), "{file} imports variants of `{}`", closed.name);
         self.found.iter().any(|[name, first]| {
             let [name, from] = self.imports.get(name).map_or([name, first], |[name, from]| [name, from]);
-            // In its own crate an enum has no other of its name.
+            // In its own crate the name of the enum is unique.
             let is_in_crate = file.starts_with(&closed.module[..=closed.module.find('/').unwrap()]);
             name == closed.name && closed.from.is_none_or(|c| from == c || is_in_crate)
         })
@@ -112,7 +112,7 @@ impl Matches {
     }
 }
 
-/// Whether something is compiled for tests alone.
+/// Whether an item is compiled for tests only.
 fn is_of_tests(attributes: &[Attribute]) -> bool {
     let is_test = |a: &Attribute| a.parse_args::<Path>().is_ok_and(|what| what.is_ident("test"));
     attributes.iter().any(|a| a.path().is_ident("cfg") && is_test(a))
@@ -156,7 +156,7 @@ impl<'ast> Visit<'ast> for Matches {
             input.parse::<Option<Token![,]>>()?;
             Ok((value, pat, guard))
         };
-        // The parsed text does not live as long as the file.
+        // The tokens are parsed into a value that does not live as long as the file.
         let mut inner = Matches { of: self.of.clone(), ..Matches::default() };
         if call.path.is_ident("matches") {
             let (value, pat, guard) = matched.parse2(call.tokens.clone()).unwrap();
@@ -175,7 +175,7 @@ impl<'ast> Visit<'ast> for Matches {
     }
 }
 
-/// Files that match on an enum outside of its module, with its name. Tests may.
+/// Files that match on an enum outside of its module, with the enum's name. Tests are exempt.
 fn matchers() -> BTreeSet<(String, &'static str)> {
     let is_code = |name: &str| {
         let is_rust = FilePath::new(name).extension().is_some_and(|e| e == "rs");
@@ -194,7 +194,7 @@ fn matchers() -> BTreeSet<(String, &'static str)> {
 }
 
 #[test]
-fn closed_enums_are_matched_on_in_their_modules_and_in_listed_files() {
+fn closed_enums_are_matched_in_their_module_or_listed_files() {
     let found = matchers();
     let is_of = |(file, name): &(String, &str), (place, of, _): &(&str, &str, &str)| {
         file.starts_with(place) && name == of
@@ -209,7 +209,7 @@ fn closed_enums_are_matched_on_in_their_modules_and_in_listed_files() {
 }
 
 #[test]
-fn patterns_are_found_wherever_they_stand() {
+fn enum_patterns_are_found_in_every_syntax() {
     let op = Closed { name: "Op", module: "ir/src/ops/", from: Some("moec_ir") };
     let finds = |file: &str, body: &str| Matches::in_source(body).names(&op, file);
     let here = |body: &str| {
@@ -240,7 +240,7 @@ fn patterns_are_found_wherever_they_stand() {
         "sim/src/lib.rs",
         "impl Known for moec_ir::Op { fn f(&self) { match self { Self::Add => 1 } } }"
     ));
-    // Another enum of that name, and tests.
+    // Another enum with the same name, and tests.
     assert!(!finds("sim/src/lib.rs", "use crate::isa::Op; fn f() { match x { Op::Add => 1 } }"));
     assert!(!finds(
         "sim/src/lib.rs",

@@ -30,7 +30,7 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(e) => return Err(unreadable(e)),
     };
-    let home = fs::canonicalize(dir).map_err(unreadable)?;
+    let root = fs::canonicalize(dir).map_err(unreadable)?;
     let real = match fs::canonicalize(&path) {
         Ok(real) => real,
         Err(e) if meta.is_symlink() => {
@@ -40,7 +40,7 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
         }
         Err(e) => return Err(unreadable(e)),
     };
-    if real.starts_with(&home) || blobs(&home).is_some_and(|blobs| real.starts_with(blobs)) {
+    if real.starts_with(&root) || blobs(&root).is_some_and(|blobs| real.starts_with(blobs)) {
         Ok(Some(path))
     } else {
         Err(outside(name).because(format!("it is a link to `{}`", real.display())).hint(HINT))
@@ -60,9 +60,9 @@ fn outside(name: &str) -> Error {
     Error::input(format!("`{name}` is outside of the checkpoint's folder"))
 }
 
-/// The folder of blobs for the snapshot `home`, in a download cache.
-fn blobs(home: &Path) -> Option<PathBuf> {
-    let snapshots = home.parent().filter(|p| p.ends_with("snapshots"))?;
+/// The folder of blobs for the snapshot `root`, in a download cache.
+fn blobs(root: &Path) -> Option<PathBuf> {
+    let snapshots = root.parent().filter(|p| p.ends_with("snapshots"))?;
     Some(snapshots.parent()?.join("blobs"))
 }
 
@@ -72,7 +72,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn links_stay_in_the_folder_or_lead_to_blobs_of_the_same_model() {
+    fn links_may_target_only_the_folder_or_blobs_of_its_model() {
         let cache = tempfile::tempdir().unwrap();
         let at = |path: &str| cache.path().join(path);
         for model in ["models--a", "models--b"] {
@@ -80,8 +80,8 @@ mod tests {
             fs::create_dir_all(at(model).join("snapshots/rev/sub")).unwrap();
             fs::write(at(model).join("blobs/0"), "{}").unwrap();
         }
-        let home = at("models--a/snapshots/rev");
-        fs::write(home.join("file"), "{}").unwrap();
+        let root = at("models--a/snapshots/rev");
+        fs::write(root.join("file"), "{}").unwrap();
         for (name, to) in [
             ("blob", "../../blobs/0"),
             ("beside", "file"),
@@ -94,23 +94,23 @@ mod tests {
             ("gone", "../../blobs/1"),
             ("self", "self"),
         ] {
-            symlink(to, home.join(name)).unwrap();
+            symlink(to, root.join(name)).unwrap();
         }
         for name in ["file", "blob", "beside", "sub/up", "twice"] {
-            assert_eq!(find(&home, name).unwrap(), Some(home.join(name)), "{name}");
+            assert_eq!(find(&root, name).unwrap(), Some(root.join(name)), "{name}");
         }
         for name in ["none", "sub/none", "file/none"] {
-            assert_eq!(find(&home, name).unwrap(), None, "{name}");
+            assert_eq!(find(&root, name).unwrap(), None, "{name}");
         }
         for name in
             ["other", "root", "snapshots", "out", "out/blobs/../../x", "../rev/file", "/etc/passwd", ""]
         {
-            let said = find(&home, name).unwrap_err();
-            assert!(said.message.contains("outside of the checkpoint's folder"), "{name}: {said}");
+            let error = find(&root, name).unwrap_err();
+            assert!(error.message.contains("outside of the checkpoint's folder"), "{name}: {error}");
         }
         for name in ["gone", "self"] {
-            let said = find(&home, name).unwrap_err();
-            assert!(said.message.contains("leads nowhere"), "{name}: {said}");
+            let error = find(&root, name).unwrap_err();
+            assert!(error.message.contains("leads nowhere"), "{name}: {error}");
         }
         // Links to blobs are allowed only in a download cache.
         fs::rename(at("models--a/snapshots"), at("models--a/others")).unwrap();

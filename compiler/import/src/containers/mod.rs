@@ -2,8 +2,8 @@
 
 mod folder;
 mod gguf;
-pub(crate) mod requested;
 mod safetensors;
+pub(crate) mod weightless;
 
 use super::config::Config;
 use super::encodings::{ENCODINGS, Encoding};
@@ -20,7 +20,7 @@ pub struct Kind {
     /// Name for people.
     pub name: &'static str,
     /// Description of the path to give, which follows "give" in a message.
-    pub looks: &'static str,
+    pub description: &'static str,
     /// Whether a path has this container, judged by file names alone. The first matching row of the table is
     /// used.
     pub is: fn(&Path) -> bool,
@@ -45,7 +45,7 @@ pub fn find(path: &Path) -> Option<&'static Kind> {
 pub fn open(path: &Path, fits: impl FnOnce(&Config) -> Result<()>) -> Result<Box<dyn Container>> {
     let kind = find(path).ok_or_else(|| {
         Error::input(format!("`{}` is not a checkpoint", path.display()))
-            .hint(format!("give {}", CONTAINERS.map(|kind| kind.looks).join(", or ")))
+            .hint(format!("give {}", CONTAINERS.map(|kind| kind.description).join(", or ")))
     })?;
     let config = (kind.config)(path)?;
     fits(&config)?;
@@ -126,14 +126,14 @@ pub trait Container: fmt::Debug + Send + Sync {
     }
 
     /// Recorder of requested tensors, for a checkpoint without tensors.
-    fn requested(&self) -> Option<&requested::Requested> {
+    fn requested(&self) -> Option<&weightless::RequestedTensors> {
         None
     }
 
     /// Announces that bytes of a tensor, counted from its first, will be read soon.
     fn will_read(&self, _tensor: &Tensor, _bytes: Range<usize>) {}
 
-    /// Releases the memory of what was read; later reads load from the files again.
+    /// Releases the memory of data that was read; later reads load it from the files again.
     fn release(&self) {}
 }
 
@@ -165,7 +165,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_folder_is_known_by_what_it_holds() {
+    fn container_kind_is_detected_from_file_names() {
         for (name, kind) in [
             ("config.json", Some("safetensors")),
             ("model.safetensors", Some("safetensors")),
@@ -180,8 +180,8 @@ mod tests {
             let itself = file.extension().is_some_and(|e| e == "gguf").then_some("GGUF");
             assert_eq!(find(&file).map(|kind| kind.name), itself);
         }
-        let said = open(Path::new("nowhere"), |_| Ok(())).unwrap_err();
-        let hint = said.hint.unwrap();
-        assert!(CONTAINERS.iter().all(|kind| hint.contains(kind.looks)), "{hint}");
+        let error = open(Path::new("nowhere"), |_| Ok(())).unwrap_err();
+        let hint = error.hint.unwrap();
+        assert!(CONTAINERS.iter().all(|kind| hint.contains(kind.description)), "{hint}");
     }
 }

@@ -5,7 +5,7 @@ use moec_ir::types::{E2M1, GROUP};
 /// Writes consecutive numbers of a row, beginning with column `from`, in the form of
 /// [`moec_ir::Source::stored`]: `take(stored, from, out)`. `stored` is the row's blocks from the one of
 /// column `from` on. Returns `false` if a number is not finite or blocks are missing.
-pub type Take = fn(&[u8], usize, &mut [[u8; 3]]) -> bool;
+pub type DecodeCodes = fn(&[u8], usize, &mut [[u8; 3]]) -> bool;
 
 /// A block: codes, and the scale as 16 bits and as a number.
 pub struct Block {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_not_taken() {
+    fn codes_with_non_finite_values_are_not_converted() {
         let of =
             |code, scale| take(|_| Some(Block { codes: [code; GROUP], bits: 0, scale }), 0, &mut [[0; 3]; 5]);
         assert!(of(1, f32::MAX) && of(-128, 1.0) && of(0, 1.0));

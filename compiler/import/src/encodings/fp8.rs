@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_landmarks_of_the_format() {
+    fn e4m3_extremes_match_the_paper() {
         // Table 1 of "FP8 Formats for Deep Learning" (arXiv 2209.05433).
         assert_eq!(e4m3(0b0111_1110), 448.0);
         assert_eq!(e4m3(0b0000_1000), 2.0_f32.powi(-6));
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_by_the_formula() {
+    fn every_e4m3_code_decodes_by_the_formula() {
         for bits in (0..=255_u8).filter(|b| b & 0x7f != 0x7f) {
             let (s, e, m) = (bits >> 7, i32::from(bits >> 3 & 15), f32::from(bits & 7));
             let v = if e == 0 { m / 8.0 * 2.0_f32.powi(-6) } else { (1.0 + m / 8.0) * 2.0_f32.powi(e - 7) };

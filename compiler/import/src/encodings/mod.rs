@@ -19,7 +19,7 @@ pub struct Encoding {
     /// Bytes of a block.
     pub bytes: usize,
     /// The format of weights that can hold the numbers exactly as stored.
-    pub same: Option<Same>,
+    pub native_format: Option<ExactFormat>,
     /// Decodes numbers.
     pub decode: Decode,
 }
@@ -31,20 +31,20 @@ pub type Decode = fn(&[u8], usize, &mut [f32]);
 
 /// A format of weights that holds numbers exactly as a checkpoint stores them.
 #[derive(Clone, Copy, Debug)]
-pub struct Same {
+pub struct ExactFormat {
     /// The format.
     pub format: Format,
     /// Conversion to the format's numbers.
-    pub taken: Conversion,
+    pub conversion: Conversion,
 }
 
 /// Conversion of stored numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Conversion {
-    /// Copied bytes, if this function says that all numbers in them are finite.
+    /// Bytes are copied, if this function finds all numbers in them finite.
     Whole(fn(&[u8]) -> bool),
     /// Codes and scales.
-    Coded(coded::Take),
+    Coded(coded::DecodeCodes),
 }
 
 /// Every supported encoding.
@@ -56,7 +56,7 @@ pub fn of(table: &[&'static Encoding], dtype: &str) -> Option<&'static Encoding>
 }
 
 impl Encoding {
-    /// Bytes of a row with so many numbers, if they are whole blocks.
+    /// Bytes of a row of `cols` numbers, if these are whole blocks.
     pub fn row_bytes(&self, cols: usize) -> Option<usize> {
         cols.is_multiple_of(self.block).then(|| (cols / self.block).checked_mul(self.bytes))?
     }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_differ_and_fill_their_blocks() {
+    fn encodings_are_unique_and_decode_whole_blocks() {
         for row in ENCODINGS.into_iter().chain([&fp8::E4M3, &mxfp4::E8M0]) {
             let found = of(&ENCODINGS, row.dtype);
             assert!(found.is_none_or(|found| found.title == row.title), "{} is after another", row.title);
@@ -101,7 +101,7 @@ mod tests {
             let mut whole = vec![f32::NAN; cols];
             (row.decode)(&stored, 0, &mut whole);
             assert!(whole.iter().all(|x| x.is_finite()), "{}", row.title);
-            assert!(row.same.is_none_or(|same| same.format.stored_bytes() > 0), "{}", row.title);
+            assert!(row.native_format.is_none_or(|native| native.format.stored_bytes() > 0), "{}", row.title);
             for from in 0..cols {
                 let mut part = vec![f32::NAN; cols - from];
                 (row.decode)(&stored[from / row.block * row.bytes..], from, &mut part);

@@ -1,6 +1,6 @@
 //! The IEEE formats: f32, f16, and bf16.
 
-use super::{Conversion, Encoding, Same};
+use super::{Conversion, Encoding, ExactFormat};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use moec_ir::Format;
@@ -10,9 +10,9 @@ pub const F32: Encoding = Encoding {
     title: "F32",
     dtype: "F32",
     bytes: 4,
-    same: Some(Same {
+    native_format: Some(ExactFormat {
         format: Format::F32,
-        taken: Conversion::Whole(|stored| {
+        conversion: Conversion::Whole(|stored| {
             // The largest magnitude, as an integer, so that the loop is vectorised. It is signed, since SSE2
             // can compare that.
             let largest = |m: i32, b: &[u8; 4]| m.max(i32::from_le_bytes(*b) & i32::MAX);
@@ -32,9 +32,9 @@ pub const BF16: Encoding = Encoding {
     title: "BF16",
     dtype: "BF16",
     bytes: 2,
-    same: Some(Same {
+    native_format: Some(ExactFormat {
         format: Format::Bf16,
-        taken: Conversion::Whole(|stored| halves_below(bf16::INFINITY.to_bits().cast_signed(), stored)),
+        conversion: Conversion::Whole(|stored| halves_below(bf16::INFINITY.to_bits().cast_signed(), stored)),
     }),
     decode: |stored, _, out| {
         for (x, b) in out.iter_mut().zip(stored.as_chunks().0) {
@@ -49,9 +49,9 @@ pub const F16: Encoding = Encoding {
     title: "F16",
     dtype: "F16",
     bytes: 2,
-    same: Some(Same {
+    native_format: Some(ExactFormat {
         format: Format::F16,
-        taken: Conversion::Whole(|stored| halves_below(f16::INFINITY.to_bits().cast_signed(), stored)),
+        conversion: Conversion::Whole(|stored| halves_below(f16::INFINITY.to_bits().cast_signed(), stored)),
     }),
     decode: |stored, _, out| {
         let mut block = [f16::ZERO; 128];
@@ -68,7 +68,7 @@ pub const F16: Encoding = Encoding {
 
 /// Common fields of encodings with one number per block.
 pub(super) const PLAIN: Encoding =
-    Encoding { title: "", dtype: "", block: 1, bytes: 1, same: None, decode: |_, _, _| {} };
+    Encoding { title: "", dtype: "", block: 1, bytes: 1, native_format: None, decode: |_, _, _| {} };
 
 /// Whether the magnitudes of 16-bit numbers are below infinity.
 fn halves_below(infinity: i16, stored: &[u8]) -> bool {
@@ -103,7 +103,9 @@ mod tests {
         let cases: [(Encoding, Bytes<'_>, f32); 3] =
             [(F32, &f32s, f32::MAX), (BF16, &bf16s, bf16::MAX.to_f32()), (F16, &f16s, f16::MAX.to_f32())];
         for (row, to, largest) in cases {
-            let Conversion::Whole(all_finite) = row.same.unwrap().taken else { panic!("{}", row.title) };
+            let Conversion::Whole(all_finite) = row.native_format.unwrap().conversion else {
+                panic!("{}", row.title)
+            };
             let all = |x: f32| [to(1.0).repeat(70), to(x), to(-2.0).repeat(3)].concat();
             assert!([0.0, -0.0, largest, -largest].iter().all(|&x| all_finite(&all(x))));
             let bad = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN];

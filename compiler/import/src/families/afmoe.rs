@@ -25,12 +25,12 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     if config.flag_or("mup_enabled", false)? {
         b.multipliers.embed = (b.hidden.n as f64).sqrt() as f32;
     }
-    let moe = Mixture::no_aux(&b, (1, 1), 1.0, NAMES)?;
+    let moe = Mixture::noaux_tc(&b, (1, 1), 1.0, NAMES)?;
     let (dense, window) = (b.dense_layers(0)?, b.windows()?);
     let layers = b.each_layer(|l| {
         let attention = GqaOptions {
             qk_norm: Some(QkNormKind::PerHead),
-            gate: Some(Gated::By { name: "gate_proj", per_head: false, by: Gating::Sigmoid }),
+            gate: Some(Gated::Projected { name: "gate_proj", per_head: false, by: Gating::Sigmoid }),
             window: window(l),
             rope: window(l).map(|_| rope::Defaults::default()),
             ..GqaOptions::default()

@@ -23,11 +23,11 @@ const NAMES: MoeNames = MoeNames { bias: Some("mlp.gate.expert_bias"), ..MoeName
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = Mixture::no_aux(&b, (8, 4), 2.5, NAMES)?;
+    let moe = Mixture::noaux_tc(&b, (8, 4), 2.5, NAMES)?;
     let dense = b.dense_layers(1)?;
     let every = config.size(&["layer_group_size"])?.n;
     let folds: Box<dyn Fn(usize) -> bool> = if config.has("layer_types") {
-        Box::new(b.kinds(["linear_attention", "full_attention"])?)
+        Box::new(b.is_first_kind(["linear_attention", "full_attention"])?)
     } else {
         Box::new(move |l| !(l + 1).is_multiple_of(every))
     };

@@ -1,8 +1,8 @@
 //! Bamboo and TurboSparse-Mistral: Mistral's dense layers with dReLU: one ReLU after the gate and one after
 //! up (arXiv 2406.05955, eq. 2).
 //!
-//! TurboSparse-Mistral has predictors of neurons next to each network. They are not read, and a warning says
-//! so.
+//! TurboSparse-Mistral has predictors of neurons next to each network. They are not read, which a warning
+//! reports.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -27,7 +27,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     only_act(config, &["relu"])?;
-    let b = Base::joined_by(Glu::DRelu, config, checkpoint)?;
+    let b = Base::read_with_glu(Glu::DRelu, config, checkpoint)?;
     let window = config.opt_size(&["sliding_window"])?.map(|s| s.n);
     let attention = GqaOptions { window, ..GqaOptions::default() };
     b.dense_model(&FAMILY, attention, false)

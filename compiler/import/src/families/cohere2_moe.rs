@@ -38,9 +38,11 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let mut moe = Mixture::of(&b, Score::Identity, from, renorm, NAMES)?;
     // Experts have the width of `intermediate_size`. The results of routed and shared experts are added or
     // averaged.
-    moe.shared =
-        config.opt_count(&["num_shared_experts"])?.filter(|s| s.n > 0).map(|n| moe.inner.times(&n.into()));
-    let share = match config.opt_text("shared_expert_combination_strategy")?.unwrap_or("sum") {
+    moe.shared = config
+        .opt_count(&["num_shared_experts"])?
+        .filter(|s| s.n > 0)
+        .map(|n| moe.intermediate.times(&n.into()));
+    let sum_scale = match config.opt_text("shared_expert_combination_strategy")?.unwrap_or("sum") {
         "sum" => 1.0,
         "average" => 0.5,
         other => {
@@ -69,7 +71,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         };
         let ffn: Mixer = match &wide {
             Some(wide) if dense(l) => b.mlp(&format!("{at}.mlp"), wide, false)?.into(),
-            _ => Moe { share, ..moe.moe(&b, l)? }.into(),
+            _ => Moe { sum_scale, ..moe.moe(&b, l)? }.into(),
         };
         let mixers = vec![b.gqa(l, attention)?.into(), ffn];
         let norm = Some(norm(&format!("{at}.input_layernorm"))?);

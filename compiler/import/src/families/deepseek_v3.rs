@@ -25,7 +25,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = Mixture::no_aux(&b, (8, 4), 2.5, MoeNames::DEEPSEEK)?;
+    let moe = Mixture::noaux_tc(&b, (8, 4), 2.5, MoeNames::DEEPSEEK)?;
     let dense = dense_first(config, 3)?;
     let style =
         if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };

@@ -21,7 +21,7 @@ const NAMES: MoeNames = MoeNames { bias: Some("mlp.e_score_correction_bias"), ..
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = Mixture::no_aux(&b, (1, 1), 1.0, NAMES)?;
+    let moe = Mixture::noaux_tc(&b, (1, 1), 1.0, NAMES)?;
     let dense = b.dense_layers(1)?;
     let window = b.windows()?;
     // Without windows every layer is rotated.

@@ -27,7 +27,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let config = text.as_ref().unwrap_or(config);
     only_plain(config)?;
     let glu = Glu::Gated(activation_of(config, "hidden_activation", "gelu_pytorch_tanh")?);
-    let mut b = Base::joined_by(glu, config, checkpoint)?;
+    let mut b = Base::read_with_glu(glu, config, checkpoint)?;
     b.tied = true;
     b.multipliers.embed = (b.hidden.n as f64).sqrt() as f32;
     b.logit_cap = config.opt_number("final_logit_softcapping")?.map(|cap| cap as f32);
@@ -63,12 +63,12 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         moe.logits.weight = WeightExpr::ScaleCols { of: Box::new(moe.logits.weight), by: Box::new(scale) };
         moe.router_reads = RouterInput::Block { eps: b.eps, to: (b.hidden.n as f64).powf(-0.5) as f32 };
         let norm = |name: &str| b.rms_norm(&format!("{at}.{name}"));
-        let beside = |[before, behind]: [&str; 2], mixer| -> Result<Mixer> {
-            Ok(Normed { before: norm(before)?, mixer, behind: norm(behind)? }.into())
+        let normed = |[before, after]: [&str; 2], mixer| -> Result<Mixer> {
+            Ok(Normed { before: norm(before)?, mixer, after: norm(after)? }.into())
         };
         let mixers = vec![
-            beside(["pre_feedforward_layernorm", "post_feedforward_layernorm_1"], b.dense(l, false)?)?,
-            beside(["pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"], moe.into())?,
+            normed(["pre_feedforward_layernorm", "post_feedforward_layernorm_1"], b.dense(l, false)?)?,
+            normed(["pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"], moe.into())?,
         ];
         let post_norm = Some(norm("post_feedforward_layernorm")?);
         let scale = b.tensors.take_if(

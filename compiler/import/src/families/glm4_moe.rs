@@ -19,7 +19,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = Mixture::no_aux(&b, (1, 1), 1.0, MoeNames::DEEPSEEK)?;
+    let moe = Mixture::noaux_tc(&b, (1, 1), 1.0, MoeNames::DEEPSEEK)?;
     let dense = dense_first(config, 1)?;
     let attention = GqaOptions {
         qkv_bias: config.flag_or("attention_bias", false)?,

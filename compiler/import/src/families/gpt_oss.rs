@@ -58,13 +58,13 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             router,
             router_reads: RouterInput::Experts,
             weighs_input: false,
-            reads_before: false,
+            reads_previous_layer: false,
             logits: b.router(&format!("{at}.mlp.router"), &experts, true)?,
             select_bias: None,
             latent: None,
             experts: b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::InOut, &experts, &inner, glu)?,
             shared: None,
-            share: 1.0,
+            sum_scale: 1.0,
         };
         Ok([b.gqa(l, attention)?.into(), moe.into()])
     })

@@ -30,7 +30,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     const PUBLISHED: [&str; 2] = ["mamba", "attention"];
     let published =
         config.opt_texts("layer_types")?.is_some_and(|t| t.iter().any(|t| PUBLISHED.contains(&t.as_str())));
-    let folds = b.kinds(if published { PUBLISHED } else { KINDS })?;
+    let folds = b.is_first_kind(if published { PUBLISHED } else { KINDS })?;
     let heads = Dim::from(config.size(&["mamba_n_heads"])?);
     let wide = b.hidden.times(&config.size(&["mamba_expand"])?.into());
     let dim = match config.value("mamba_d_head").and_then(Value::as_u64) {

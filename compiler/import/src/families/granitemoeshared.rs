@@ -39,7 +39,7 @@ pub(super) fn shared(b: &Base<'_>, layer: usize) -> Result<Option<Shared>> {
     if b.tensors.has(&format!("{at}.gate_proj.weight")) {
         return Ok(Some(Shared { mlp: b.mlp(&at, &inner, false)?, gate: None }));
     }
-    let both = b.tensors.take(&both, &[&inner.twice(), &b.hidden])?;
+    let both = b.tensors.take(&both, &[&inner.doubled(), &b.hidden])?;
     let half = |start| Projection {
         weight: WeightExpr::Slice {
             axis: Axis::Rows,

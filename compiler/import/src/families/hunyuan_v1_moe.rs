@@ -23,7 +23,7 @@ const NAMES: MoeNames =
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
     let mut moe = Mixture::of(&b, Score::Softmax, WeightFrom::Score, Renorm::Sum { eps: 0.0 }, NAMES)?;
-    moe.shared = Some(moe.inner.clone());
+    moe.shared = Some(moe.intermediate.clone());
     let attention = GqaOptions {
         norms: ["query_layernorm", "key_layernorm"],
         qk_norm: config.flag_or("use_qk_norm", true)?.then_some(QkNormKind::PerHead),

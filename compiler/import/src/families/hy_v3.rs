@@ -20,7 +20,7 @@ const NAMES: MoeNames = MoeNames {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = Mixture::no_aux(&b, (1, 1), 1.0, NAMES)?;
+    let moe = Mixture::noaux_tc(&b, (1, 1), 1.0, NAMES)?;
     let dense = b.dense_layers(1)?;
     let attention = GqaOptions { qk_norm: Some(QkNormKind::PerHead), ..GqaOptions::default() };
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {

@@ -29,7 +29,7 @@ const NAMES: MoeNames = MoeNames {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = Mixture::no_aux(&b, (1, 1), 1.0, NAMES)?;
+    let moe = Mixture::noaux_tc(&b, (1, 1), 1.0, NAMES)?;
     let dense = b.dense_layers(1)?;
     let linear = config.opt_section("linear_attn_config")?;
     let folds: Box<dyn Fn(usize) -> bool> = match &linear {
@@ -38,7 +38,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             let attends = section.opt_ids("full_attn_layers")?.unwrap_or_default();
             Box::new(move |l| !attends.iter().any(|&n| n as usize == l + 1))
         }
-        None => Box::new(b.kinds(["linear_attention", "full_attention"])?),
+        None => Box::new(b.is_first_kind(["linear_attention", "full_attention"])?),
     };
     let of = linear.as_ref().unwrap_or(config);
     let sizes = KdaSizes {

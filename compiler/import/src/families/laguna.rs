@@ -46,7 +46,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let attention = GqaOptions {
             heads: heads.as_ref().and_then(|heads| heads.get(l)).map(|&n| n as usize),
             qk_norm: Some(QkNormKind::PerHead),
-            gate: Some(Gated::By { name: "g_proj", per_head, by: Gating::Softplus }),
+            gate: Some(Gated::Projected { name: "g_proj", per_head, by: Gating::Softplus }),
             window: window(l),
             rope: Some(rope::Defaults::of_window(window(l))),
             ..GqaOptions::default()

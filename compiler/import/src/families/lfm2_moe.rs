@@ -38,7 +38,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     moe.router.scale = config.number_or("routed_scaling_factor", 1.0)? as f32;
     let dense = config.opt_count(&["num_dense_layers"])?.map_or(0, |s| s.n);
     let wide = Dim::from(config.size(&["intermediate_size"])?);
-    let convolves = b.kinds(KINDS)?;
+    let convolves = b.is_first_kind(KINDS)?;
     let bias = config.flag_or("conv_bias", false)?;
     let attention = GqaOptions {
         norms: ["q_layernorm", "k_layernorm"],

@@ -34,7 +34,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let inner = Dim::from(config.size(&["intermediate_size"])?);
     let (rotated, sparse) = (rotated(config, b.layers)?, sparse(config)?);
     const KINDS: [&str; 2] = ["chunked_attention", "full_attention"];
-    let kinds = config.has("layer_types").then(|| b.kinds(KINDS)).transpose()?;
+    let kinds = config.has("layer_types").then(|| b.is_first_kind(KINDS)).transpose()?;
     let chunk = config.opt_size(&["attention_chunk_size"])?.map(|s| s.n);
     let temperature = temperature(config)?;
     let bias = config.flag_or("attention_bias", false)?;

@@ -64,7 +64,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let moe = b.simple_moe(&format!("{at}.mlp.router.classifier"), router.clone(), &all, read)?;
         let bias = b.tensors.take_squeezed(&format!("{at}.mlp.router.e_score_correction_bias"), &[&all])?;
         let moe = Moe {
-            reads_before: true,
+            reads_previous_layer: true,
             select_bias: Some(bias),
             shared: Some(Shared { mlp: next?, gate: None }),
             ..moe

@@ -20,7 +20,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = Mixture::no_aux(&b, (1, 1), 1.0, MoeNames::DEEPSEEK)?;
+    let moe = Mixture::noaux_tc(&b, (1, 1), 1.0, MoeNames::DEEPSEEK)?;
     let dense = b.dense_layers(1)?;
     let pattern = config.opt_layout("hybrid_layer_pattern", b.layers)?;
     let of_types = b.windows()?;

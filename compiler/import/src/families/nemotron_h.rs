@@ -38,24 +38,24 @@ const KINDS: [[&str; 2]; 4] =
 
 /// The name of each layer's kind.
 fn kinds(b: &Base<'_>) -> Result<Vec<&'static str>> {
-    let (key, by, said): (_, _, Vec<String>) = match b.config.opt_text(PATTERN)? {
+    let (key, by, letters): (_, _, Vec<String>) = match b.config.opt_text(PATTERN)? {
         Some(letters) => (PATTERN, 1, letters.chars().map(String::from).collect()),
         None => (LAYERS, 0, b.config.opt_texts(LAYERS)?.unwrap_or_default()),
     };
-    if said.len() < b.layers {
-        let (name, n) = (b.config.name(key), said.len());
-        return Err(Error::input(format!("{name} has {n} entries, and the model has {} layers", b.layers)));
+    if letters.len() < b.layers {
+        let (name, n) = (b.config.name(key), letters.len());
+        return Err(Error::input(format!("{name} has {n} entries, but the model has {} layers", b.layers)));
     }
-    let kind = |said: &String| match KINDS.iter().find(|kind| kind[by] == said) {
+    let kind = |letters: &String| match KINDS.iter().find(|kind| kind[by] == letters) {
         Some([name, _]) => Ok(*name),
-        None => Err(b.config.unsupported(key, said, &KINDS.map(|kind| kind[by]))),
+        None => Err(b.config.unsupported(key, letters, &KINDS.map(|kind| kind[by]))),
     };
-    said.iter().take(b.layers).map(kind).collect()
+    letters.iter().take(b.layers).map(kind).collect()
 }
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let glu = Glu::Ungated(activation_of(config, "mlp_hidden_act", "relu2")?);
-    let mut b = Base::joined_by(glu, config, checkpoint)?;
+    let mut b = Base::read_with_glu(glu, config, checkpoint)?;
     b.latent = config.opt_size(&["moe_latent_size"])?.map(Dim::from);
     let kinds = kinds(&b)?;
     only_silu(config, "mamba_hidden_act")?;
@@ -74,7 +74,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let bias = config.flag_or("mlp_bias", false)?;
     let mixture = if kinds.contains(&"moe") {
         let shared = Dim::from(config.size(&["moe_shared_expert_intermediate_size"])?);
-        let routed = Mixture { shared: None, ..Mixture::no_aux(&b, (1, 1), 1.0, NAMES)? };
+        let routed = Mixture { shared: None, ..Mixture::noaux_tc(&b, (1, 1), 1.0, NAMES)? };
         Some((routed, shared))
     } else {
         None

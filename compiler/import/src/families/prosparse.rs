@@ -23,7 +23,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         "fatrelu" => Glu::FatRelu { threshold: threshold(config)? },
         _ => Glu::Gated(Activation::Relu),
     };
-    let b = Base::joined_by(glu, config, checkpoint)?;
+    let b = Base::read_with_glu(glu, config, checkpoint)?;
     let bias = config.flag_or("attention_bias", false)?;
     let attention = GqaOptions { qkv_bias: bias, o_bias: bias, ..GqaOptions::default() };
     b.dense_model(&FAMILY, attention, config.flag_or("mlp_bias", false)?)

@@ -34,7 +34,7 @@ const WINDOW: [&str; 2] = ["sliding_window_size", "sliding_window"];
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     only_act(config, &["relu"])?;
-    let mut b = Base::joined_by(Glu::Gated(Activation::Relu), config, checkpoint)?;
+    let mut b = Base::read_with_glu(Glu::Gated(Activation::Relu), config, checkpoint)?;
     b.tied = true;
     plans(config, b.layers)?;
     let (experts, k) = b.expert_counts_of(&EXPERTS, &CHOSEN)?;

@@ -18,7 +18,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = Mixture::no_aux(&b, (1, 1), 1.0, MoeNames::DEEPSEEK)?;
+    let moe = Mixture::noaux_tc(&b, (1, 1), 1.0, MoeNames::DEEPSEEK)?;
     let dense = b.dense_layers(0)?;
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(b, l)?.into() };

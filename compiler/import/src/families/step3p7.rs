@@ -67,7 +67,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             kv_heads: groups.filter(|_| window.is_some()).map(|s| s.n),
             head_dim: dim.filter(|_| window.is_some()).map(|s| s.n),
             qk_norm: Some(QkNormKind::PerHead),
-            gate: Some(Gated::By { name: "g_proj", per_head: true, by: Gating::Sigmoid }),
+            gate: Some(Gated::Projected { name: "g_proj", per_head: true, by: Gating::Sigmoid }),
             window,
             rope: Some(rope::Defaults::of_window(window)),
             scale,
@@ -77,7 +77,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             let inner = config.size(&["intermediate_size"])?.into();
             Mlp { glu: shared[l], ..b.mlp(&format!("{}.mlp", b.layer(l)), &inner, false)? }.into()
         } else {
-            moe.joined_by(b, l, [routed[l], shared[l]])?.into()
+            moe.moe_with_glu(b, l, [routed[l], shared[l]])?.into()
         };
         Ok([b.gqa(l, attention)?.into(), ffn])
     })

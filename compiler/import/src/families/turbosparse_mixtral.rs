@@ -1,7 +1,7 @@
 //! TurboSparse-Mixtral (arXiv 2406.05955): Mixtral with dReLU: one ReLU after the gate and one after up.
 //!
-//! Published checkpoints have predictors of neurons next to the experts. They are not read, and a warning
-//! says so.
+//! Published checkpoints have predictors of neurons next to the experts. They are not read, which a warning
+//! reports.
 
 use super::{Family, mixtral};
 use crate::checkpoint::Checkpoint;
@@ -21,5 +21,5 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     only_act(config, &["relu"])?;
-    mixtral::model(&FAMILY, Base::joined_by(Glu::DRelu, config, checkpoint)?)
+    mixtral::model(&FAMILY, Base::read_with_glu(Glu::DRelu, config, checkpoint)?)
 }

@@ -92,20 +92,20 @@ impl Repo {
             _ => {}
         }
         #[cfg(unix)]
-        let done = std::os::unix::fs::symlink(&target, &path);
+        let result = std::os::unix::fs::symlink(&target, &path);
         #[cfg(not(unix))]
-        let done = fs::hard_link(self.blob(hash), &path);
-        match done {
+        let result = fs::hard_link(self.blob(hash), &path);
+        match result {
             // Another process has linked the same blob.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.exists() => {}
-            done => done.map_err(|e| io_error("link", &path, &e))?,
+            result => result.map_err(|e| io_error("link", &path, &e))?,
         }
         Ok(path)
     }
 }
 
 /// Names of the models in the cache, sorted.
-pub(super) fn held() -> Vec<String> {
+pub(super) fn cached_models() -> Vec<String> {
     let entries = models().ok().and_then(|folder| fs::read_dir(folder).ok());
     let mut names: Vec<String> = entries
         .into_iter()

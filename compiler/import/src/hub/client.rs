@@ -22,7 +22,7 @@ pub(super) const PIECE: u64 = 256 << 20;
 
 /// A file in the hub's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Listed {
+pub(super) struct RemoteFile {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) hash: Hash,
@@ -49,7 +49,7 @@ impl Hash {
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
     pub(super) commit: String,
-    pub(super) files: Vec<Listed>,
+    pub(super) files: Vec<RemoteFile>,
 }
 
 /// Client of one hub.
@@ -60,11 +60,11 @@ pub(super) struct Client {
 }
 
 /// Reason that a piece was not received.
-pub(super) enum Broken {
+pub(super) enum TransferError {
     /// A temporary error: a retry may succeed.
-    Line(String),
+    Temporary(String),
     /// A permanent error.
-    Said(Error),
+    Permanent(Error),
 }
 
 impl Client {
@@ -91,7 +91,7 @@ impl Client {
     }
 
     /// Sends a request and follows redirections. The token is sent to the hub alone.
-    fn request(&self, url: &str, range: Option<(u64, u64)>) -> Result<Response<Body>, Broken> {
+    fn request(&self, url: &str, range: Option<(u64, u64)>) -> Result<Response<Body>, TransferError> {
         let mut url = url.to_owned();
         for _ in 0..=HOPS {
             let mut request = self.agent.get(&url);
@@ -102,24 +102,24 @@ impl Client {
             {
                 request = request.header("Authorization", format!("Bearer {token}"));
             }
-            let response = request.call().map_err(|e| Broken::Line(e.to_string()))?;
+            let response = request.call().map_err(|e| TransferError::Temporary(e.to_string()))?;
             if !response.status().is_redirection() {
                 return Ok(response);
             }
-            let said = header(&response, "location").unwrap_or_default();
-            url = match said {
+            let location = header(&response, "location").unwrap_or_default();
+            url = match location {
                 path if path.starts_with('/') && !path.starts_with("//") => {
                     format!("{}{path}", authority(&url).unwrap_or_default())
                 }
                 whole if authority(whole).is_some() => whole.to_owned(),
                 _ => {
-                    return Err(Broken::Said(Error::environment(
-                        "the hub redirects to what is not an address",
+                    return Err(TransferError::Permanent(Error::environment(
+                        "the hub redirects to an invalid address",
                     )));
                 }
             };
         }
-        Err(Broken::Said(Error::environment("the hub redirects from place to place without end")))
+        Err(TransferError::Permanent(Error::environment("the hub redirects too many times")))
     }
 
     /// Lists the files of a revision.
@@ -131,7 +131,7 @@ impl Client {
             return Err(self.refusal(name, &response));
         }
         let bytes = response.body_mut().with_config().limit(MOST_LIST).read_to_vec();
-        let bytes = bytes.map_err(|e| self.unreachable(Broken::Line(e.to_string())))?;
+        let bytes = bytes.map_err(|e| self.unreachable(TransferError::Temporary(e.to_string())))?;
         listing(&bytes).map_err(|why| {
             Error::environment(format!("the hub's list of the files of `{name}` cannot be read")).because(why)
         })
@@ -144,15 +144,15 @@ impl Client {
         commit: &str,
         file: &str,
         (from, to): (u64, u64),
-    ) -> Result<impl Read + use<>, Broken> {
+    ) -> Result<impl Read + use<>, TransferError> {
         let url = format!("{}/{}/resolve/{commit}/{file}", self.endpoint, name.id());
         let response = self.request(&url, Some((from, to - 1)))?;
         let status = response.status().as_u16();
         match status {
             206 => {
-                let said = header(&response, "content-range").unwrap_or_default();
-                if !said.starts_with(&format!("bytes {from}-")) {
-                    return Err(Broken::Said(Error::environment(format!(
+                let content_range = header(&response, "content-range").unwrap_or_default();
+                if !content_range.starts_with(&format!("bytes {from}-")) {
+                    return Err(TransferError::Permanent(Error::environment(format!(
                         "the hub sends another part of `{file}` than was requested"
                     ))));
                 }
@@ -160,20 +160,22 @@ impl Client {
             // A server without range support sends the whole file.
             200 if from == 0 => {}
             200 => {
-                return Err(Broken::Said(Error::environment(format!(
-                    "the hub cannot go on in the middle of `{file}`"
+                return Err(TransferError::Permanent(Error::environment(format!(
+                    "the hub cannot resume the download of `{file}`"
                 ))));
             }
-            429 | 500..=599 => return Err(Broken::Line(format!("the hub answers with status {status}"))),
-            _ => return Err(Broken::Said(self.refusal(name, &response))),
+            429 | 500..=599 => {
+                return Err(TransferError::Temporary(format!("the hub answers with status {status}")));
+            }
+            _ => return Err(TransferError::Permanent(self.refusal(name, &response))),
         }
         Ok(response.into_body().into_reader().take(to - from))
     }
 
-    pub(super) fn unreachable(&self, broken: Broken) -> Error {
+    pub(super) fn unreachable(&self, broken: TransferError) -> Error {
         match broken {
-            Broken::Said(error) => error,
-            Broken::Line(why) => {
+            TransferError::Permanent(error) => error,
+            TransferError::Temporary(why) => {
                 Error::environment(format!("`{}` does not answer", self.endpoint)).because(why).hint(
                     "check the network and `HF_ENDPOINT`; with `--offline` only what the cache has is used",
                 )
@@ -188,7 +190,7 @@ impl Client {
         let page = format!("{}/{}", self.endpoint, name.id());
         match (status, code) {
             (_, "GatedRepo") | (403, _) => {
-                Error::environment(format!("`{}` is given only to those who accept its terms", name.id()))
+                Error::environment(format!("`{}` requires that you accept its terms", name.id()))
                     .hint(format!("accept them at {page}, and set `HF_TOKEN` to a token of that account"))
             }
             (_, "RevisionNotFound") => {
@@ -241,7 +243,7 @@ fn listing(bytes: &[u8]) -> Result<Listing, String> {
             None => Hash::Git(file["blobId"].as_str()?.to_owned()).checked(40)?,
         };
         let bytes = file["lfs"]["size"].as_u64().or_else(|| file["size"].as_u64())?;
-        Some(Listed { name: name.to_owned(), bytes, hash })
+        Some(RemoteFile { name: name.to_owned(), bytes, hash })
     });
     Ok(Listing { commit: commit.to_owned(), files: files.collect() })
 }
@@ -257,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_have_an_authority() {
+    fn authority_is_parsed_from_hub_addresses() {
         assert_eq!(authority("https://a.b/c?d"), Some("https://a.b"));
         assert_eq!(authority("http://127.0.0.1:80"), Some("http://127.0.0.1:80"));
         for bad in ["", "a.b", "ftp://a", "https://", "https:///x", "https://u@h/"] {
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_names_nothing_that_leads_elsewhere() {
+    fn hub_listing_omits_paths_that_leave_the_folder() {
         let sha = "0123456789012345678901234567890123456789";
         let text = format!(
             r#"{{"sha": "{sha}", "siblings": [

@@ -2,7 +2,7 @@
 //! their names.
 
 use super::cache::Repo;
-use super::client::{Broken, Client, Hash, Listed, PIECE};
+use super::client::{Client, Hash, PIECE, RemoteFile, TransferError};
 use super::name::Name;
 use moec_base::error::{Error, Result, io_error};
 use moec_base::hashing;
@@ -27,11 +27,11 @@ pub(super) fn all(
     name: &Name,
     repo: &Repo,
     commit: &str,
-    files: &[&Listed],
+    files: &[&RemoteFile],
     progress: &Progress,
 ) -> Result<()> {
-    let absent = |f: &&&Listed| !is_whole(&repo.blob(f.hash.text()), f.bytes);
-    let missing: Vec<&&Listed> = files.iter().filter(absent).collect();
+    let absent = |f: &&&RemoteFile| !is_whole(&repo.blob(f.hash.text()), f.bytes);
+    let missing: Vec<&&RemoteFile> = files.iter().filter(absent).collect();
     if !missing.is_empty() {
         let total = missing.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
         let bar = progress.bytes("Fetching", total);
@@ -89,7 +89,7 @@ struct Fetch<'a> {
     name: &'a Name,
     repo: &'a Repo,
     commit: &'a str,
-    file: &'a Listed,
+    file: &'a RemoteFile,
     bar: &'a Bar,
     progress: &'a Progress,
 }
@@ -101,7 +101,7 @@ enum Sum {
 }
 
 impl Sum {
-    fn new(file: &Listed) -> Self {
+    fn new(file: &RemoteFile) -> Self {
         match file.hash {
             Hash::Sha256(_) => Self::Sha256(Sha256::new()),
             Hash::Git(_) => Self::Git(Sha1::new().chain_update(format!("blob {}\0", file.bytes))),
@@ -145,28 +145,31 @@ impl Fetch<'_> {
         };
         let failed = |e: io::Error| io_error("write", &partial, &e);
         let mut sum = Sum::new(self.file);
-        let mut done = self.read_again(&mut out, &mut sum).map_err(failed)?;
+        let mut received = self.read_again(&mut out, &mut sum).map_err(failed)?;
         let mut broken = 0;
-        while done < self.file.bytes {
+        while received < self.file.bytes {
             interrupt::check()?;
-            let before = done;
-            match self.piece(&mut out, &mut sum, &mut done) {
+            let before = received;
+            match self.piece(&mut out, &mut sum, &mut received) {
                 Ok(()) => broken = 0,
                 Err(Stopped::Disk(e)) => return Err(failed(e)),
-                Err(Stopped::Hub(Broken::Said(e))) => {
-                    if done == 0 {
+                Err(Stopped::Hub(TransferError::Permanent(e))) => {
+                    if received == 0 {
                         // Another attempt has no bytes to resume from.
                         let _ = fs::remove_file(&partial);
                     }
                     return Err(e);
                 }
                 Err(Stopped::Hub(line)) => {
-                    broken = if done > before { 1 } else { broken + 1 };
+                    broken = if received > before { 1 } else { broken + 1 };
                     if broken >= ATTEMPTS {
                         let e = self.client.unreachable(line);
                         return Err(e
-                            .context(format!("`{}` of `{}` did not come whole", self.file.name, self.name))
-                            .hint("run the same command again: it goes on where this ended"));
+                            .context(format!(
+                                "`{}` of `{}` could not be downloaded completely",
+                                self.file.name, self.name
+                            ))
+                            .hint("run the same command again to resume the download"));
                     }
                     std::thread::sleep(PAUSE * 2_u32.pow(broken - 1));
                 }
@@ -176,12 +179,14 @@ impl Fetch<'_> {
         if found != self.file.hash.text() {
             let _ = fs::remove_file(&partial);
             return Err(Error::environment(format!(
-                "`{}` of `{}` came with other content: its hash is {found}, not {}",
+                "`{}` of `{}` was downloaded with wrong content: its hash is {found}, not {}",
                 self.file.name,
                 self.name,
                 self.file.hash.text()
             ))
-            .hint("what came was removed; try again, and should it stay, ask who publishes the model"));
+            .hint(
+                "the file was removed; try again, and if the error stays, tell the publisher of the model",
+            ));
         }
         out.sync_all().map_err(failed)?;
         fs::rename(&partial, &blob).map_err(|e| io_error("write", &blob, &e))
@@ -189,40 +194,43 @@ impl Fetch<'_> {
 
     /// Hashes the bytes that an earlier attempt left, and returns their number.
     fn read_again(&self, out: &mut File, sum: &mut Sum) -> io::Result<u64> {
-        let there = out.metadata()?.len();
-        if there > self.file.bytes {
+        let existing = out.metadata()?.len();
+        if existing > self.file.bytes {
             out.set_len(0)?;
             return Ok(0);
         }
         let mut buffer = vec![0; 1 << 20];
-        let mut done = 0;
+        let mut received = 0;
         loop {
             let n = out.read(&mut buffer)?;
             if n == 0 {
                 break;
             }
             sum.add(&buffer[..n]);
-            done += n as u64;
+            received += n as u64;
         }
-        self.bar.add(done);
-        Ok(done)
+        self.bar.add(received);
+        Ok(received)
     }
 
     /// Appends the bytes of one request.
-    fn piece(&self, out: &mut File, sum: &mut Sum, done: &mut u64) -> Result<(), Stopped> {
-        let to = self.file.bytes.min(done.saturating_add(PIECE));
-        let mut from =
-            self.client.piece(self.name, self.commit, &self.file.name, (*done, to)).map_err(Stopped::Hub)?;
+    fn piece(&self, out: &mut File, sum: &mut Sum, received: &mut u64) -> Result<(), Stopped> {
+        let to = self.file.bytes.min(received.saturating_add(PIECE));
+        let mut from = self
+            .client
+            .piece(self.name, self.commit, &self.file.name, (*received, to))
+            .map_err(Stopped::Hub)?;
         let mut buffer = vec![0; 1 << 16];
-        while *done < to {
-            interrupt::check().map_err(|e| Stopped::Hub(Broken::Said(e)))?;
-            let n = from.read(&mut buffer).map_err(|e| Stopped::Hub(Broken::Line(e.to_string())))?;
+        while *received < to {
+            interrupt::check().map_err(|e| Stopped::Hub(TransferError::Permanent(e)))?;
+            let n =
+                from.read(&mut buffer).map_err(|e| Stopped::Hub(TransferError::Temporary(e.to_string())))?;
             if n == 0 {
-                return Err(Stopped::Hub(Broken::Line("the connection ended early".to_owned())));
+                return Err(Stopped::Hub(TransferError::Temporary("the connection ended early".to_owned())));
             }
             out.write_all(&buffer[..n]).map_err(Stopped::Disk)?;
             sum.add(&buffer[..n]);
-            *done += n as u64;
+            *received += n as u64;
             self.bar.add(n as u64);
         }
         Ok(())
@@ -232,7 +240,7 @@ impl Fetch<'_> {
 /// Reason that a piece ended early.
 enum Stopped {
     Disk(io::Error),
-    Hub(Broken),
+    Hub(TransferError),
 }
 
 #[cfg(test)]
@@ -240,14 +248,14 @@ mod tests {
     use super::*;
 
     /// Message for a wait while another process does `what`.
-    fn after(what: impl Fn(&Path, &Path) -> io::Result<()>) -> (Option<File>, tempfile::TempDir) {
+    fn after(change: impl Fn(&Path, &Path) -> io::Result<()>) -> (Option<File>, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let [partial, blob] = ["blob.incomplete", "blob"].map(|n| folder.path().join(n));
         fs::write(&partial, "whole").unwrap();
         let mut other = Some(File::open(&partial).unwrap());
         other.as_ref().unwrap().lock().unwrap();
         let mut wait = || {
-            what(&partial, &blob).unwrap();
+            change(&partial, &blob).unwrap();
             drop(other.take().expect("it is waited for once"));
             Ok(())
         };
@@ -255,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_process_fetched_meanwhile_is_taken() {
+    fn file_fetched_meanwhile_by_another_process_is_used() {
         let (found, folder) = after(|partial, blob| fs::rename(partial, blob));
         assert!(found.is_none());
         let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -263,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_process_gave_up_is_fetched() {
+    fn file_abandoned_by_another_process_is_fetched() {
         let (found, folder) = after(|partial, _| fs::remove_file(partial));
         let partial = folder.path().join("blob.incomplete");
         assert!(found.is_some_and(|file| same_file(&file, &partial)));

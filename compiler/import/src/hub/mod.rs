@@ -13,7 +13,7 @@ mod download;
 pub mod name;
 
 use cache::Repo;
-use client::{Client, Listed};
+use client::{Client, RemoteFile};
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_base::{disk, human};
@@ -56,8 +56,8 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
     let client = Client::new(endpoint.as_deref().unwrap_or(ENDPOINT), cache::token())?;
     let listing = client.list(name)?;
     let commit = &listing.commit;
-    let get = |files: &[&Listed]| download::all(&client, name, &repo, commit, files, progress);
-    let wanted = if let Some(file) = &name.file {
+    let get = |files: &[&RemoteFile]| download::all(&client, name, &repo, commit, files, progress);
+    let files = if let Some(file) = &name.file {
         parts_of(name, file, &listing.files)?
     } else {
         let (small, index) = checkpoint(name, &listing.files)?;
@@ -66,11 +66,11 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
         let weights = weights(name, &repo.snapshot(commit), index, &listing.files)?;
         [small, weights].concat()
     };
-    check_space(name, &repo, &wanted)?;
-    get(&wanted)?;
+    check_space(name, &repo, &files)?;
+    get(&files)?;
     repo.note(commit)?;
     let folder = repo.snapshot(commit);
-    let bytes = wanted.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
+    let bytes = files.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
     progress.stage(
         "Fetched",
         &format!("{name}, commit {}, {} in `{}`", &commit[..8], human::bytes(bytes), folder.display()),
@@ -86,14 +86,14 @@ fn is_requested(var: &str) -> bool {
 /// Returns the path in the cache for a name.
 fn from_cache(name: &Name, repo: &Repo) -> Result<PathBuf> {
     let missing = |what: String| {
-        let held = cache::held();
-        let there = if held.is_empty() {
+        let cached = cache::cached_models();
+        let available = if cached.is_empty() {
             "the cache holds no models".to_owned()
         } else {
-            format!("the cache holds {}", quoted(&held))
+            format!("the cache holds {}", quoted(&cached))
         };
         Error::input(what)
-            .hint(format!("{there}; run without `--offline` and `HF_HUB_OFFLINE` to download it"))
+            .hint(format!("{available}; run without `--offline` and `HF_HUB_OFFLINE` to download it"))
     };
     let Some(commit) = repo.commit() else {
         return Err(missing(format!("`{name}` is not in the cache, `{}`", repo.root().display())));
@@ -115,8 +115,11 @@ fn quoted(names: &[String]) -> String {
 }
 
 /// The small files of a checkpoint, among them the index of weights, if there is one.
-fn checkpoint<'a>(name: &Name, files: &'a [Listed]) -> Result<(Vec<&'a Listed>, Option<&'a Listed>)> {
-    let find = |wanted: &str| files.iter().find(|f| f.name == wanted);
+fn checkpoint<'a>(
+    name: &Name,
+    files: &'a [RemoteFile],
+) -> Result<(Vec<&'a RemoteFile>, Option<&'a RemoteFile>)> {
+    let find = |file_name: &str| files.iter().find(|f| f.name == file_name);
     let index = find(INDEX);
     if find("config.json").is_none() || (index.is_none() && find(WEIGHTS).is_none()) {
         let mut ggufs: Vec<String> = files.iter().map(|f| &f.name).filter(|n| is_gguf(n)).cloned().collect();
@@ -130,7 +133,7 @@ fn checkpoint<'a>(name: &Name, files: &'a [Listed]) -> Result<(Vec<&'a Listed>, 
             let names: Vec<String> = ggufs.iter().map(|file| format!("{}:{file}", name.id())).collect();
             format!("it has GGUF files; name one of them: {}{more}", quoted(&names))
         };
-        return Err(Error::input(format!("`{name}` has no checkpoint of safetensors")).hint(hint));
+        return Err(Error::input(format!("`{name}` has no safetensors checkpoint")).hint(hint));
     }
     let small = SMALL.iter().filter_map(|n| find(n)).chain(index).collect();
     Ok((small, index))
@@ -140,16 +143,16 @@ fn checkpoint<'a>(name: &Name, files: &'a [Listed]) -> Result<(Vec<&'a Listed>, 
 fn weights<'a>(
     name: &Name,
     folder: &Path,
-    index: Option<&Listed>,
-    files: &'a [Listed],
-) -> Result<Vec<&'a Listed>> {
+    index: Option<&RemoteFile>,
+    files: &'a [RemoteFile],
+) -> Result<Vec<&'a RemoteFile>> {
     let names = match index {
         Some(_) => named_by_index(name, folder)?,
         None => BTreeSet::from([WEIGHTS.to_owned()]),
     };
-    let find = |wanted: String| {
-        files.iter().find(|f| f.name == wanted).ok_or_else(|| {
-            Error::input(format!("`{name}` has no `{wanted}`, which its index of weights names"))
+    let find = |file_name: String| {
+        files.iter().find(|f| f.name == file_name).ok_or_else(|| {
+            Error::input(format!("`{name}` has no `{file_name}`, which its index of weights names"))
                 .hint("the upload is incomplete; try another `@revision`")
         })
     };
@@ -168,14 +171,14 @@ fn named_by_index(name: &Name, folder: &Path) -> Result<BTreeSet<String>> {
     map.values()
         .map(|file| file.as_str().filter(|f| name::is_plain(f)).map(str::to_owned))
         .collect::<Option<_>>()
-        .ok_or_else(|| wrong("it names what is not a file beside it".to_owned()))
+        .ok_or_else(|| wrong("it names an invalid file".to_owned()))
 }
 
 /// A GGUF file, and the other parts if it is one of several (`-00001-of-00003.gguf`).
-fn parts_of<'a>(name: &Name, file: &str, files: &'a [Listed]) -> Result<Vec<&'a Listed>> {
+fn parts_of<'a>(name: &Name, file: &str, files: &'a [RemoteFile]) -> Result<Vec<&'a RemoteFile>> {
     let all = parts(file);
-    let find = |wanted: &String| {
-        files.iter().find(|f| f.name == *wanted).ok_or_else(|| {
+    let find = |file_name: &String| {
+        files.iter().find(|f| f.name == *file_name).ok_or_else(|| {
             let ggufs: Vec<String> =
                 files.iter().map(|f| &f.name).filter(|n| is_gguf(n)).take(NAMED).cloned().collect();
             let hint = if ggufs.is_empty() {
@@ -183,7 +186,7 @@ fn parts_of<'a>(name: &Name, file: &str, files: &'a [Listed]) -> Result<Vec<&'a 
             } else {
                 format!("it has {}", quoted(&ggufs))
             };
-            Error::input(format!("`{}` has no file `{wanted}`", name.id())).hint(hint)
+            Error::input(format!("`{}` has no file `{file_name}`", name.id())).hint(hint)
         })
     };
     all.iter().map(find).collect()
@@ -202,13 +205,13 @@ fn parts(file: &str) -> Vec<String> {
     split().unwrap_or_else(|| vec![file.to_owned()])
 }
 
-/// Fails if the disk has too little room, before any large file is downloaded.
-fn check_space(name: &Name, repo: &Repo, files: &[&Listed]) -> Result<()> {
-    let missing = |f: &&Listed| {
-        let there = |suffix: &str| {
+/// Fails if the disk has too little room, before any files file is downloaded.
+fn check_space(name: &Name, repo: &Repo, files: &[&RemoteFile]) -> Result<()> {
+    let missing = |f: &&RemoteFile| {
+        let downloaded = |suffix: &str| {
             fs::metadata(format!("{}{suffix}", repo.blob(f.hash.text()).display())).map_or(0, |m| m.len())
         };
-        f.bytes.saturating_sub(there("").max(there(".incomplete")))
+        f.bytes.saturating_sub(downloaded("").max(downloaded(".incomplete")))
     };
     let needed = files.iter().map(missing).fold(0, u64::saturating_add);
     let folder = disk::existing(repo.root());
@@ -229,7 +232,7 @@ mod tests {
     use super::parts;
 
     #[test]
-    fn parts_of_a_file_are_named_by_any_of_them() {
+    fn any_part_of_a_split_file_names_all_parts() {
         assert_eq!(parts("x/a-00002-of-00002.gguf"), ["x/a-00001-of-00002.gguf", "x/a-00002-of-00002.gguf"]);
         for alone in ["a.gguf", "a-1-of-2.gguf", "a-00001-of-00000.gguf", "a-00001-of-99999.gguf"] {
             assert_eq!(parts(alone), [alone]);

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_elsewhere_is_no_name() {
+    fn invalid_hub_names_are_refused() {
         for text in [
             "",
             "a",

@@ -87,20 +87,21 @@ impl Mix for GatedDelta {
             .collect()
     }
 
-    fn kept(&self) -> StateSize {
+    fn state_size(&self) -> StateSize {
         let state = self.heads * self.key * self.value;
         StateSize { folded: (state + (self.taps - 1) * self.channels()) as u64, ..StateSize::default() }
     }
 
     fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         let (x, at) = (rows.normed, format!("{at}.mixer"));
-        let places = [Graph::POS.into(), Graph::SLOT.into()];
+        let pos_and_slot = [Graph::POS.into(), Graph::SLOT.into()];
         let mixed = l.linear(&format!("{at}.qkv"), WeightClass::Attention, &self.qkv, x)?;
-        let held =
+        let conv_state =
             l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, self.channels()]);
         let conv = l.weight(&format!("{at}.conv"), WeightClass::Exact, &self.conv)?;
         let op = Op::CausalConv { act: Some(Activation::Silu), bias: false };
-        let mixed = l.g.one(op, &[held.into(), mixed.into(), conv.into(), places[0], places[1]])?;
+        let mixed =
+            l.g.one(op, &[conv_state.into(), mixed.into(), conv.into(), pos_and_slot[0], pos_and_slot[1]])?;
         let keys = self.keys();
         let slice = |start, len| Op::Slice { heads: 1, start, len };
         let [q, k, v] = [(0, keys), (keys, keys), (2 * keys, self.heads * self.value)];
@@ -131,7 +132,7 @@ impl Mix for GatedDelta {
         let beta = l.g.one(Op::Act(Activation::Sigmoid), &[beta.into()])?;
         let state = l.state(&format!("{at}.s"), StateKind::Recurrent, [self.heads, self.key, self.value]);
         let op = Op::DeltaRule { key_heads: self.key_heads, heads: self.heads };
-        let [pos, slot] = places;
+        let [pos, slot] = pos_and_slot;
         let operands = [state.into(), q.into(), k.into(), v.into(), decay.into(), beta.into(), pos, slot];
         let y = l.g.one(op, &operands)?;
         let y = l.rms(&format!("{at}.o_norm"), self.norm.0, self.heads, Some(&self.norm.1), y)?;
@@ -180,7 +181,7 @@ impl Base<'_> {
             [c.size(&["linear_key_head_dim"])?, c.size(&["linear_value_head_dim"])?].map(Dim::from);
         let taps = taps(c, &["linear_conv_kernel_dim"])?;
         let (keys, values) = (key_heads.times(&key), heads.times(&value));
-        let channels = keys.twice().plus(&values);
+        let channels = keys.doubled().plus(&values);
         let weight = |name: &str| format!("{at}.{name}.weight");
         let plain = |weight| Projection { weight, bias: None };
         // Each of these pairs may be one tensor, in which the rows of a key head are together.
@@ -200,7 +201,7 @@ impl Base<'_> {
             ]
         };
         let [beta, decay] = if t.has(&both) || t.has(&all) {
-            let both = t.take(&both, &[&heads.twice(), hidden])?;
+            let both = t.take(&both, &[&heads.doubled(), hidden])?;
             [part(&both, 0, each), part(&both, each, each)]
         } else {
             [

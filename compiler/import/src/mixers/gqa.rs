@@ -147,9 +147,9 @@ impl Mix for Gqa {
         super::projections(matrices).chain(super::exact(exact)).collect()
     }
 
-    fn kept(&self) -> StateSize {
+    fn state_size(&self) -> StateSize {
         StateSize {
-            each: (self.kv_heads * (self.head_dim + self.v_dim)) as u64,
+            per_token: (self.kv_heads * (self.head_dim + self.v_dim)) as u64,
             window: self.window,
             folded: 0,
         }
@@ -244,7 +244,7 @@ pub enum Gated {
     /// The sigmoid of the rows after each head in the query's matrix.
     InQuery,
     /// A function of a projection.
-    By {
+    Projected {
         /// Name of the matrix.
         name: &'static str,
         /// Whether there is one number per head.
@@ -379,7 +379,7 @@ impl Base<'_> {
             }),
         };
         let in_query = options.gate == Some(Gated::InQuery);
-        let rows = if in_query { wide.twice() } else { wide };
+        let rows = if in_query { wide.doubled() } else { wide };
         let q = t.projection(&format!("{at}.q_proj"), &rows, hidden, options.qkv_bias)?;
         let half = |from: usize| Projection {
             weight: rows_of_heads(&q.weight, heads.n, from, head_dim.n),
@@ -389,7 +389,7 @@ impl Base<'_> {
         let gate = match options.gate {
             None => None,
             Some(Gated::InQuery) => by(half(head_dim.n), false, Gating::Sigmoid),
-            Some(Gated::By { name, per_head, by: gating }) => {
+            Some(Gated::Projected { name, per_head, by: gating }) => {
                 let rows = if per_head { heads.clone() } else { heads.times(&v_dim) };
                 by(t.projection(&format!("{at}.{name}"), &rows, hidden, false)?, per_head, gating)
             }

@@ -71,8 +71,8 @@ impl Mix for Mla {
         matrices.chain(ups).chain(super::exact(norms.flat_map(Norm::weights))).collect()
     }
 
-    fn kept(&self) -> StateSize {
-        StateSize { each: (self.latent + self.rotated) as u64, ..StateSize::default() }
+    fn state_size(&self) -> StateSize {
+        StateSize { per_token: (self.latent + self.rotated) as u64, ..StateSize::default() }
     }
 
     fn rope(&self) -> Option<&Rope> {
@@ -219,7 +219,7 @@ impl Base<'_> {
         let rope = rope.transpose()?;
         if let Some(channels) = rope.as_ref().map(|r| 2 * r.inv_freq.len()).filter(|&n| n != rotated.n) {
             return Err(Error::input(format!(
-                "`partial_rotary_factor` in `config.json` rotates {channels} channels of {head}, and {} is {}",
+                "`partial_rotary_factor` in `config.json` rotates {channels} channels of {head}, but {} is {}",
                 rotated.why, rotated.n
             )));
         }
@@ -267,11 +267,11 @@ impl Base<'_> {
         [heads, nope, value, latent]: [&Dim; 4],
     ) -> Result<(WeightExpr, WeightExpr)> {
         let t = &self.tensors;
-        let apart = ["k_b_proj", "v_b_proj"].map(|name| format!("{at}.{name}.weight"));
-        if t.has(&apart[0]) {
+        let separate = ["k_b_proj", "v_b_proj"].map(|name| format!("{at}.{name}.weight"));
+        if t.has(&separate[0]) {
             return Ok((
-                t.take(&apart[0], &[heads, latent, nope])?,
-                t.take(&apart[1], &[heads, value, latent])?,
+                t.take(&separate[0], &[heads, latent, nope])?,
+                t.take(&separate[1], &[heads, value, latent])?,
             ));
         }
         let up = t.take(&format!("{at}.kv_b_proj.weight"), &[&heads.times(&nope.plus(value)), latent])?;

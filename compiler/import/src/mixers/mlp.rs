@@ -13,11 +13,11 @@ use moec_ir::{Glu, Op, Part, ValueId, WeightClass, WeightExpr};
 /// A feed-forward network, `down(glu(gate(x), up(x)))`, or `down(act(up(x)))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mlp {
-    /// `[inner, hidden]`; `None` where [`glu`](Self::glu) has no gate.
+    /// `[intermediate, hidden]`; `None` where [`glu`](Self::glu) has no gate.
     pub gate: Option<Projection>,
-    /// `[inner, hidden]`.
+    /// `[intermediate, hidden]`.
     pub up: Projection,
-    /// `[hidden, inner]`.
+    /// `[hidden, intermediate]`.
     pub down: Projection,
     /// Function that combines gate and up.
     pub glu: Glu,
@@ -61,20 +61,20 @@ impl Base<'_> {
     ///
     /// # Errors
     /// Fails if tensors do not fit the config.
-    pub fn mlp(&self, at: &str, inner: &Dim, bias: bool) -> Result<Mlp> {
-        self.mlp_of(at, PROJ, inner, bias)
+    pub fn mlp(&self, at: &str, intermediate: &Dim, bias: bool) -> Result<Mlp> {
+        self.mlp_of(at, PROJ, intermediate, bias)
     }
 
     /// Reads a network with these names of parts.
     ///
     /// # Errors
     /// Fails if tensors do not fit the config.
-    pub fn mlp_of(&self, at: &str, parts: Parts, inner: &Dim, bias: bool) -> Result<Mlp> {
+    pub fn mlp_of(&self, at: &str, parts: Parts, intermediate: &Dim, bias: bool) -> Result<Mlp> {
         let part =
             |name: &str, out, input| self.tensors.projection(&format!("{at}.{name}"), out, input, bias);
-        let gate = self.glu.is_gated().then(|| part(parts.gate, inner, &self.hidden)).transpose()?;
-        let up = part(parts.up, inner, &self.hidden)?;
-        Ok(Mlp { gate, up, down: part(parts.down, &self.hidden, inner)?, glu: self.glu })
+        let gate = self.glu.is_gated().then(|| part(parts.gate, intermediate, &self.hidden)).transpose()?;
+        let up = part(parts.up, intermediate, &self.hidden)?;
+        Ok(Mlp { gate, up, down: part(parts.down, &self.hidden, intermediate)?, glu: self.glu })
     }
 
     /// Reads the dense network of a layer, with `intermediate_size` channels.
@@ -82,7 +82,7 @@ impl Base<'_> {
     /// # Errors
     /// Fails if tensors do not fit the config.
     pub fn dense(&self, layer: usize, bias: bool) -> Result<Mixer> {
-        let inner = self.config.size(&["intermediate_size"])?.into();
-        Ok(self.mlp(&format!("{}.mlp", self.layer(layer)), &inner, bias)?.into())
+        let intermediate = self.config.size(&["intermediate_size"])?.into();
+        Ok(self.mlp(&format!("{}.mlp", self.layer(layer)), &intermediate, bias)?.into())
     }
 }

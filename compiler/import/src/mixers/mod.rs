@@ -39,7 +39,7 @@ pub trait Mix {
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)>;
 
     /// State of a sequence.
-    fn kept(&self) -> StateSize {
+    fn state_size(&self) -> StateSize {
         StateSize::default()
     }
 
@@ -59,7 +59,7 @@ pub trait Mix {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateSize {
     /// Elements for each token.
-    pub each: u64,
+    pub per_token: u64,
     /// Window in tokens; `None` if it looks back to the first token.
     pub window: Option<usize>,
     /// Elements of constant size, for all tokens together.

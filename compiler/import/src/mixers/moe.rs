@@ -27,7 +27,7 @@ pub struct Moe {
     pub weighs_input: bool,
     /// Whether router and experts read the input of the previous layer's last block, and the shared expert its
     /// own input: the shortcut of LongCat-Flash (arXiv 2509.01322, section 2.2).
-    pub reads_before: bool,
+    pub reads_previous_layer: bool,
     /// Bias on the choice of experts, `[experts]`.
     pub select_bias: Option<WeightExpr>,
     /// Projections of the experts' input and of the sum of their results: `[latent, hidden]` and `[hidden,
@@ -37,8 +37,8 @@ pub struct Moe {
     pub experts: ExpertWeights,
     /// Expert for every token, whose result is added to the routed ones.
     pub shared: Option<Shared>,
-    /// Factor on the sum of both.
-    pub share: f32,
+    /// Factor on the sum of the routed and the shared experts' results.
+    pub sum_scale: f32,
 }
 
 /// Input of a router.
@@ -61,12 +61,12 @@ pub enum RouterInput {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertWeights {
     /// Channels between gate-up and down.
-    pub inner: usize,
-    /// `[experts, 2·inner, hidden]`: gate, then up; `[experts, inner, hidden]` without a gate.
+    pub intermediate: usize,
+    /// `[experts, 2·intermediate, hidden]`: gate, then up; `[experts, intermediate, hidden]` without a gate.
     pub gate_up: WeightExpr,
-    /// `[experts, hidden, inner]`.
+    /// `[experts, hidden, intermediate]`.
     pub down: WeightExpr,
-    /// `[experts, 2·inner]` or `[experts, inner]`, and `[experts, hidden]`.
+    /// `[experts, 2·intermediate]` or `[experts, intermediate]`, and `[experts, hidden]`.
     pub bias: Option<(WeightExpr, WeightExpr)>,
     /// Function that combines gate and up.
     pub glu: Glu,
@@ -99,8 +99,8 @@ impl Mix for Moe {
 
     fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         let x = match rows.before {
-            Some(before) if self.reads_before => before,
-            None if self.reads_before => return Err(TypeError::new(at, "no layer is before it")),
+            Some(before) if self.reads_previous_layer => before,
+            None if self.reads_previous_layer => return Err(TypeError::new(at, "no layer is before it")),
             _ => rows.normed,
         };
         let routed = match self.router_reads {
@@ -121,17 +121,17 @@ impl Mix for Moe {
         let [ids, weights] = routed[..] else {
             return Err(TypeError::new("router", "does not give ids and weights"));
         };
-        let (ids, kept) = match self.router.zero {
+        let (ids, zero_expert_weight) = match self.router.zero {
             None => (ids, None),
             Some(zero) => {
                 let op = Op::ZeroExperts { experts: self.router.experts, zero };
                 match l.g.push(op, &[ids.into(), weights.into()])?[..] {
-                    [served, kept] => (served, Some(kept)),
+                    [served, weight] => (served, Some(weight)),
                     _ => return Err(TypeError::new("zero_experts", "does not give ids and sums")),
                 }
             }
         };
-        let partial = kept.is_some();
+        let partial = zero_expert_weight.is_some();
         let [read, weights] = if self.weighs_input {
             let read = l.g.one(Op::Mul, &[x.into(), weights.into()])?;
             [read, l.g.one(Op::Clamp { lo: 1.0, hi: 1.0 }, &[weights.into()])?]
@@ -156,9 +156,9 @@ impl Mix for Moe {
         if let Some([_, last]) = &self.latent {
             y = l.linear(&format!("{at}.moe.out"), WeightClass::Attention, last, y)?;
         }
-        if let Some(kept) = kept {
-            let kept = l.g.one(Op::Mul, &[x.into(), kept.into()])?;
-            y = l.g.one(Op::Add, &[y.into(), kept.into()])?;
+        if let Some(weight) = zero_expert_weight {
+            let zero = l.g.one(Op::Mul, &[x.into(), weight.into()])?;
+            y = l.g.one(Op::Add, &[y.into(), zero.into()])?;
         }
         let Some(shared) = &self.shared else { return Ok(y) };
         let own = rows.normed;
@@ -170,17 +170,19 @@ impl Mix for Moe {
             h = l.g.one(Op::Mul, &[h.into(), gate.into()])?;
         }
         let sum = l.g.one(Op::Add, &[y.into(), h.into()])?;
-        l.scaled(self.share, sum)
+        l.scaled(self.sum_scale, sum)
     }
 }
 
-/// Layout of gate and up in one tensor.
+/// Layout of gate and up in one tensor, by the order of its last two axes: outputs are the channels that a
+/// projection computes, inputs those that it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fused {
-    /// `[experts, 2·inner, hidden]`, all of gate before all of up; or both tensors of a layer with the last
-    /// two axes transposed.
+    /// Outputs, then inputs: `[experts, 2·intermediate, hidden]`, all of gate before all of up; or both tensors
+    /// of a layer with these two axes exchanged.
     OutIn,
-    /// `[experts, hidden, 2·inner]`, gate and up interleaved, with biases, as in gpt-oss; or blocks of MXFP4.
+    /// Inputs, then outputs: `[experts, hidden, 2·intermediate]`, gate and up interleaved, with biases, as in
+    /// gpt-oss; or blocks of MXFP4.
     InOut,
 }
 
@@ -265,7 +267,7 @@ pub struct Mixture {
     /// Routed experts.
     pub experts: Dim,
     /// Channels of a routed expert between gate-up and down.
-    pub inner: Dim,
+    pub intermediate: Dim,
     /// Channels of the expert for every token, if there is one.
     pub shared: Option<Dim>,
     /// Names.
@@ -285,7 +287,7 @@ impl Mixture {
     ///
     /// # Errors
     /// Fails if keys are missing or do not fit, or if the kind of routing is not supported.
-    pub fn no_aux(b: &Base<'_>, groups: (usize, usize), scale: f64, names: MoeNames) -> Result<Self> {
+    pub fn noaux_tc(b: &Base<'_>, groups: (usize, usize), scale: f64, names: MoeNames) -> Result<Self> {
         let c = b.config;
         for (key, known) in [("scoring_func", &["sigmoid", "noaux_tc"][..]), ("topk_method", &["noaux_tc"])] {
             match c.opt_text(key)? {
@@ -321,11 +323,11 @@ impl Mixture {
     ) -> Result<Self> {
         let c = b.config;
         let (experts, k) = b.expert_counts_of(&EXPERTS, &CHOSEN)?;
-        let inner = Dim::from(c.size(&["moe_intermediate_size", "intermediate_size"])?);
-        let shared = c.opt_count(&SHARED)?.filter(|s| s.n > 0).map(|n| inner.times(&n.into()));
+        let intermediate = Dim::from(c.size(&["moe_intermediate_size", "intermediate_size"])?);
+        let shared = c.opt_count(&SHARED)?.filter(|s| s.n > 0).map(|n| intermediate.times(&n.into()));
         let select_bias = names.bias.is_some();
         let router = RouterDesc { select_bias, ..plain_router(experts.n, k, score, weight_from, renorm) };
-        Ok(Self { router, experts, inner, shared, names })
+        Ok(Self { router, experts, intermediate, shared, names })
     }
 
     /// Reads the mixture of a layer.
@@ -333,7 +335,7 @@ impl Mixture {
     /// # Errors
     /// Fails if tensors do not fit the config.
     pub fn moe(&self, b: &Base<'_>, layer: usize) -> Result<Moe> {
-        self.joined_by(b, layer, [b.glu, b.glu])
+        self.moe_with_glu(b, layer, [b.glu, b.glu])
     }
 
     /// Like [`Self::moe`], with functions that combine gate and up of the routed experts and of the expert
@@ -341,14 +343,15 @@ impl Mixture {
     ///
     /// # Errors
     /// Those of [`Self::moe`].
-    pub fn joined_by(&self, b: &Base<'_>, layer: usize, [routed, shared]: [Glu; 2]) -> Result<Moe> {
+    pub fn moe_with_glu(&self, b: &Base<'_>, layer: usize, [routed, shared]: [Glu; 2]) -> Result<Moe> {
         let (n, layer) = (self.names, b.layer(layer));
         let at = |name: &str| format!("{layer}.{name}");
-        let experts = b.experts(&at(n.experts), n.parts, Fused::OutIn, &self.experts, &self.inner, routed)?;
+        let experts =
+            b.experts(&at(n.experts), n.parts, Fused::OutIn, &self.experts, &self.intermediate, routed)?;
         let bias = n.bias.map(|name| b.tensors.take_squeezed(&at(name), &[&self.experts])).transpose()?;
         let shared = match &self.shared {
-            Some(inner) => {
-                let mlp = Mlp { glu: shared, ..b.mlp(&at(n.shared), inner, false)? };
+            Some(intermediate) => {
+                let mlp = Mlp { glu: shared, ..b.mlp(&at(n.shared), intermediate, false)? };
                 Some(Shared { mlp, gate: None })
             }
             None => None,
@@ -416,12 +419,12 @@ impl Base<'_> {
             logits,
             router_reads: RouterInput::Experts,
             weighs_input: false,
-            reads_before: false,
+            reads_previous_layer: false,
             select_bias: None,
             latent: None,
             experts: read,
             shared: None,
-            share: 1.0,
+            sum_scale: 1.0,
         })
     }
 
@@ -453,46 +456,50 @@ impl Base<'_> {
         parts: Parts,
         fused: Fused,
         experts: &Dim,
-        inner: &Dim,
+        intermediate: &Dim,
         glu: Glu,
     ) -> Result<ExpertWeights> {
         if !glu.is_gated() {
-            return self.one_by_one(at, parts, experts, inner, glu);
+            return self.one_by_one(at, parts, experts, intermediate, glu);
         }
         let (t, hidden) = (&self.tensors, &self.hidden);
         let [gate_up, down] = parts.stacks.map(|name| format!("{at}.{name}"));
-        let both = inner.twice();
+        let both = intermediate.doubled();
         if t.has(&named(&gate_up, MXFP4.codes.suffix)) {
             let matrices = [
-                interleaved(t.take(&gate_up, &[experts, &both, hidden])?, Axis::Rows, inner.n),
-                t.take(&down, &[experts, hidden, inner])?,
+                interleaved(t.take(&gate_up, &[experts, &both, hidden])?, Axis::Rows, intermediate.n),
+                t.take(&down, &[experts, hidden, intermediate])?,
             ];
-            return self.assemble(at, matrices, experts, inner, glu);
+            return self.assemble(at, matrices, experts, intermediate, glu);
         }
         if t.has(&gate_up) {
             let matrices = if fused == Fused::InOut {
                 let gate_up = transpose(t.take(&gate_up, &[experts, hidden, &both])?);
-                let down = transpose(t.take(&down, &[experts, inner, hidden])?);
-                [interleaved(gate_up, Axis::Rows, inner.n), down]
-            } else if self.exchanged([&gate_up, &down], experts, inner)? {
+                let down = transpose(t.take(&down, &[experts, intermediate, hidden])?);
+                [interleaved(gate_up, Axis::Rows, intermediate.n), down]
+            } else if self.exchanged([&gate_up, &down], experts, intermediate)? {
                 [
                     transpose(t.take(&gate_up, &[experts, hidden, &both])?),
-                    transpose(t.take(&down, &[experts, inner, hidden])?),
+                    transpose(t.take(&down, &[experts, intermediate, hidden])?),
                 ]
             } else {
-                [t.take(&gate_up, &[experts, &both, hidden])?, t.take(&down, &[experts, hidden, inner])?]
+                [
+                    t.take(&gate_up, &[experts, &both, hidden])?,
+                    t.take(&down, &[experts, hidden, intermediate])?,
+                ]
             };
-            return self.assemble(at, matrices, experts, inner, glu);
+            return self.assemble(at, matrices, experts, intermediate, glu);
         }
         let stacked = format!("{at}.{}.weight", parts.gate);
         if t.has(&stacked) {
             let part =
                 |name: &str, out, input| t.take(&format!("{at}.{name}.weight"), &[experts, out, input]);
-            let of = vec![part(parts.gate, inner, hidden)?, part(parts.up, inner, hidden)?];
-            let matrices = [WeightExpr::Concat { axis: Axis::Rows, of }, part(parts.down, hidden, inner)?];
-            return self.assemble(at, matrices, experts, inner, glu);
+            let of = vec![part(parts.gate, intermediate, hidden)?, part(parts.up, intermediate, hidden)?];
+            let matrices =
+                [WeightExpr::Concat { axis: Axis::Rows, of }, part(parts.down, hidden, intermediate)?];
+            return self.assemble(at, matrices, experts, intermediate, glu);
         }
-        self.one_by_one(at, parts, experts, inner, glu)
+        self.one_by_one(at, parts, experts, intermediate, glu)
     }
 
     /// Reads experts with separate tensors; all have biases if the first one does.
@@ -501,7 +508,7 @@ impl Base<'_> {
         at: &str,
         parts: Parts,
         experts: &Dim,
-        inner: &Dim,
+        intermediate: &Dim,
         glu: Glu,
     ) -> Result<ExpertWeights> {
         let (t, hidden) = (&self.tensors, self.latent.as_ref().unwrap_or(&self.hidden));
@@ -513,8 +520,8 @@ impl Base<'_> {
             let part = |name: &str, out: &Dim, input: &Dim| {
                 t.projection(&format!("{at}.{e}.{name}"), out, input, biased)
             };
-            let gate = glu.is_gated().then(|| part(parts.gate, inner, hidden)).transpose()?;
-            let (up, down) = (part(parts.up, inner, hidden)?, part(parts.down, hidden, inner)?);
+            let gate = glu.is_gated().then(|| part(parts.gate, intermediate, hidden)).transpose()?;
+            let (up, down) = (part(parts.up, intermediate, hidden)?, part(parts.down, hidden, intermediate)?);
             let (weights, biases): (Vec<_>, Vec<_>) =
                 gate.into_iter().chain([up]).map(|p| (p.weight, p.bias)).unzip();
             gate_ups.push(joined(Axis::Rows, weights));
@@ -524,24 +531,24 @@ impl Base<'_> {
         }
         let (gate_up, down) = (WeightExpr::Stack(gate_ups), WeightExpr::Stack(downs));
         let bias = biased.then_some((WeightExpr::Stack(gate_up_biases), WeightExpr::Stack(down_biases)));
-        Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
+        Ok(ExpertWeights { intermediate: intermediate.n, gate_up, down, bias, glu })
     }
 
     /// Whether the fused tensors of a layer are stored as `[experts, in, out]`, as in some checkpoints.
     ///
-    /// A single tensor may be square, so that its shape fits both orders. `[hidden, 2·inner]` and `[hidden,
-    /// inner]` are never both square, so the pair fits at most one order.
+    /// A single tensor may be square, so that its shape fits both orders. `[hidden, 2·intermediate]` and
+    /// `[hidden, intermediate]` are never both square, so the pair fits at most one order.
     ///
     /// # Errors
     /// Fails if tensors of one layer have different orders.
-    fn exchanged(&self, names: [&str; 2], experts: &Dim, inner: &Dim) -> Result<bool> {
-        let (n, hidden, inner) = (experts.n, self.hidden.n, inner.n);
+    fn exchanged(&self, names: [&str; 2], experts: &Dim, intermediate: &Dim) -> Result<bool> {
+        let (n, hidden, intermediate) = (experts.n, self.hidden.n, intermediate.n);
         let shapes = names.map(|name| self.tensors.shape(name));
         let fits = |gate_up: [usize; 3], down: [usize; 3]| {
             [shapes[0].as_deref() == Some(&gate_up[..]), shapes[1].as_deref() == Some(&down[..])]
         };
-        let out_in = fits([n, 2 * inner, hidden], [n, hidden, inner]);
-        let in_out = fits([n, hidden, 2 * inner], [n, inner, hidden]);
+        let out_in = fits([n, 2 * intermediate, hidden], [n, hidden, intermediate]);
+        let in_out = fits([n, hidden, 2 * intermediate], [n, intermediate, hidden]);
         let each_fits = (0..2).all(|i| out_in[i] || in_out[i]);
         if each_fits && out_in != [true; 2] && in_out != [true; 2] {
             let [gate_up, down] = names;
@@ -561,18 +568,21 @@ impl Base<'_> {
         at: &str,
         matrices: [WeightExpr; 2],
         experts: &Dim,
-        inner: &Dim,
+        intermediate: &Dim,
         glu: Glu,
     ) -> Result<ExpertWeights> {
         let (t, [gate_up, down]) = (&self.tensors, matrices);
         let (gate_up_bias, down_bias) = (format!("{at}.gate_up_proj_bias"), format!("{at}.down_proj_bias"));
         let bias = if t.has(&gate_up_bias) {
-            let gate_up = t.take(&gate_up_bias, &[experts, &inner.twice()])?;
-            Some((interleaved(gate_up, Axis::Cols, inner.n), t.take(&down_bias, &[experts, &self.hidden])?))
+            let gate_up = t.take(&gate_up_bias, &[experts, &intermediate.doubled()])?;
+            Some((
+                interleaved(gate_up, Axis::Cols, intermediate.n),
+                t.take(&down_bias, &[experts, &self.hidden])?,
+            ))
         } else {
             None
         };
-        Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
+        Ok(ExpertWeights { intermediate: intermediate.n, gate_up, down, bias, glu })
     }
 }
 

@@ -1,4 +1,4 @@
-//! A mixer between two norms of its own, next to others in one block: `behind(mixer(before(x)))`.
+//! A mixer between two norms of its own, next to others in one block: `after(mixer(before(x)))`.
 
 use super::{Mix, Mixer, StateSize};
 use crate::lower::{LowerResult, Lowering, Rows};
@@ -13,7 +13,7 @@ pub struct Normed {
     /// The mixer.
     pub mixer: Mixer,
     /// The norm after the mixer.
-    pub behind: Norm,
+    pub after: Norm,
 }
 
 impl Mix for Normed {
@@ -23,12 +23,12 @@ impl Mix for Normed {
     }
 
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
-        let norms = self.before.weights().chain(self.behind.weights());
+        let norms = self.before.weights().chain(self.after.weights());
         super::exact(norms).chain(self.mixer.of().weights()).collect()
     }
 
-    fn kept(&self) -> StateSize {
-        self.mixer.of().kept()
+    fn state_size(&self) -> StateSize {
+        self.mixer.of().state_size()
     }
 
     fn rope(&self) -> Option<&Rope> {
@@ -39,6 +39,6 @@ impl Mix for Normed {
         let name = format!("{at}.{}", self.part());
         let normed = l.norm(&format!("{name}.before"), &self.before, rows.normed)?;
         let y = self.mixer.of().lower(l, at, Rows { normed, ..rows })?;
-        l.norm(&format!("{name}.behind"), &self.behind, y)
+        l.norm(&format!("{name}.behind"), &self.after, y)
     }
 }

@@ -54,7 +54,7 @@ impl Mix for SelectiveScan {
         super::projections(matrices).chain(super::exact(small.chain(&self.norms.1))).collect()
     }
 
-    fn kept(&self) -> StateSize {
+    fn state_size(&self) -> StateSize {
         StateSize { folded: ((self.state + self.taps - 1) * self.channels) as u64, ..StateSize::default() }
     }
 
@@ -64,9 +64,10 @@ impl Mix for SelectiveScan {
         let [pos, slot] = [Graph::POS, Graph::SLOT].map(Operand::from);
         let gate = l.linear(&format!("{at}.gate"), CLASS, &self.gate, x)?;
         let u = l.linear(&format!("{at}.in"), CLASS, &self.input, x)?;
-        let held = l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, self.channels]);
+        let conv_state =
+            l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, self.channels]);
         let conv = l.weight(&format!("{at}.conv"), WeightClass::Exact, &self.conv)?;
-        let mut operands: Vec<Operand> = vec![held.into(), u.into(), conv.into()];
+        let mut operands: Vec<Operand> = vec![conv_state.into(), u.into(), conv.into()];
         if let Some(bias) = &self.conv_bias {
             operands.push(l.weight(&format!("{at}.conv.bias"), WeightClass::Exact, bias)?.into());
         }
@@ -124,7 +125,7 @@ impl Base<'_> {
         let (t, hidden) = (&self.tensors, &self.hidden);
         let ScanSizes { channels, state, rank, taps, conv_bias, bias } = sizes;
         let name = |name: &str| format!("{at}.{name}");
-        let input = t.projection(&name("in_proj"), &channels.twice(), hidden, *bias)?;
+        let input = t.projection(&name("in_proj"), &channels.doubled(), hidden, *bias)?;
         let half = |start| Projection {
             weight: cut(&input.weight, Axis::Rows, start, channels.n),
             bias: input.bias.as_ref().map(|bias| cut(bias, Axis::Cols, start, channels.n)),
@@ -140,7 +141,7 @@ impl Base<'_> {
             gate: half(channels.n),
             conv: by_channel(t, &name("conv1d.weight"), channels, taps)?,
             conv_bias: t.take_if(*conv_bias, &name("conv1d.bias"), &[channels])?,
-            select: t.projection(&name("x_proj"), &rank.plus(&state.twice()), channels, false)?,
+            select: t.projection(&name("x_proj"), &rank.plus(&state.doubled()), channels, false)?,
             norms: (self.eps, [norm("dt", rank)?, norm("b", state)?, norm("c", state)?]),
             step: t.projection(&name("dt_proj"), channels, rank, true)?,
             rate: WeightExpr::Transpose(Box::new(rate)),

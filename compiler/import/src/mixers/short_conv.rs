@@ -35,7 +35,7 @@ impl Mix for ShortConv {
         super::projections([&self.input, &self.out]).chain(super::exact(exact)).collect()
     }
 
-    fn kept(&self) -> StateSize {
+    fn state_size(&self) -> StateSize {
         StateSize { folded: ((self.taps - 1) * self.channels) as u64, ..StateSize::default() }
     }
 
@@ -43,11 +43,11 @@ impl Mix for ShortConv {
         let (at, n) = (format!("{at}.mixer"), self.channels);
         let all = l.linear(&format!("{at}.in"), WeightClass::Attention, &self.input, rows.normed)?;
         let mut part = |start| l.g.one(Op::Slice { heads: 1, start, len: n }, &[all.into()]);
-        let (before, behind, x) = (part(0)?, part(n)?, part(2 * n)?);
-        let x = l.g.one(Op::Mul, &[before.into(), x.into()])?;
-        let held = l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, n]);
+        let (input_gate, output_gate, x) = (part(0)?, part(n)?, part(2 * n)?);
+        let x = l.g.one(Op::Mul, &[input_gate.into(), x.into()])?;
+        let conv_state = l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, n]);
         let mut operands = vec![
-            held.into(),
+            conv_state.into(),
             x.into(),
             l.weight(&format!("{at}.conv"), WeightClass::Exact, &self.conv)?.into(),
         ];
@@ -56,7 +56,7 @@ impl Mix for ShortConv {
         }
         operands.extend([Graph::POS, Graph::SLOT].map(Operand::from));
         let y = l.g.one(Op::CausalConv { act: None, bias: self.conv_bias.is_some() }, &operands)?;
-        let y = l.g.one(Op::Mul, &[behind.into(), y.into()])?;
+        let y = l.g.one(Op::Mul, &[output_gate.into(), y.into()])?;
         l.linear(&format!("{at}.out"), WeightClass::Attention, &self.out, y)
     }
 }

@@ -59,7 +59,7 @@ impl Mix for StateSpace {
         super::projections([&self.gate, &self.xbc, &self.out]).chain(super::exact(small)).collect()
     }
 
-    fn kept(&self) -> StateSize {
+    fn state_size(&self) -> StateSize {
         let state = self.heads * self.state * self.dim;
         StateSize { folded: (state + (self.taps - 1) * self.channels()) as u64, ..StateSize::default() }
     }
@@ -67,17 +67,17 @@ impl Mix for StateSpace {
     fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> LowerResult {
         const CLASS: WeightClass = WeightClass::Exact;
         let (x, at) = (rows.normed, format!("{at}.mixer"));
-        let places = [Graph::POS, Graph::SLOT].map(Operand::from);
+        let pos_and_slot = [Graph::POS, Graph::SLOT].map(Operand::from);
         let gate = l.linear(&format!("{at}.gate"), WeightClass::Attention, &self.gate, x)?;
         let xbc = l.linear(&format!("{at}.xbc"), WeightClass::Attention, &self.xbc, x)?;
-        let held =
+        let conv_state =
             l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, self.channels()]);
         let mut operands: Vec<Operand> =
-            vec![held.into(), xbc.into(), l.weight(&format!("{at}.conv"), CLASS, &self.conv)?.into()];
+            vec![conv_state.into(), xbc.into(), l.weight(&format!("{at}.conv"), CLASS, &self.conv)?.into()];
         if let Some(bias) = &self.conv_bias {
             operands.push(l.weight(&format!("{at}.conv.bias"), CLASS, bias)?.into());
         }
-        operands.extend(places);
+        operands.extend(pos_and_slot);
         let bias = self.conv_bias.is_some();
         let xbc = l.g.one(Op::CausalConv { act: Some(Activation::Silu), bias }, &operands)?;
         let (wide, narrow) = (self.heads * self.dim, self.groups * self.state);
@@ -89,7 +89,7 @@ impl Mix for StateSpace {
         let decay = l.g.one(Op::ScaleCols, &[step.into(), rate.into()])?;
         let state = l.state(&format!("{at}.s"), StateKind::Recurrent, [self.heads, self.state, self.dim]);
         let op = Op::Ssd { groups: self.groups, heads: self.heads };
-        let [pos, slot] = places;
+        let [pos, slot] = pos_and_slot;
         let y =
             l.g.one(op, &[state.into(), c.into(), b.into(), u.into(), decay.into(), step.into(), pos, slot])?;
         let skip = l.weight(&format!("{at}.skip"), CLASS, &self.skip)?;
@@ -142,7 +142,7 @@ impl Base<'_> {
         let StateSpaceSizes { heads, dim, groups, state, taps, conv_bias, bias } = sizes;
         let name = |name: &str| format!("{at}.{name}");
         let wide = heads.times(dim);
-        let channels = wide.plus(&groups.times(state).twice());
+        let channels = wide.plus(&groups.times(state).doubled());
         let all = wide.plus(&channels).plus(heads);
         let input = t.projection(&name("in_proj"), &all, hidden, *bias)?;
         let part = |start, len| Projection {

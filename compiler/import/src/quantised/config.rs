@@ -9,7 +9,7 @@ use moec_base::error::{Error, Result};
 
 /// A layout with its sizes.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct LayoutSpec {
     /// The layout.
     pub layout: &'static Layout,
     /// Bits of a code.
@@ -22,7 +22,7 @@ pub struct Way {
     pub groups: bool,
 }
 
-impl Way {
+impl LayoutSpec {
     const fn of(layout: &'static Layout, bits: u32, block: [Option<usize>; 2]) -> Self {
         Self { layout, bits, block, zeros: false, groups: false }
     }
@@ -36,13 +36,13 @@ impl Way {
 /// Key of the section.
 const SECTION: &str = "quantization_config";
 /// Parser for the rest of the section.
-type Read = fn(&Config) -> Result<Vec<Way>>;
+type Read = fn(&Config) -> Result<Vec<LayoutSpec>>;
 
 /// Supported values of `quant_method`, with their parsers.
 const METHODS: [(&str, Read); 7] = [
     ("fp8", fp8),
-    ("fbgemm_fp8", |_| Ok(vec![Way::of(&FP8, 8, [Some(1), None])])),
-    ("mxfp4", |_| Ok(vec![Way::of(&MXFP4, 4, [Some(1), Some(32)])])),
+    ("fbgemm_fp8", |_| Ok(vec![LayoutSpec::of(&FP8, 8, [Some(1), None])])),
+    ("mxfp4", |_| Ok(vec![LayoutSpec::of(&MXFP4, 4, [Some(1), Some(32)])])),
     ("compressed-tensors", compressed_tensors),
     ("modelopt", modelopt),
     ("awq", awq),
@@ -55,7 +55,7 @@ const METHODS: [(&str, Read); 7] = [
 ///
 /// # Errors
 /// Fails if a quantisation is not supported, and names it.
-pub fn ways(config: &Config) -> Result<Vec<Way>> {
+pub fn layouts(config: &Config) -> Result<Vec<LayoutSpec>> {
     let Some(q) = config.opt_section(SECTION)? else { return Ok(Vec::new()) };
     let method = q.opt_text("quant_method")?.unwrap_or("none");
     match METHODS.iter().find(|(name, _)| *name == method) {
@@ -71,7 +71,7 @@ fn one_of<'a>(q: &'a Config, key: &str, known: &[&'a str]) -> Result<&'a str> {
 }
 
 /// Refuses a section that changes the meaning of weights.
-fn without(q: &Config, key: &str) -> Result<()> {
+fn refuse_section(q: &Config, key: &str) -> Result<()> {
     match q.opt_section(key)? {
         Some(section) if !section.is_empty() => {
             Err(Error::limit(format!("{} is not supported", q.name(key))))
@@ -109,60 +109,60 @@ fn bits(q: &Config, key: &'static str, known: &[u32]) -> Result<u32> {
     found.copied().ok_or_else(|| q.unsupported(key, n, &names))
 }
 
-fn fp8(q: &Config) -> Result<Vec<Way>> {
+fn fp8(q: &Config) -> Result<Vec<LayoutSpec>> {
     one_of(q, "fmt", &["e4m3", "float8_e4m3fn"])?;
-    Ok(vec![Way::of(&FP8, 8, block(q, "weight_block_size")?)])
+    Ok(vec![LayoutSpec::of(&FP8, 8, block(q, "weight_block_size")?)])
 }
 
-fn awq(q: &Config) -> Result<Vec<Way>> {
+fn awq(q: &Config) -> Result<Vec<LayoutSpec>> {
     one_of(q, "version", &["gemm", "GEMM"])?;
     let bits = bits(q, if q.has("w_bit") { "w_bit" } else { "bits" }, &[4])?;
-    Ok(vec![Way { zeros: true, ..Way::of(&AWQ, bits, [Some(1), group(q)?]) }])
+    Ok(vec![LayoutSpec { zeros: true, ..LayoutSpec::of(&AWQ, bits, [Some(1), group(q)?]) }])
 }
 
-fn gptq(q: &Config) -> Result<Vec<Way>> {
-    without(q, "dynamic")?;
+fn gptq(q: &Config) -> Result<Vec<LayoutSpec>> {
+    refuse_section(q, "dynamic")?;
     one_of(q, "pack_dtype", &["int32"])?;
     let key = if q.has("checkpoint_format") { "checkpoint_format" } else { "format" };
     let layout = if one_of(q, key, &["gptq", "gptq_v2"])? == "gptq" { &GPTQ } else { &GPTQ_V2 };
-    let way = Way::of(layout, bits(q, "bits", &[2, 4, 8])?, [Some(1), group(q)?]);
-    Ok(vec![Way { zeros: true, groups: q.flag_or("desc_act", false)?, ..way }])
+    let layout_spec = LayoutSpec::of(layout, bits(q, "bits", &[2, 4, 8])?, [Some(1), group(q)?]);
+    Ok(vec![LayoutSpec { zeros: true, groups: q.flag_or("desc_act", false)?, ..layout_spec }])
 }
 
-fn modelopt(q: &Config) -> Result<Vec<Way>> {
+fn modelopt(q: &Config) -> Result<Vec<LayoutSpec>> {
     const ALGORITHMS: [&str; 4] = ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4"];
     let groups = q.opt_section("config_groups")?;
     let of_group = groups.and_then(|groups| groups.opt_section("group_0").ok()?);
     let weights = of_group.and_then(|group| group.opt_section("weights").ok()?);
     let size = weights.as_ref().map_or_else(|| group(q), group)?;
-    let way = match q.opt_text("quant_algo")?.unwrap_or("none") {
-        "FP8" => Way::of(&FP8, 8, [None; 2]),
-        "FP8_PER_CHANNEL_PER_TOKEN" => Way::of(&FP8, 8, [Some(1), None]),
-        "FP8_PB_WO" => Way::of(&FP8, 8, [Some(128); 2]),
-        "NVFP4" => Way::of(&NVFP4_MODELOPT, 4, [Some(1), size.or(Some(16))]),
+    let layout_spec = match q.opt_text("quant_algo")?.unwrap_or("none") {
+        "FP8" => LayoutSpec::of(&FP8, 8, [None; 2]),
+        "FP8_PER_CHANNEL_PER_TOKEN" => LayoutSpec::of(&FP8, 8, [Some(1), None]),
+        "FP8_PB_WO" => LayoutSpec::of(&FP8, 8, [Some(128); 2]),
+        "NVFP4" => LayoutSpec::of(&NVFP4_MODELOPT, 4, [Some(1), size.or(Some(16))]),
         other => return Err(q.unsupported("quant_algo", other, &ALGORITHMS)),
     };
-    Ok(vec![way])
+    Ok(vec![layout_spec])
 }
 
 /// Returns the groups in a configuration of compressed-tensors, each with its own format or the common one.
-fn compressed_tensors(q: &Config) -> Result<Vec<Way>> {
-    without(q, "transform_config")?;
+fn compressed_tensors(q: &Config) -> Result<Vec<LayoutSpec>> {
+    refuse_section(q, "transform_config")?;
     if let Some(sparsity) = q.opt_section("sparsity_config")? {
         one_of(&sparsity, "format", &["dense"])?;
     }
     let Some(groups) = q.opt_section("config_groups")? else { return Ok(Vec::new()) };
-    let mut ways = Vec::new();
+    let mut specs = Vec::new();
     for name in groups.keys() {
         let Some(group) = groups.opt_section(name)? else { continue };
         let Some(weights) = group.opt_section("weights")? else { continue };
         let own = if group.has("format") { &group } else { q };
-        ways.push(of_group(own, &weights)?);
+        specs.push(of_group(own, &weights)?);
     }
-    Ok(ways)
+    Ok(specs)
 }
 
-fn of_group(q: &Config, weights: &Config) -> Result<Way> {
+fn of_group(q: &Config, weights: &Config) -> Result<LayoutSpec> {
     const FORMATS: [&str; 6] = [
         "pack-quantized",
         "int-quantized",
@@ -179,7 +179,7 @@ fn of_group(q: &Config, weights: &Config) -> Result<Way> {
         ("nvfp4-pack-quantized", "float") => (&NVFP4, &[4], None),
         ("mxfp4-pack-quantized", "float") => (&MXFP4_PACKED, &[4], None),
         (format, _) if FORMATS.contains(&format) => {
-            return Err(weights.unsupported("type", kind, &[&format!("the other one with `{format}`")]));
+            return Err(weights.unsupported("type", kind, &[&format!("the other type with `{format}`")]));
         }
         (other, _) => return Err(q.unsupported("format", other, &FORMATS)),
     };
@@ -193,5 +193,5 @@ fn of_group(q: &Config, weights: &Config) -> Result<Way> {
     };
     let zeros = !weights.flag_or("symmetric", true)?;
     let groups = matches!(weights.opt_text("actorder"), Ok(Some("group" | "dynamic")));
-    Ok(Way { zeros, groups, ..Way::of(layout, bits_of.unwrap_or(bits), block) })
+    Ok(LayoutSpec { zeros, groups, ..LayoutSpec::of(layout, bits_of.unwrap_or(bits), block) })
 }

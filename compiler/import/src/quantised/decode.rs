@@ -181,11 +181,11 @@ impl<'a> Decoder<'a> {
     ) -> bool {
         let wide = cols.len().max(1);
         self.each(matrix, rows, cols, out.chunks_exact_mut(wide), |out, number, scale| {
-            taken(format, number, scale).map(|taken| *out = taken).is_some()
+            exact_code(format, number, scale).map(|taken| *out = taken).is_some()
         })
     }
 
-    /// Passes every code minus its zero point, and its scale, to `put`.
+    /// Calls `put` for every code minus its zero point, and its scale.
     fn each<'o, T: 'o>(
         &self,
         matrix: usize,
@@ -267,7 +267,7 @@ pub(super) fn groups(checkpoint: &Checkpoint, tensor: &str) -> Result<Vec<usize>
 }
 
 /// A number and its scale as a format stores them, if it can: [`moec_ir::Source::stored`].
-fn taken(format: Format, number: f32, scale: f32) -> Option<[u8; 3]> {
+fn exact_code(format: Format, number: f32, scale: f32) -> Option<[u8; 3]> {
     let codes = format.spec().codes.filter(|_| format.is_published())?;
     let unit = f32::from(codes.unit);
     let (code, by) = (unit * number, scale / unit);

@@ -5,7 +5,7 @@ mod config;
 mod decode;
 mod take;
 
-pub use config::{Way, ways};
+pub use config::{LayoutSpec, layouts};
 pub(crate) use decode::Decoder;
 
 use crate::encodings::Encoding;
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_differ_and_suffixes_replace_or_append() {
+    fn layout_names_are_unique_and_suffixes_replace_or_append() {
         for (i, layout) in LAYOUTS.into_iter().enumerate() {
             assert!(std::ptr::eq(of(layout.name).unwrap(), layout), "{i}: {}", layout.name);
             assert!(layout.scales.1.iter().all(|scale| scale.block == 1));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_matrix() {
+    fn packed_matrix_shapes_are_in_storage_words() {
         assert_eq!(PACKED.codes.words(4, [3, 17]), [3, 3]);
         assert_eq!(GPTQ.codes.words(2, [64, 5]), [4, 5]);
         assert_eq!(FP8.codes.words(8, [3, 5]), [3, 5]);

@@ -1,6 +1,6 @@
 //! Takes quantised weights out of a checkpoint.
 
-use super::{Packing, Way, decode, named};
+use super::{LayoutSpec, Packing, decode, named};
 use crate::tensors::{Dim, Tensors};
 use moec_base::error::{Error, Result};
 use moec_ir::{Coded, Encoding, Leaf, WeightExpr};
@@ -8,7 +8,7 @@ use moec_ir::{Coded, Encoding, Leaf, WeightExpr};
 /// A quantised weight that is being read.
 struct Weight<'a> {
     tensors: &'a Tensors<'a>,
-    way: &'a Way,
+    layout_spec: &'a LayoutSpec,
     name: &'a str,
     /// Name of the codes.
     codes: &'a str,
@@ -23,21 +23,21 @@ impl Tensors<'_> {
     /// Fails if tensors are missing or do not fit.
     pub(crate) fn take_quantised(
         &self,
-        way: &Way,
+        layout_spec: &LayoutSpec,
         name: &str,
         codes: String,
         want: &[&Dim],
     ) -> Result<WeightExpr> {
-        let (layout, bits) = (way.layout, way.bits);
+        let (layout, bits) = (layout_spec.layout, layout_spec.bits);
         let [outer @ .., out, input] = want else {
             return Err(Error::bug(format!("tensor `{codes}` has no rows")));
         };
-        let block = [way.block[0].unwrap_or(out.n), way.block[1].unwrap_or(input.n)];
+        let block = [layout_spec.block[0].unwrap_or(out.n), layout_spec.block[1].unwrap_or(input.n)];
         if block[0] == 1 && !input.n.is_multiple_of(block[1]) {
             return Err(Error::input(format!("tensor `{codes}` cannot hold rows of {} numbers", input.n))
                 .because(format!(
                     "{} has groups of {}, and {} sets the rows",
-                    way.title(),
+                    layout_spec.title(),
                     block[1],
                     input.why
                 )));
@@ -46,20 +46,26 @@ impl Tensors<'_> {
         let (matrix, block) =
             if layout.transposed { ([*input, *out], [block[1], block[0]]) } else { ([*out, *input], block) };
         let blocks = [matrix[0].blocks(block[0]), matrix[1].blocks(block[1])];
-        let weight = Weight { tensors: self, way, name, codes: &codes, outer };
+        let weight = Weight { tensors: self, layout_spec, name, codes: &codes, outer };
         let words = layout.codes.words_of(bits, matrix.map(Clone::clone));
         let words: Vec<Dim> = match (layout.split, words) {
             (Some(bytes), [rows, cols]) => {
-                vec![rows, cols.blocks(bytes), Dim::new(bytes, format!("{}'s block", way.title()))]
+                vec![rows, cols.blocks(bytes), Dim::new(bytes, format!("{}'s block", layout_spec.title()))]
             }
             (None, words) => words.into(),
         };
-        self.typed(&codes, &weight.led(&words), &[layout.codes.dtype])?;
+        self.typed(&codes, &weight.with_leading_axes(&words), &[layout.codes.dtype])?;
         let scales = weight.scales(&blocks)?;
         let zeros = match &layout.zeros {
             Some(of) => {
                 let words = of.words_of(bits, blocks.clone());
-                weight.further("zero points", of.suffix, way.zeros, &weight.led(&words), &[of.dtype])?
+                weight.further(
+                    "zero points",
+                    of.suffix,
+                    layout_spec.zeros,
+                    &weight.with_leading_axes(&words),
+                    &[of.dtype],
+                )?
             }
             None => None,
         };
@@ -68,14 +74,15 @@ impl Tensors<'_> {
                 let tensor = named(name, of.suffix);
                 // One factor for all matrices is enough.
                 let one = self.shape(&tensor).is_some_and(|shape| shape.iter().all(|&n| n == 1));
-                let shape = if one { Vec::new() } else { weight.led(&[]) };
-                weight.further("the factor on its scales", of.suffix, true, &shape, &["F32"])?
+                let shape = if one { Vec::new() } else { weight.with_leading_axes(&[]) };
+                weight.further("a global scale", of.suffix, true, &shape, &["F32"])?
             }
             None => None,
         };
         let groups = match layout.groups {
             Some(suffix) => {
-                let found = weight.further("groups", suffix, way.groups, &[(*input).clone()], &["I32"])?;
+                let found =
+                    weight.further("groups", suffix, layout_spec.groups, &[(*input).clone()], &["I32"])?;
                 let count = if layout.transposed { blocks[0].n } else { blocks[1].n };
                 found.map(|tensor| weight.groups(tensor, input.n, count)).transpose()?.flatten()
             }
@@ -103,7 +110,7 @@ impl Packing {
 
 impl Weight<'_> {
     /// A shape with the axes before those of a matrix.
-    fn led(&self, shape: &[Dim]) -> Vec<Dim> {
+    fn with_leading_axes(&self, shape: &[Dim]) -> Vec<Dim> {
         self.outer.iter().copied().chain(shape).cloned().collect()
     }
 
@@ -126,7 +133,7 @@ impl Weight<'_> {
         if !must {
             return Ok(None);
         }
-        let (file, title) = (checkpoint.file_of(self.codes), self.way.title());
+        let (file, title) = (checkpoint.file_of(self.codes), self.layout_spec.title());
         Err(Error::input(format!("tensor `{}` in `{file}` is {title} without {what}", self.codes))
             .because(format!("there is no tensor `{tensor}`"))
             .hint("the download may be incomplete, or `quantization_config` may be that of another model"))
@@ -134,12 +141,14 @@ impl Weight<'_> {
 
     /// The scales, under the first of their names that exists.
     fn scales(&self, blocks: &[Dim]) -> Result<String> {
-        let (suffixes, of) = self.way.layout.scales;
+        let (suffixes, of) = self.layout_spec.layout.scales;
         let there =
             suffixes.iter().find(|suffix| self.tensors.checkpoint().get(&named(self.name, suffix)).is_some());
         let suffix = there.or(suffixes.first()).copied().unwrap_or_default();
         let dtypes: Vec<&str> = of.iter().map(|of| of.dtype).collect();
-        Ok(self.further("scales", suffix, true, &self.led(blocks), &dtypes)?.unwrap_or_default())
+        Ok(self
+            .further("scales", suffix, true, &self.with_leading_axes(blocks), &dtypes)?
+            .unwrap_or_default())
     }
 
     /// The tensor of groups, unless groups are consecutive.

@@ -92,7 +92,7 @@ fn values_of_the_wrong_kind() {
 }
 
 #[test]
-fn kinds_that_are_not_supported() {
+fn unsupported_activations_and_routing_methods_are_refused() {
     insta::assert_snapshot!(set("olmoe", "hidden_act", "xielu"), @r#"
     Limit: `hidden_act` in `config.json` is "xielu", which is not supported
       hint: supported: silu, swish, gelu, gelu_new, gelu_pytorch_tanh, relu, sigmoid, relu2
@@ -124,8 +124,8 @@ fn kinds_that_are_not_supported() {
 }
 
 #[test]
-fn quantisations_that_are_not_supported() {
-    let said = [
+fn unsupported_quantisations_are_refused() {
+    let errors = [
         json!({"quant_method": "bitsandbytes", "load_in_4bit": true}),
         json!({"quant_method": "fp8", "fmt": "e5m2"}),
         json!({"quant_method": "fp8", "weight_block_size": [64, 0]}),
@@ -144,7 +144,7 @@ fn quantisations_that_are_not_supported() {
         json!({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {}, "format": "marlin-24"}}}),
     ]
     .map(|config| set("olmoe", "quantization_config", config));
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 /// A configuration of compressed-tensors with one group.
@@ -154,7 +154,7 @@ fn packed(weights: Value) -> Value {
 }
 
 #[test]
-fn rotations_that_are_not_supported() {
+fn unsupported_rope_types_are_refused() {
     insta::assert_snapshot!(set("olmoe", "rope_scaling", json!({"type": "dynamic", "factor": 2.0})), @r#"
     Limit: `rope_scaling.type` in `config.json` is "dynamic", which is not supported
       hint: supported: default, linear, yarn, longrope, llama3, dynamic with `alpha`, proportional
@@ -176,7 +176,7 @@ fn rotations_that_are_not_supported() {
 }
 
 #[test]
-fn shapes_that_do_not_fit() {
+fn tensor_shapes_that_contradict_the_config_are_refused() {
     insta::assert_snapshot!(set("qwen3_moe", "head_dim", 16), @"
     Input: tensor `model.layers.0.self_attn.q_norm.weight` in `model.safetensors` has shape [32], but `config.json` requires [16]
       because axis 0 is 32, which `head_dim` sets to 16
@@ -242,9 +242,9 @@ fn missing_tensors() {
 }
 
 #[test]
-fn layers_of_the_delta_rule_that_do_not_fit() {
+fn inconsistent_delta_rule_layers_are_refused() {
     let types = |of: &str| json!(["linear_attention", of, "linear_attention", "full_attention"]);
-    let mut said = vec![
+    let mut errors = vec![
         set("qwen3_next", "layer_types", types("sliding_attention")),
         set("qwen3_next", "layer_types", types("full_attention")),
         set("qwen3_next", "linear_num_value_heads", 3),
@@ -270,19 +270,19 @@ fn layers_of_the_delta_rule_that_do_not_fit() {
         for name in names {
             let mut folder = Folder::golden(family);
             folder.take(&format!("{at}.{name}"));
-            said.push(refusal(folder.write().path()));
+            errors.push(refusal(folder.write().path()));
         }
     }
     let mut folder = Folder::golden("qwen3_next");
     folder.tensors.insert("model.layers.1.linear_attn.A_log".into(), Tensor::f32(&[4, 1], &[0.0; 4]));
-    said.push(refusal(folder.write().path()));
-    insta::assert_snapshot!(said.join("\n"));
+    errors.push(refusal(folder.write().path()));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[test]
-fn layers_of_mamba_that_do_not_fit() {
+fn inconsistent_mamba_layers_are_refused() {
     let short = json!(["linear_attention", "sliding_attention"]);
-    let mut said = vec![
+    let mut errors = vec![
         set("nemotron_h", "layers_block_type", short),
         set("nemotron_h", "hybrid_override_pattern", "MEX"),
         set("nemotron_h", "hybrid_override_pattern", "MXMMMMMM"),
@@ -328,19 +328,19 @@ fn layers_of_mamba_that_do_not_fit() {
         for name in names {
             let mut folder = Folder::golden(family);
             folder.take(&format!("{at}.{name}"));
-            said.push(refusal(folder.write().path()));
+            errors.push(refusal(folder.write().path()));
         }
     }
     let mut folder = Folder::golden("jamba");
     folder.tensors.insert("model.layers.1.mamba.A_log".into(), Tensor::f32(&[128], &[0.0; 128]));
-    said.push(refusal(folder.write().path()));
+    errors.push(refusal(folder.write().path()));
     // Jamba's rank has a default, which depends on its width.
-    said.push(set("jamba", "mamba_dt_rank", "auto"));
-    insta::assert_snapshot!(said.join("\n"));
+    errors.push(set("jamba", "mamba_dt_rank", "auto"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[test]
-fn keys_of_mistral4_llama4_and_step3p7_that_are_refused() {
+fn unsupported_mistral4_llama4_and_step3p7_keys_are_refused() {
     let text = |key: &str, value: Value| {
         let mut folder = Folder::golden("step3p7");
         folder.config["text_config"][key] = value;
@@ -352,7 +352,7 @@ fn keys_of_mistral4_llama4_and_step3p7_that_are_refused() {
         refusal(folder.write().path())
     };
     let theta = json!([5e6, 1e4, 2e4, 5e6]);
-    let said = [
+    let errors = [
         set("mistral4", "model_type", "mistral"),
         set("mistral4", "n_group", 3),
         set("mistral4", "num_experts_per_tok", 9),
@@ -377,12 +377,12 @@ fn keys_of_mistral4_llama4_and_step3p7_that_are_refused() {
         text("share_expert_dim", Value::Null),
         text("rope_theta", theta),
     ];
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[test]
-fn keys_of_longcat_flash_that_are_refused() {
-    let said = [
+fn unsupported_longcat_flash_keys_are_refused() {
+    let errors = [
         set("longcat_flash", "zero_expert_type", "drop"),
         set("longcat_flash", "router_bias", true),
         set("longcat_flash", "norm_topk_prob", true),
@@ -391,11 +391,11 @@ fn keys_of_longcat_flash_that_are_refused() {
         set("longcat_flash", "moe_topk", 9),
         cut("longcat_flash", "ffn_hidden_size"),
     ];
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[test]
-fn routing_that_does_not_fit() {
+fn inconsistent_routing_keys_are_refused() {
     insta::assert_snapshot!(set("olmoe", "num_experts_per_tok", 9), @"Input: `num_experts_per_tok` in `config.json` is 9, more than `num_experts`, which is 8");
     insta::assert_snapshot!(set("deepseek_v3", "n_group", 3), @"Input: `n_group` 3 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
     insta::assert_snapshot!(set("deepseek_v3", "topk_group", 3), @"Input: `n_group` 2 and `topk_group` 3 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
@@ -404,9 +404,9 @@ fn routing_that_does_not_fit() {
 }
 
 #[test]
-fn layouts_of_smallthinker_that_do_not_fit() {
+fn inconsistent_smallthinker_layouts_are_refused() {
     insta::assert_snapshot!(set("smallthinker_21b", "rope_layout", json!([0, 1])), @"
-    Input: `rope_layout` in `config.json` has 2 entries, and the model has 3 layers
+    Input: `rope_layout` in `config.json` has 2 entries, but the model has 3 layers
       hint: the file may be that of another model, or damaged; download it again
     ");
     insta::assert_snapshot!(set("smallthinker_21b", "sliding_window_layout", json!([0, 1, 2])), @"Input: `sliding_window_layout` in `config.json` is [0,1,2], expected a list of 0 and 1");
@@ -423,7 +423,7 @@ fn layouts_of_smallthinker_that_do_not_fit() {
 }
 
 #[test]
-fn parts_of_smallthinker_that_no_checkpoint_has() {
+fn unsupported_smallthinker_keys_are_refused() {
     insta::assert_snapshot!(set("smallthinker_4b", "use_qk_norm", true), @"
     Limit: `use_qk_norm` in `config.json` is true, which is not supported
       hint: supported: false
@@ -457,19 +457,19 @@ fn activations_of_families_with_relu() {
 
 /// IBM's hybrid with a similar name is another model.
 #[test]
-fn bamba_is_not_bamboo() {
-    let said = set("bamboo", "architectures", json!(["BambaForCausalLM"]));
+fn bamba_is_not_mistaken_for_bamboo() {
+    let error = set("bamboo", "architectures", json!(["BambaForCausalLM"]));
     assert!(
-        said.starts_with(
+        error.starts_with(
             "Limit: `architectures` in `config.json` is \"BambaForCausalLM\", which is not supported"
         ),
-        "{said}"
+        "{error}"
     );
 }
 
 /// Sets every key of every golden config to invalid values: no import panics.
 #[test]
-fn nonsense_in_any_key_does_not_panic() {
+fn invalid_values_in_any_key_do_not_panic() {
     let families = [
         "deepseek_v2",
         "deepseek_v3",

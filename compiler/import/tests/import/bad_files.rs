@@ -140,7 +140,7 @@ fn overlapping_tensors() {
 }
 
 #[test]
-fn a_hole_between_tensors() {
+fn gap_between_tensors_is_refused() {
     let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
                      "b":{"dtype":"F32","shape":[2],"data_offsets":[12,20]}}"#;
     insta::assert_snapshot!(refused(header, 20), @"
@@ -172,7 +172,7 @@ fn offsets_out_of_range() {
 }
 
 #[test]
-fn offsets_against_the_shape() {
+fn offsets_that_contradict_the_shape_are_refused() {
     let header = r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#;
     insta::assert_snapshot!(refused(header, 8), @"
     Input: tensor `a` in the header of `model.safetensors` is not valid
@@ -209,23 +209,23 @@ fn unknown_dtype() {
 }
 
 #[test]
-fn tensors_that_are_twice_in_a_file() {
+fn duplicate_tensor_in_a_file_is_refused() {
     let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
                      "a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
     insta::assert_snapshot!(refused(header, 8), @"
-    Input: tensor `a` is twice in the header of `model.safetensors`
+    Input: tensor `a` occurs twice in the header of `model.safetensors`
       hint: the file is damaged or is not a safetensors file; download it again
     ");
 }
 
 #[test]
-fn a_dtype_that_is_not_read() {
+fn unsupported_dtype_is_refused() {
     let mut folder = Folder::golden("olmoe");
     let t = folder.tensors.get_mut("model.layers.0.mlp.gate.weight").unwrap();
     *t = Tensor::bytes(Dtype::I8, &t.shape, vec![0; 8 * 64]);
     insta::assert_snapshot!(refusal(folder.write().path()), @"
     Limit: tensor `model.layers.0.mlp.gate.weight` in `model.safetensors` is stored as I8, which is not supported
-      because no `quantization_config` says what its codes stand for
+      because no `quantization_config` defines the meaning of its codes
       hint: a tensor may be F32, BF16, F16
     ");
     folder.tensors.insert("model.norm.weight".into(), Tensor::bytes(Dtype::F8_E4M3, &[64], vec![0; 64]));
@@ -304,20 +304,20 @@ fn the_index_names_a_tensor_that_its_shard_lacks() {
     });
     insta::assert_snapshot!(found, @"
     Input: `model-00001-of-00002.safetensors` has no tensor `model.extra`
-      because `model.safetensors.index.json` says that it is there
-      hint: index and shards are not of the same checkpoint; download them again
+      because `model.safetensors.index.json` names this file for it
+      hint: index and shards are of different checkpoints; download them again
     ");
     let found = with_index(|_, map| map["lm_head.weight"] = shard(1).into());
     insta::assert_snapshot!(found, @"
     Input: `model-00002-of-00002.safetensors` has no tensor `lm_head.weight`
-      because `model.safetensors.index.json` says that it is there
+      because `model.safetensors.index.json` names this file for it
       because it is in `model-00001-of-00002.safetensors`
-      hint: index and shards are not of the same checkpoint; download them again
+      hint: index and shards are of different checkpoints; download them again
     ");
 }
 
 #[test]
-fn a_tensor_in_two_shards() {
+fn tensor_in_two_shards_is_refused() {
     let found = with_index(|dir, _| {
         let mut both = Folder::golden("olmoe").tensors;
         both.retain(|name, _| name.contains("norm") || name == "lm_head.weight");
@@ -330,7 +330,7 @@ fn a_tensor_in_two_shards() {
 }
 
 #[test]
-fn an_index_that_is_not_one() {
+fn invalid_weight_index_is_refused() {
     let text = |text: &str| {
         let dir = Folder::golden("olmoe").write_sharded();
         fs::write(dir.path().join("model.safetensors.index.json"), text).unwrap();
@@ -357,13 +357,13 @@ fn an_index_that_is_not_one() {
       hint: it needs an object `weight_map` from tensor names to file names; download it again
     ");
     insta::assert_snapshot!(text(r#"{"weight_map": {"a": "x", "a": "y"}}"#), @"
-    Input: tensor `a` is twice in `model.safetensors.index.json`
+    Input: tensor `a` occurs twice in `model.safetensors.index.json`
       hint: the file is damaged; download it again
     ");
 }
 
 #[test]
-fn a_folder_in_the_place_of_a_file() {
+fn folder_instead_of_a_weight_file_is_refused() {
     let found = with_index(|dir, _| {
         fs::remove_file(dir.join(shard(1))).unwrap();
         fs::create_dir(dir.join(shard(1))).unwrap();

@@ -103,18 +103,18 @@ fn moe(router_reads: RouterInput) -> Mixer {
         logits: projection("router", EXPERTS, HIDDEN),
         router_reads,
         weighs_input: false,
-        reads_before: false,
+        reads_previous_layer: false,
         select_bias: None,
         latent: None,
         experts: ExpertWeights {
-            inner: INNER,
+            intermediate: INNER,
             gate_up: leaf("gate_up", &[EXPERTS, 2 * INNER, HIDDEN]),
             down: leaf("experts_down", &[EXPERTS, HIDDEN, INNER]),
             bias: None,
             glu: SILU,
         },
         shared: None,
-        share: 1.0,
+        sum_scale: 1.0,
     }
     .into()
 }
@@ -224,12 +224,12 @@ mod by_hand {
 }
 
 fn same(layer: LayerSpec, expected: &by_hand::Rows) {
-    let apart = distance(&logits(layer), &by_hand::logits(expected));
-    assert!(apart < 1e-5, "{apart}");
+    let distance = distance(&logits(layer), &by_hand::logits(expected));
+    assert!(distance < 1e-5, "{distance}");
 }
 
 #[test]
-fn mixers_may_stand_side_by_side() {
+fn mixers_of_one_block_run_in_parallel() {
     let block = Block { norm: Some(norm("pre")), mixers: vec![attention(), dense()], post_norm: None };
     let x = by_hand::embedded();
     let h = by_hand::norm("pre", &x);
@@ -241,19 +241,19 @@ fn mixers_may_stand_side_by_side() {
 }
 
 #[test]
-fn norms_may_stand_behind_mixers() {
+fn norms_may_follow_mixers() {
     let sandwich =
         Block { norm: Some(norm("pre")), mixers: vec![attention()], post_norm: Some(norm("post")) };
-    let behind = Block { norm: None, mixers: vec![dense()], post_norm: Some(norm("last")) };
+    let after = Block { norm: None, mixers: vec![dense()], post_norm: Some(norm("last")) };
     let x = by_hand::embedded();
     let y = by_hand::attention(&by_hand::norm("pre", &x));
     let x = by_hand::sum(&x, &by_hand::norm("post", &y));
     let x = by_hand::sum(&x, &by_hand::norm("last", &by_hand::dense(&x)));
-    same(LayerSpec { blocks: vec![sandwich, behind], scale: None }, &x);
+    same(LayerSpec { blocks: vec![sandwich, after], scale: None }, &x);
 }
 
 #[test]
-fn routers_may_read_what_the_layer_reads() {
+fn router_may_read_the_input_of_its_layer() {
     let layer = |reads| LayerSpec::pre_norm([(norm("pre"), attention()), (norm("mid"), moe(reads))]);
     let input = by_hand::embedded();
     let x = by_hand::sum(&input, &by_hand::attention(&by_hand::norm("pre", &input)));
@@ -265,7 +265,7 @@ fn routers_may_read_what_the_layer_reads() {
 }
 
 #[test]
-fn layers_that_name_nothing_or_one_thing_twice_are_refused() {
+fn blocks_without_mixers_or_with_duplicate_parts_are_refused() {
     let block = |mixers| Block { norm: None, mixers, post_norm: None };
     let refusal = |blocks| {
         let e = lower(&model(LayerSpec { blocks, scale: None }), &shapes(8, 4)).unwrap_err();

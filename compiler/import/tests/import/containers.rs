@@ -1,4 +1,4 @@
-//! Test of a second container, in memory: a row of the table needs no more than this file has.
+//! Test of a second container, in memory: a new container takes no more code than this file has.
 
 use super::support::{self, Folder, distance, expected, golden, logits_of};
 use indexmap::IndexMap;
@@ -17,7 +17,7 @@ const Q8: Encoding = Encoding {
     dtype: "Q8",
     block: 32,
     bytes: 36,
-    same: None,
+    native_format: None,
     decode: |stored, from, out| {
         for (x, col) in out.iter_mut().zip(from % 32..) {
             let block = &stored[col / 32 * 36..][..36];
@@ -119,7 +119,7 @@ fn to_q8(numbers: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn a_model_in_memory_is_the_one_in_its_folder() {
+fn model_in_memory_equals_the_one_on_disk() {
     let folder = Folder::golden("olmoe");
     let dir = folder.write();
     let (disk, spec) = moec_import::open(dir.path(), &ImportOptions::default()).unwrap();
@@ -140,7 +140,7 @@ fn a_model_in_memory_is_the_one_in_its_folder() {
 }
 
 #[test]
-fn a_container_brings_an_encoding_of_its_own() {
+fn container_may_define_its_own_encoding() {
     let folder = Folder::golden("olmoe");
     let checkpoint = memory(&folder, true).open();
     let mut rounded = folder.clone();
@@ -167,7 +167,7 @@ fn a_container_brings_an_encoding_of_its_own() {
 }
 
 #[test]
-fn what_a_container_says_wrongly_is_refused() {
+fn inconsistent_container_tensors_are_refused() {
     let leaf = |shape: &[usize]| Leaf { tensor: "w".into(), shape: shape.to_vec(), encoding: Stored::Plain };
     let read = |memory: Memory, shape: &[usize]| {
         let mut out = vec![0.0; shape[1]];
@@ -180,8 +180,8 @@ fn what_a_container_says_wrongly_is_refused() {
     for (bytes, stored, shape) in
         [(143, [2, 64], [2, 64]), (180, [2, 64], [2, 64]), (144, [2, 63], [2, 63]), (144, [4, 32], [2, 64])]
     {
-        let said = read(one("Q8", &stored, bytes), &shape).unwrap_err();
-        assert!(said.contains("does not fit tensor `w`"), "{said}");
+        let error = read(one("Q8", &stored, bytes), &shape).unwrap_err();
+        assert!(error.contains("does not fit tensor `w`"), "{error}");
     }
     insta::assert_snapshot!(read(one("Q9", &[2, 64], 144), &[2, 64]).unwrap_err(), @"tensor `w` in `memory` is stored as Q9, which is not supported");
     // A tensor after the end of the data.

@@ -193,7 +193,7 @@ fn mxfp4_rectangles() {
 }
 
 #[test]
-fn what_leaves_memory_can_be_read_again() {
+fn released_pages_can_be_read_again() {
     // More than the resident limit of reading: the maps are released in between.
     let numbers: Vec<f32> = (0..2 * 40 * 50).map(|i| i as f32).collect();
     let (_dir, checkpoint) = open([("w".to_owned(), Tensor::f32(&[2, 40, 50], &numbers))].into());

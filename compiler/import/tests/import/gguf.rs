@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A folder with `model.gguf`, converted from a checkpoint with these options.
+/// A folder with a `model.gguf` that was converted from a checkpoint with these options.
 fn write(checkpoint: &Path, options: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(moec_testing::gguf().unwrap());
@@ -38,7 +38,7 @@ fn of(family: &str) -> PathBuf {
 
 #[test]
 fn the_same_weights_give_the_same_logits() {
-    if !GGUF.here() {
+    if !GGUF.met_or_skip() {
         return;
     }
     for family in GGUF_WRITTEN {
@@ -53,7 +53,7 @@ fn the_same_weights_give_the_same_logits() {
 
 /// A checkpoint of 2026 that GGUF can represent: in llama.cpp, Llama 4's chunks and query factors are
 /// constants.
-fn sayable(family: &str) -> Option<TempDir> {
+fn representable(family: &str) -> Option<TempDir> {
     let changed = Folder::golden(family).set("attention_chunk_size", 8192).set("floor_scale", 8192);
     (family == "llama4").then(|| changed.write())
 }
@@ -62,11 +62,11 @@ fn sayable(family: &str) -> Option<TempDir> {
 /// of the safetensors except for values that the file rounds (rates of decay, frequencies).
 #[test]
 fn architectures_of_2026() {
-    if !GGUF.here() {
+    if !GGUF.met_or_skip() {
         return;
     }
     for (i, family) in moec_testing::every_second(GGUF_OF_2026.into_iter().enumerate()) {
-        let changed = sayable(family);
+        let changed = representable(family);
         let checkpoint = changed.as_ref().map_or_else(|| of(family), |folder| folder.path().to_owned());
         let folder = write(&checkpoint, &["--type", ["F32", "BF16"][i / 2 % 2]]);
         let (ids, reference) = expected(&of(family));
@@ -79,8 +79,8 @@ fn architectures_of_2026() {
 }
 
 #[test]
-fn quantised_weights_mean_what_the_package_says() {
-    if !GGUF.here() {
+fn quantised_gguf_gives_the_logits_of_the_decoded_model() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let types = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "F16"];
@@ -107,8 +107,8 @@ fn of_many_types() -> TempDir {
 }
 
 #[test]
-fn every_type_of_block_means_what_the_package_says() {
-    if !GGUF.here() {
+fn every_block_type_decodes_to_the_same_logits() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let folder = of_many_types();
@@ -120,7 +120,7 @@ fn every_type_of_block_means_what_the_package_says() {
 /// A NaN scale is an error with the tensor's name and the position: in IQ1_S, IQ2_XS and TQ2_0.
 #[test]
 fn scales_that_are_not_finite() {
-    if !GGUF.here() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let folder = of_many_types();
@@ -147,8 +147,8 @@ fn scales_that_are_not_finite() {
 
 /// For weights in blocks of 32 codes, a bundle has the same numbers as the Python package decodes.
 #[test]
-fn codes_of_blocks_are_taken_over() {
-    if !GGUF.here() {
+fn gguf_block_codes_are_kept_unchanged() {
+    if !GGUF.met_or_skip() {
         return;
     }
     for (family, kind, format) in [
@@ -184,8 +184,8 @@ fn codes_of_blocks_are_taken_over() {
 }
 
 #[test]
-fn what_earlier_converters_wrote() {
-    if !GGUF.here() {
+fn gguf_of_earlier_converters_gives_the_same_logits() {
+    if !GGUF.met_or_skip() {
         return;
     }
     for family in ["deepseek_v2", "deepseek_v3", "qwen2_moe"] {
@@ -197,8 +197,8 @@ fn what_earlier_converters_wrote() {
 }
 
 #[test]
-fn what_a_configuration_says_is_in_the_metadata() {
-    if !GGUF.here() {
+fn gguf_metadata_contains_the_configuration() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let yarn = json!({
@@ -235,7 +235,7 @@ fn what_a_configuration_says_is_in_the_metadata() {
 
 #[test]
 fn a_model_in_several_files() {
-    if !GGUF.here() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let folder = write(&of("qwen3_moe"), &["--split", "9"]);
@@ -254,8 +254,8 @@ fn a_model_in_several_files() {
     ");
     fs::copy(at(2), at(3)).unwrap();
     insta::assert_snapshot!(refusal(&at(1)), @"
-    Input: `model-00003-of-00003.gguf` says that it is file 2 of 3, but it is file 3 of 3
-      because `split.no` and `split.count` stand in its header
+    Input: `model-00003-of-00003.gguf` is file 2 of 3 by its header, but file 3 of 3 by its name
+      because the header has `split.no` and `split.count`
       hint: download all files of the model again, into one folder
     ");
     #[cfg(unix)]
@@ -268,7 +268,7 @@ fn a_model_in_several_files() {
 
 #[test]
 fn the_demo_model_has_its_tokenizer() {
-    if !GGUF.here() {
+    if !GGUF.met_or_skip() {
         return;
     }
     let ferris = golden("models/ferris").canonicalize().unwrap();
@@ -333,7 +333,7 @@ fn packing_keeps_the_codes_of_blocks() {
 }
 
 /// The error message for a file.
-fn said(bytes: &[u8]) -> String {
+fn error_of(bytes: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     fs::write(&path, bytes).unwrap();
@@ -372,7 +372,8 @@ fn files_that_are_refused() {
                 .build(),
         ),
     ];
-    let all: Vec<String> = cases.iter().map(|(name, file)| format!("# {name}\n{}\n", said(file))).collect();
+    let all: Vec<String> =
+        cases.iter().map(|(name, file)| format!("# {name}\n{}\n", error_of(file))).collect();
     insta::assert_snapshot!(all.join("\n"));
 }
 
@@ -411,11 +412,11 @@ fn models_of_2026_that_are_refused() {
         ("a shape", small("minimax-m2", 2, 1).tensor("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0, &[0; 256])),
     ];
     let all: Vec<String> =
-        cases.iter().map(|(name, file)| format!("# {name}\n{}\n", said(&file.build()))).collect();
+        cases.iter().map(|(name, file)| format!("# {name}\n{}\n", error_of(&file.build()))).collect();
     insta::assert_snapshot!(all.join("\n"));
 }
 
-/// A small llama of one layer with so many experts, without its tensors.
+/// A small llama with one layer and this many experts, without its tensors.
 fn llama(experts: u32) -> Builder {
     small("llama", experts, 1)
 }

@@ -43,7 +43,7 @@ fn published_configurations() {
 
 /// Names of multimodal checkpoints: vision tensors are skipped, and a warning names them.
 #[test]
-fn text_parts_of_models_that_see() {
+fn text_parts_of_multimodal_models_are_imported() {
     for (family, seen) in [
         ("mistral4", "vision_tower.patch_conv.weight"),
         ("llama4", "multi_modal_projector.linear_1.weight"),
@@ -61,8 +61,11 @@ fn text_parts_of_models_that_see() {
         }
         folder.tensors.insert(seen.into(), Tensor::f32(&[1], &[1.0]));
         let published = folder.write();
-        let said = spec(published.path()).warnings.join("\n");
-        assert_eq!(said, "the model also sees: 1 tensors of its vision are not used, it reads text alone");
+        let warnings = spec(published.path()).warnings.join("\n");
+        assert_eq!(
+            warnings,
+            "the vision part of the model (1 tensors) is not used: moec runs the text part alone"
+        );
         assert_eq!(logits(published.path(), &ids[..20], 16), logits(&dir, &ids[..20], 16), "{family}");
     }
 }

@@ -51,7 +51,7 @@ fn the_spelling_of_transformers_4() {
 }
 
 #[test]
-fn keys_that_older_configs_leave_out() {
+fn keys_missing_in_older_configs_have_defaults() {
     for (family, keys) in [
         ("mixtral", ["head_dim", "sliding_window"].as_slice()),
         (
@@ -92,8 +92,8 @@ fn layers_of_the_delta_rule() {
     // With another interval other layers have attention, whose tensors are not in the file.
     let mut folder = Folder::golden("qwen3_next").set("full_attention_interval", 2);
     folder.cut("layer_types").unwrap();
-    let said = refusal(folder.write().path());
-    assert!(said.contains("no tensor `model.layers.1.self_attn."), "{said}");
+    let error = refusal(folder.write().path());
+    assert!(error.contains("no tensor `model.layers.1.self_attn."), "{error}");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn smallthinker_in_earlier_and_later_spelling() {
 
 /// The differences between SmallThinker's two published shapes change the logits.
 #[test]
-fn rotation_window_and_weights_of_the_chosen_matter() {
+fn smallthinker_rope_window_and_router_keys_affect_logits() {
     for (key, value) in [
         ("rope_layout", json!([1, 1, 0])),
         ("rope_layout", json!([0, 1, 1])),
@@ -142,7 +142,7 @@ fn rotation_window_and_weights_of_the_chosen_matter() {
 }
 
 #[test]
-fn predictors_of_neurons_are_left_out_with_a_warning() {
+fn neuron_predictors_are_skipped_with_a_warning() {
     for (family, at) in [("bamboo", "mlp"), ("turbosparse_mixtral", "block_sparse_moe.experts.3")] {
         let mut folder = Folder::golden(family);
         for part in ["fc1", "fc2"] {
@@ -162,7 +162,7 @@ fn predictors_of_neurons_are_left_out_with_a_warning() {
 }
 
 #[test]
-fn the_type_alone_names_the_family() {
+fn model_type_alone_selects_the_family() {
     let mut folder = Folder::golden("olmoe");
     folder.cut("architectures");
     assert_eq!(spec(folder.write().path()).family, "olmoe");
@@ -309,15 +309,15 @@ fn olmoe_with_inner(inner: usize) -> Folder {
 }
 
 #[test]
-fn exchanged_axes_are_found_where_one_tensor_of_a_layer_is_square() {
+fn exchanged_axes_are_detected_despite_a_square_tensor() {
     // Hidden is 64: gate and up together are square with 32 neurons, and down is with 64.
     for inner in [32, 64] {
-        let apart = olmoe_with_inner(inner);
+        let separate = olmoe_with_inner(inner);
         let (ids, _) = expected(&golden("hf/olmoe"));
-        let want = logits(apart.write().path(), &ids, 20);
+        let want = logits(separate.write().path(), &ids, 20);
         let parts = ["gate_proj", "up_proj", "down_proj"];
         for exchanged in [false, true] {
-            let mut fused = apart.clone();
+            let mut fused = separate.clone();
             fuse(&mut fused, "experts", "experts", parts, 8, exchanged);
             let off = distance(&logits(fused.write().path(), &ids, 20), &want);
             assert!(off < 1e-5, "{inner} neurons, exchanged {exchanged}: logits differ by {off}");
@@ -354,7 +354,7 @@ fn names_of_transformers_5() {
 }
 
 #[test]
-fn layers_that_predict_further_tokens_are_skipped() {
+fn multi_token_prediction_layers_are_skipped() {
     let mut folder = Folder::golden("deepseek_v3");
     for (name, t) in folder.tensors.clone() {
         if let Some(rest) = name.strip_prefix("model.layers.2.") {
@@ -368,7 +368,7 @@ fn layers_that_predict_further_tokens_are_skipped() {
 }
 
 #[test]
-fn tensors_that_nothing_reads_are_reported() {
+fn unused_tensors_are_reported() {
     let mut folder = Folder::golden("olmoe");
     folder.tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), Tensor::f32(&[1], &[1.0]));
     assert_eq!(spec(folder.write().path()).warnings, Vec::<String>::new());
@@ -398,7 +398,7 @@ fn the_end_of_a_sequence() {
 }
 
 #[test]
-fn parameters_in_all_and_active() {
+fn total_and_active_parameters_are_counted() {
     // Of 8 experts with 3 · 48 · 64 parameters, 2 are active, in both layers.
     let olmoe = spec(&golden("hf/olmoe"));
     let idle = 2 * 6 * 3 * 48 * 64;

@@ -90,7 +90,7 @@ fn a_layer_of_latent_attention() {
 /// Llama 4: rotated layers have a chunk, unless it is as long as the context; others have a
 /// position-dependent factor on queries.
 #[test]
-fn layers_of_chunks_and_layers_without_rotation() {
+fn chunked_layers_and_layers_without_rotation_are_lowered() {
     let spec = spec(&golden("hf/llama4"));
     let module = |context| module(&spec, &shapes(context, 8));
     let names = |layer, part| {
@@ -115,7 +115,7 @@ fn layers_of_chunks_and_layers_without_rotation() {
 }
 
 #[test]
-fn a_mixture_behind_a_gate() {
+fn gated_shared_expert_is_lowered() {
     let module = module(&spec(&golden("hf/qwen2_moe")), &shapes(64, 16));
     let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == Scope::in_layer(1, Part::FFN));
     let names: Vec<_> = nodes.map(|n| n.op.name()).collect();
@@ -123,14 +123,14 @@ fn a_mixture_behind_a_gate() {
 }
 
 #[test]
-fn the_head_runs_on_wanted_rows_only() {
+fn head_runs_only_on_output_rows() {
     let module = module(&spec(&golden("hf/olmoe")), &shapes(64, 16));
     let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == Part::HEAD.into());
     assert_eq!(nodes.map(|n| n.op.name()).collect::<Vec<_>>(), ["gather_rows", "rms_norm", "linear"]);
 }
 
 #[test]
-fn a_window_as_long_as_the_context_is_none() {
+fn window_as_long_as_the_context_is_dropped() {
     let spec = spec(&golden("hf/gpt_oss"));
     let windows = |context| {
         let module = module(&spec, &shapes(context, 8));
@@ -145,23 +145,23 @@ fn a_window_as_long_as_the_context_is_none() {
 }
 
 #[test]
-fn a_window_keeps_a_ring_where_the_context_is_longer() {
+fn window_uses_a_ring_if_the_context_is_longer() {
     let spec = spec(&golden("hf/gpt_oss"));
-    let kept = |shapes: &Shapes| {
+    let state_sizes = |shapes: &Shapes| {
         let module = module(&spec, shapes);
         let of = |s: &moec_ir::StateDecl| (s.ty.shape[2], s.kind);
         module.states.iter().map(of).collect::<Vec<_>>()
     };
     let (ring, cache) = (StateKind::Ring { window: 16 }, StateKind::Cache);
     // Window and chunk are 16 + 31 rows, which need one block; 16 + 127 need two.
-    assert_eq!(kept(&shapes(512, 32)), [(128, ring), (128, ring), (512, cache), (512, cache)]);
-    assert_eq!(kept(&shapes(512, 128)), [(256, ring), (256, ring), (512, cache), (512, cache)]);
-    assert_eq!(kept(&shapes(128, 32)), [(128, cache); 4]);
-    assert_eq!(kept(&Shapes { rings: None, ..shapes(512, 32) }), [(512, cache); 4]);
+    assert_eq!(state_sizes(&shapes(512, 32)), [(128, ring), (128, ring), (512, cache), (512, cache)]);
+    assert_eq!(state_sizes(&shapes(512, 128)), [(256, ring), (256, ring), (512, cache), (512, cache)]);
+    assert_eq!(state_sizes(&shapes(128, 32)), [(128, cache); 4]);
+    assert_eq!(state_sizes(&Shapes { rings: None, ..shapes(512, 32) }), [(512, cache); 4]);
 }
 
 #[test]
-fn a_ring_computes_what_a_cache_computes() {
+fn ring_and_full_cache_give_the_same_logits() {
     for family in ["gpt_oss", "llama4"] {
         let dir = golden("hf").join(family);
         let (checkpoint, spec) = moec_import::open(&dir, &ImportOptions::default()).unwrap();
@@ -178,7 +178,7 @@ fn a_ring_computes_what_a_cache_computes() {
 }
 
 #[test]
-fn long_frequencies_are_there_if_the_context_reaches_them() {
+fn long_rope_frequencies_exist_only_for_long_contexts() {
     let folder = Folder::golden("phimoe").set("original_max_position_embeddings", 32).set(
         "rope_parameters",
         json!({

@@ -66,7 +66,7 @@ fn take(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> WeightExpr {
 }
 
 #[test]
-fn every_layout_means_what_its_tool_says() {
+fn every_layout_decodes_like_its_tool() {
     let ids: Vec<u32> = (0..24).map(|i| i * 37 % 320).collect();
     for layout in LAYOUTS {
         let [folder, mut plain] = quantised(layout);
@@ -109,7 +109,7 @@ fn every_layout_means_what_its_tool_says() {
 }
 
 #[test]
-fn whole_codes_are_taken_over() {
+fn channel_scaled_codes_are_kept_unchanged() {
     for (layout, format) in [
         ("packed4_channel", Format::Q4h),
         ("packed8_channel", Format::Q8h),
@@ -193,7 +193,7 @@ fn damaged_checkpoints_are_refused_by_name() {
             t.data[20..24].copy_from_slice(&value.to_le_bytes());
         })
     };
-    let said = [
+    let errors = [
         without("fp8_128", "weight_scale_inv"),
         without("int8_zeros", "weight_zero_point"),
         without("packed4_zeros", "weight_zero_point"),
@@ -220,7 +220,7 @@ fn damaged_checkpoints_are_refused_by_name() {
             *t = Tensor::bytes(Dtype::I16, &t.shape.clone(), t.data.clone());
         }),
     ];
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 proptest! {
@@ -260,7 +260,7 @@ proptest! {
     }
 
     #[test]
-    fn leaves_that_do_not_fit_their_tensors_never_panic(
+    fn leaves_that_mismatch_their_tensors_never_panic(
         file in prop::sample::select(LAYOUTS.to_vec()),
         layout in prop::sample::select(moec_import::quantised::LAYOUTS.to_vec()),
         bits in prop::sample::select(vec![0_u32, 1, 2, 3, 4, 8, 33]),
@@ -290,6 +290,6 @@ proptest! {
         let _ = checkpoint.read(&leaf, 0, r.clone(), c.clone(), &mut out);
         let mut out = vec![0; r.len() * c.len() * 3];
         let _ = checkpoint.stored(&leaf, Format::Q4h, 0, r.clone(), c.clone(), &mut out);
-        checkpoint.expect(&leaf, 0, r, c);
+        checkpoint.will_read(&leaf, 0, r, c);
     }
 }

@@ -84,8 +84,9 @@ pub fn expert_use(profile: &Profile) -> Vec<ExpertUse> {
 /// # Errors
 /// Only bugs of moec: a profile that cannot be encoded.
 pub fn entry(config: &Config, profile: &Profile) -> Result<ProfileEntry> {
-    let wanted = &config.calibrate;
-    let name = wanted.profile.as_ref().map_or_else(|| file_names(&wanted.text), |path| file_names([path]));
+    let configured = &config.calibrate;
+    let name =
+        configured.profile.as_ref().map_or_else(|| file_names(&configured.text), |path| file_names([path]));
     Ok(ProfileEntry { name, sha256: hex(&sha256(&profile.encode()?)) })
 }
 
@@ -97,24 +98,24 @@ fn file_names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String {
 
 /// Returns the profile of the texts of `model.toml`, from the cache if possible.
 fn cached(c: &Inputs<'_>, origin: &Origin, progress: &Progress) -> Result<Profile> {
-    let wanted = &c.config.calibrate;
-    let texts = read_texts(&wanted.text)?;
+    let configured = &c.config.calibrate;
+    let texts = read_texts(&configured.text)?;
     let tokenizer = c.tokenizer()?.unwrap_or_default();
     let mut key = format!("{} {}", env!("CARGO_PKG_VERSION"), file::VERSION);
     let shapes = c.config.shapes_for(c.spec()?.max_positions)?;
     let window = WINDOW.min(shapes.max_context);
-    let _ = write!(key, " {window} {} {}", shapes.prefill_chunk, wanted.tokens);
+    let _ = write!(key, " {window} {} {}", shapes.prefill_chunk, configured.tokens);
     for hash in [origin.checkpoint, sha256(tokenizer)].iter().chain(texts.iter().map(|t| &t.hash)) {
         let _ = write!(key, " {}", hex(hash));
     }
     let name = format!("{}.trace", hex(&sha256(key.as_bytes())));
     let path = cache_dir::path()?.join("profiles").join(name);
-    // A cached file that cannot be used is recorded anew, whatever is wrong with it.
-    if let Some(kept) = Profile::read(&path).ok().filter(|p| p.origin == *origin) {
+    // A cached file that cannot be used is recorded again, for any reason.
+    if let Some(cached) = Profile::read(&path).ok().filter(|p| p.origin == *origin) {
         progress.stage("Calibrated", &format!("before ({})", path.display()));
-        return Ok(kept);
+        return Ok(cached);
     }
-    let request = Request { texts: &texts, tokens: wanted.tokens, window: WINDOW };
+    let request = Request { texts: &texts, tokens: configured.tokens, window: WINDOW };
     let profile = calibrate(c.config, c.checkpoint()?, c.spec()?, &request, progress)
         .map_err(|e: Error| e.context("the calibration that `[calibrate]` requests failed"))?;
     profile.write(&path)?;

@@ -12,7 +12,7 @@ use super::roles::{begins_network, experts_wide, gate_of, joins_stream, value};
 use super::rows::{StridedRows, Table, number, word};
 use moec_base::error::{Error, Result};
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{Arg, Entry, Place, RowSpace};
+use moec_ir::plan::{Arg, BufferColumns, Entry, RowSpace};
 use moec_ir::{DType, Graph, Module, Node, Op, Operand, ValueId, Weight, WeightClass, WeightId};
 use moec_profile::correlations::{WIDEST, block_for};
 use moec_profile::samples::{self, Sample};
@@ -37,9 +37,9 @@ enum Tap {
     Gated { x: StridedRows, table: Table, sample: usize },
     /// Activations that the neurons of experts pass to their down matrices, in the order of the table, before
     /// the step.
-    Fired { x: StridedRows, table: Table, network: usize },
+    ExpertActivations { x: StridedRows, table: Table, network: usize },
     /// Activations that the neurons of a network for all tokens pass to its down matrix, before the step.
-    FiredByAll { x: StridedRows, network: usize },
+    NetworkActivations { x: StridedRows, network: usize },
     /// Choices, weights and logits of a router, after the step.
     Router { ids: StridedRows, weights: StridedRows, logits: StridedRows, layer: usize },
     /// The residual stream before an attention's addition, before the step.
@@ -208,8 +208,8 @@ impl<'a> Collector<'a> {
                             let products = collector.products.len();
                             collector.known.insert((v, matrices), products);
                             let new = Products::new(name.clone(), matrices, weight.cols(), WIDEST);
-                            let kept = matrices == 1 && begins_network(graph, node);
-                            collector.products.push(if kept { new.keeping() } else { new });
+                            let sampled = matrices == 1 && begins_network(graph, node);
+                            collector.products.push(if sampled { new.with_sample() } else { new });
                             let space = spaces[v.0 as usize];
                             collector.before[step].push(Tap::Dense { x, space, products });
                         }
@@ -226,14 +226,14 @@ impl<'a> Collector<'a> {
                 });
             }
         }
-        collector.most = samples::most(collector.products.iter().filter_map(Products::kept));
+        collector.most = samples::most(collector.products.iter().filter_map(Products::sample_cols));
         Ok(collector)
     }
 
     fn router(&mut self, graph: &Graph, node: &Node, desc: &moec_ir::op::RouterDesc) -> Result<()> {
         if desc.zero.is_some() {
-            return Err(Error::limit("a model is not calibrated some of whose experts compute nothing")
-                .hint("build it without a `profile`: static graphs and reads from disk, which take one, do not run such a model"));
+            return Err(Error::limit("models with zero-computation experts cannot be calibrated")
+                .hint("build it without a `profile`; static graphs and a memory budget, which require one, do not support such a model"));
         }
         let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
         let last = self.entry.steps.iter().rposition(|s| Some(s.node as usize) == at);
@@ -282,8 +282,8 @@ impl<'a> Collector<'a> {
         let name = (layer, down.name.clone());
         let network = self.neurons.network(Network { name, experts, width, k, exact });
         Some(match tap {
-            Tap::Slots { x, table, .. } => Tap::Fired { x, table, network },
-            Tap::Input { x, .. } => Tap::FiredByAll { x, network },
+            Tap::Slots { x, table, .. } => Tap::ExpertActivations { x, table, network },
+            Tap::Input { x, .. } => Tap::NetworkActivations { x, network },
             _ => return None,
         })
     }
@@ -320,8 +320,8 @@ impl<'a> Collector<'a> {
     /// Location of a value.
     fn rows(&self, v: ValueId) -> Result<StridedRows> {
         let missing = || Error::bug(format!("%{} has no place", v.0));
-        let Place { buffer, column, cols } =
-            self.entry.places.get(v.0 as usize).copied().flatten().ok_or_else(missing)?;
+        let BufferColumns { buffer, column, cols } =
+            self.entry.locations.get(v.0 as usize).copied().flatten().ok_or_else(missing)?;
         let stride = self.entry.buffers.get(buffer as usize).ok_or_else(missing)?.stride as usize;
         Ok(StridedRows { buffer, column: column as usize, cols: cols as usize, stride })
     }
@@ -387,12 +387,14 @@ impl<'a> Collector<'a> {
             Moment::After => &self.after,
         };
         for tap in taps.get(view.index()).cloned().unwrap_or_default() {
-            self.whole &= self.look(tap, view).is_some();
+            self.whole &= self.record_tap(tap, view).is_some();
         }
     }
 
-    fn look(&mut self, tap: Tap, view: &StepView<'_>) -> Option<()> {
-        if self.neurons.is_gauging() && !matches!(tap, Tap::Fired { .. } | Tap::FiredByAll { .. }) {
+    fn record_tap(&mut self, tap: Tap, view: &StepView<'_>) -> Option<()> {
+        if self.neurons.is_gauging()
+            && !matches!(tap, Tap::ExpertActivations { .. } | Tap::NetworkActivations { .. })
+        {
             return Some(());
         }
         match tap {
@@ -401,7 +403,7 @@ impl<'a> Collector<'a> {
                     RowSpace::Tokens => view.n(),
                     RowSpace::Outputs => view.m(),
                 };
-                let x = x.see(view)?;
+                let x = x.view(view)?;
                 let sum = &mut self.sums[sum];
                 self.part.clear();
                 self.part.resize(sum.squares.len(), 0.0);
@@ -412,26 +414,26 @@ impl<'a> Collector<'a> {
                 sum.tokens.iter_mut().for_each(|t| *t += n as u64);
             }
             Tap::Routed { x, table, sum } => {
-                let (x, seen) = (x.see(view)?, table.see(view)?);
-                seen.each(|expert, slots| {
-                    let rows = slots.map(|slot| x.row(seen.word(table.layout.token() + slot)?));
+                let (x, contents) = (x.view(view)?, table.view(view)?);
+                contents.each(|expert, slots| {
+                    let rows = slots.map(|slot| x.row(contents.word(table.layout.token() + slot)?));
                     self.sums[sum].add(expert, rows, &mut self.part)
                 })?;
             }
             Tap::Gated { x, table, sample } => {
-                let (x, seen) = (x.see(view)?, table.see(view)?);
+                let (x, contents) = (x.view(view)?, table.view(view)?);
                 let sample = &mut self.gates[sample];
-                seen.each(|expert, mut slots| {
+                contents.each(|expert, mut slots| {
                     slots.try_for_each(|slot| {
-                        let row = x.row(seen.word(table.layout.token() + slot)?)?;
+                        let row = x.row(contents.word(table.layout.token() + slot)?)?;
                         sample.add(expert, row.chunks_exact(4).map(number));
                         Some(())
                     })
                 })?;
             }
             Tap::Slots { x, table, sum } => {
-                let (x, seen) = (x.see(view)?, table.see(view)?);
-                seen.each(|expert, slots| {
+                let (x, contents) = (x.view(view)?, table.view(view)?);
+                contents.each(|expert, slots| {
                     self.sums[sum].add(expert, slots.map(|slot| x.row(slot)), &mut self.part)
                 })?;
             }
@@ -440,7 +442,7 @@ impl<'a> Collector<'a> {
                     RowSpace::Tokens => view.n(),
                     RowSpace::Outputs => view.m(),
                 };
-                let x = x.see(view)?;
+                let x = x.view(view)?;
                 let products = &mut self.products[products];
                 for matrix in 0..products.matrices() {
                     let own = products.channels(matrix);
@@ -449,23 +451,23 @@ impl<'a> Collector<'a> {
                 products.keep(self.most);
             }
             Tap::PerSlot { x, table, products } => {
-                let (x, seen) = (x.see(view)?, table.see(view)?);
+                let (x, contents) = (x.view(view)?, table.view(view)?);
                 let products = &mut self.products[products];
-                seen.each(|expert, slots| products.add(expert, slots.map(|slot| x.row(slot))))?;
+                contents.each(|expert, slots| products.add(expert, slots.map(|slot| x.row(slot))))?;
             }
-            Tap::Fired { x, table, network } => {
-                let (x, seen) = (x.see(view)?, table.see(view)?);
+            Tap::ExpertActivations { x, table, network } => {
+                let (x, contents) = (x.view(view)?, table.view(view)?);
                 self.neurons.chunk(network, view.n());
-                seen.each(|expert, mut slots| {
+                contents.each(|expert, mut slots| {
                     slots.try_for_each(|slot| {
-                        let token = seen.word(table.layout.token() + slot)?;
+                        let token = contents.word(table.layout.token() + slot)?;
                         self.neurons.row(network, (expert, token), x.row(slot)?.chunks_exact(4).map(number))
                     })
                 })?;
                 self.neurons.end_chunk(network)?;
             }
-            Tap::FiredByAll { x, network } => {
-                let x = x.see(view)?;
+            Tap::NetworkActivations { x, network } => {
+                let x = x.view(view)?;
                 self.neurons.chunk(network, view.n());
                 for i in 0..view.n() {
                     self.neurons.row(network, (0, i), x.row(i)?.chunks_exact(4).map(number))?;
@@ -473,7 +475,7 @@ impl<'a> Collector<'a> {
                 self.neurons.end_chunk(network)?;
             }
             Tap::Router { ids, weights, logits, layer } => {
-                let (ids, weights, logits) = (ids.see(view)?, weights.see(view)?, logits.see(view)?);
+                let (ids, weights, logits) = (ids.view(view)?, weights.view(view)?, logits.view(view)?);
                 for i in 0..view.n() {
                     let chosen = ids.row(i)?.chunks_exact(4).map(|b| usize::try_from(word(b)).unwrap_or(0));
                     let logits = logits.row(i)?.chunks_exact(4).map(number);
@@ -500,17 +502,17 @@ impl<'a> Collector<'a> {
                 layer.tokens += view.n() as u64;
             }
             Tap::Residual { x } => {
-                let x = x.see(view)?;
+                let x = x.view(view)?;
                 self.residual.clear();
                 for i in 0..view.n() {
                     self.residual.extend_from_slice(x.row(i)?);
                 }
             }
             Tap::Attended { x, layer } => {
-                let (seen, width) = (x.see(view)?, x.cols * 4);
+                let (rows, width) = (x.view(view)?, x.cols * 4);
                 for i in 0..view.n() {
                     let before = self.residual.get(i * width..(i + 1) * width)?.chunks_exact(4).map(number);
-                    let after = seen.row(i)?.chunks_exact(4).map(number);
+                    let after = rows.row(i)?.chunks_exact(4).map(number);
                     let square: f64 = before.zip(after).map(|(a, b)| f64::from(b - a).powi(2)).sum();
                     self.saliency[layer].add(square.sqrt());
                 }
@@ -530,7 +532,7 @@ impl<'a> Collector<'a> {
     /// Fails if activations are not finite; the message names the weight.
     pub(super) fn finish(mut self) -> Result<CalibrationRecord> {
         if !self.whole {
-            return Err(Error::bug("values were not where the plan says"));
+            return Err(Error::bug("values were not at the addresses of the plan"));
         }
         let mut weights = BTreeMap::new();
         for sum in self.sums {
@@ -551,7 +553,7 @@ impl<'a> Collector<'a> {
         let layers = self.layers;
         let (mut saliency, mut trace) = (self.saliency, self.trace);
         if !layers.is_sorted_by_key(|l| l.layer) {
-            return Err(Error::bug("routers that do not stand in the order of their layers"));
+            return Err(Error::bug("routers out of layer order"));
         }
         saliency.sort_by_key(|s| s.layer);
         trace.sequences.sort();

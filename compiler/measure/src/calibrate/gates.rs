@@ -20,7 +20,7 @@ pub(super) struct GateSample {
     /// Kept pairs of expert and row: one of `every` pairs.
     pairs: Vec<(usize, Vec<f32>)>,
     every: usize,
-    came: usize,
+    total: usize,
 }
 
 /// Whether the gate of this network is measured.
@@ -31,15 +31,15 @@ pub(super) fn measured(glu: Glu) -> bool {
 impl GateSample {
     /// Creates the sample of a layer with the gate and up weight of its experts.
     pub(super) const fn new(layer: u32, gate_up: WeightId) -> Self {
-        Self { layer, gate_up, pairs: Vec::new(), every: 1, came: 0 }
+        Self { layer, gate_up, pairs: Vec::new(), every: 1, total: 0 }
     }
 
     /// Adds a row that an expert computes. The choice of the kept pairs depends on their order alone.
     pub(super) fn add(&mut self, expert: usize, row: impl Iterator<Item = f32>) {
-        if self.came.is_multiple_of(self.every) {
+        if self.total.is_multiple_of(self.every) {
             self.pairs.push((expert, row.collect()));
         }
-        self.came += 1;
+        self.total += 1;
         if self.pairs.len() > PAIRS {
             let mut index = 0;
             self.pairs.retain(|_| {
@@ -97,13 +97,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_is_spread_over_all_that_came() {
+    fn gate_sample_is_spread_over_all_rows() {
         let mut sample = GateSample::new(0, WeightId(0));
         (0..10_000).for_each(|i| sample.add(i, std::iter::once(i as f32)));
         let (kept, every) = (sample.pairs.len(), sample.every);
         assert!(kept > PAIRS / 2 && kept <= PAIRS, "{kept}");
-        let came: Vec<usize> = sample.pairs.iter().map(|p| p.0).collect();
-        assert_eq!(came, (0..kept).map(|i| i * every).collect::<Vec<_>>());
+        let experts: Vec<usize> = sample.pairs.iter().map(|p| p.0).collect();
+        assert_eq!(experts, (0..kept).map(|i| i * every).collect::<Vec<_>>());
         assert_eq!(dot(&[1.0; 35], &[2.0; 35]), 70.0);
         assert!((silu(1.0) - 0.731_058_6).abs() < 1e-6 && silu(-90.0).abs() < 1e-30);
     }

@@ -97,7 +97,7 @@ pub fn calibrate(
     let bundle = Bundle::open(&folder)?;
     let open = || {
         Text::open(&BundleReader::of_plan(&folder, &bundle.plan, CheckLevel::Small), bundle.plan.model.bos).map_err(|_| {
-            Error::input(format!("`{}` has no tokenizer that can be used", checkpoint.path().display())).hint(
+            Error::input(format!("`{}` has no usable tokenizer", checkpoint.path().display())).hint(
                 "put the model's `tokenizer.json` into the folder, or give tokens in place of text (`moec calibrate --ids`)",
             )
         })
@@ -214,9 +214,9 @@ impl<'a> Run<'a> {
                 collector.observe(moment, view);
                 Ok(())
             };
-            let wanted = [rows.len() - 1];
+            let outputs = [rows.len() - 1];
             let len = window.ids.len();
-            engine.trace_steps(self.entry, &rows, &wanted, len, &stops, look).map_err(Error::from)?;
+            engine.trace_steps(self.entry, &rows, &outputs, len, &stops, look).map_err(Error::from)?;
         }
         Ok(())
     }
@@ -233,16 +233,16 @@ impl<'a> Run<'a> {
             interrupt::check()?;
             let rows: Vec<Row> =
                 ids.iter().enumerate().map(|(i, &id)| Row { slot: 0, pos: start + i, id }).collect();
-            let wanted = spread(rows.len(), most);
+            let outputs = spread(rows.len(), most);
             let collector = &mut self.collector;
             let mut scored = (0, 0.0);
             let last = entry.steps.len().saturating_sub(1);
             let stops = |i: usize| i == last || self.stops.get(i).copied().unwrap_or(true);
             let len = window.ids.len();
-            let result = engine.trace_steps(self.entry, &rows, &wanted, len, &stops, &mut |moment, view| {
+            let result = engine.trace_steps(self.entry, &rows, &outputs, len, &stops, &mut |moment, view| {
                 collector.observe(moment, view);
                 if view.index() == last && moment == Moment::After {
-                    scored = score(view, entry, vocab, &wanted, &window.ids[start..]);
+                    scored = score(view, entry, vocab, &outputs, &window.ids[start..]);
                 }
                 Ok(())
             });
@@ -262,13 +262,13 @@ fn score(
     view: &StepView<'_>,
     entry: &moec_ir::plan::Entry,
     vocab: usize,
-    wanted: &[usize],
+    outputs: &[usize],
     ids: &[u32],
 ) -> (u64, f64) {
     let (mut predicted, mut loss) = (0, 0.0);
     let stride = entry.buffers.get(entry.logits as usize).map_or(vocab, |b| b.stride as usize);
     let logits = view.buffer(entry.logits).unwrap_or_default();
-    for (row, &at) in logits.chunks(stride.max(1) * 4).zip(wanted) {
+    for (row, &at) in logits.chunks(stride.max(1) * 4).zip(outputs) {
         let Some(&next) = ids.get(at + 1) else { continue };
         let row = row.chunks_exact(4).take(vocab).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         let max = row.clone().fold(f32::NEG_INFINITY, f32::max);

@@ -51,7 +51,7 @@ struct Watched {
 /// Active neurons of the tokens of a sequence.
 #[derive(Default)]
 struct Sequence {
-    /// By position: expert and first word of its bits.
+    /// For each position and token: the expert, and the first word of its bits.
     tokens: Vec<Vec<(usize, usize)>>,
     bits: Vec<u64>,
 }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_of_tokens_at_one_position_of_different_sequences() {
+    fn batch_counts_use_one_position_of_several_sequences() {
         let mut neurons = network(2, true);
         neurons.begin();
         read(&mut neurons, &[(0, &[1.0, 0.0])]);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_without_zeros_is_measured_first() {
+    fn gate_without_zeros_is_measured_for_thresholds_first() {
         let mut neurons = network(4, false);
         assert!(neurons.needs_thresholds());
         neurons.gauge();

@@ -23,7 +23,7 @@ pub(super) struct Products {
     /// Rows of a chunk, `[rows, cols]`.
     rows: Vec<f32>,
     /// Sample of rows for the profile, if it keeps some.
-    kept: Option<RowSample>,
+    sample: Option<RowSample>,
 }
 
 /// Number of sums in a block of `n` channels.
@@ -36,28 +36,28 @@ impl Products {
     pub(super) fn new(reader: String, matrices: usize, cols: usize, block: usize) -> Self {
         let of_one: usize = blocks(cols, block).map(|b| triangle(b.len())).sum();
         let (readers, tokens, sums) = (vec![reader], vec![0; matrices], vec![0.0; matrices * of_one]);
-        Self { readers, cols, block, tokens, sums, rows: Vec::new(), kept: None }
+        Self { readers, cols, block, tokens, sums, rows: Vec::new(), sample: None }
     }
 
     /// Keeps a sample of rows, too.
-    pub(super) fn keeping(self) -> Self {
-        Self { kept: Some(RowSample::default()), ..self }
+    pub(super) fn with_sample(self) -> Self {
+        Self { sample: Some(RowSample::default()), ..self }
     }
 
     /// Channels of the sampled rows.
-    pub(super) fn kept(&self) -> Option<usize> {
-        self.kept.as_ref().map(|_| self.cols)
+    pub(super) fn sample_cols(&self) -> Option<usize> {
+        self.sample.as_ref().map(|_| self.cols)
     }
 
     /// Samples the rows that were added last, `most` in all.
     pub(super) fn keep(&mut self, most: usize) {
-        let Some(kept) = &mut self.kept else { return };
-        self.rows.chunks_exact(self.cols.max(1)).for_each(|row| kept.add(row, most));
+        let Some(sample) = &mut self.sample else { return };
+        self.rows.chunks_exact(self.cols.max(1)).for_each(|row| sample.add(row, most));
     }
 
     /// Returns the sampled rows.
     pub(super) fn sample(&mut self) -> Option<Sample> {
-        Some(self.kept.take()?.finish(self.readers.clone(), self.cols))
+        Some(self.sample.take()?.finish(self.readers.clone(), self.cols))
     }
 
     /// Number of matrices.
@@ -95,9 +95,9 @@ impl Products {
         for block in blocks(cols, self.block) {
             for first in (0..block.len()).step_by(BAND) {
                 let band = first..(first + BAND).min(block.len());
-                let (own, behind) =
+                let (own, tail) =
                     std::mem::take(&mut rest).split_at_mut_checked(triangle(band.end) - triangle(first))?;
-                rest = behind;
+                rest = tail;
                 let thread = done * threads / of_one.max(1);
                 done += own.len();
                 bands.get_mut(thread.min(threads - 1))?.push((block.clone(), band, own));

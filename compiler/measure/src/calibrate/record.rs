@@ -2,7 +2,7 @@
 //! token.
 
 use moec_ir::op::Score;
-use moec_profile::routes::{Sequence, kept};
+use moec_profile::routes::{Sequence, stored_score};
 use moec_profile::{Routes, Routing};
 use moec_runtime::offload::cache::Ranking;
 
@@ -12,7 +12,7 @@ pub(super) struct Recorder {
     layers: Vec<RecordedLayer>,
     routes: Routes,
     /// Whether the current sequence is recorded.
-    keeps: bool,
+    recording: bool,
     tokens: usize,
 }
 
@@ -46,7 +46,7 @@ impl Recorder {
 
     /// Begins a sequence; `keep` says whether it is recorded.
     pub(super) fn begin(&mut self, keep: bool) {
-        self.keeps = keep;
+        self.recording = keep;
         if keep {
             self.routes.sequences.push(Sequence::default());
         }
@@ -59,19 +59,19 @@ impl Recorder {
         chosen: impl Iterator<Item = usize>,
         logits: impl Iterator<Item = f32>,
     ) {
-        let Some(layer) = self.layers.get_mut(layer).filter(|_| self.keeps) else { return };
+        let Some(layer) = self.layers.get_mut(layer).filter(|_| self.recording) else { return };
         layer.chosen.extend(chosen.map(|e| e as u16));
         layer.logits.clear();
         layer.logits.extend(logits);
         for &(expert, score) in layer.ranking.of_logits(&layer.logits, layer.score) {
             layer.ranked.push(expert);
-            layer.scores.push(kept(score));
+            layer.scores.push(stored_score(score));
         }
     }
 
     /// Ends a chunk of `tokens` tokens.
     pub(super) fn end_chunk(&mut self, tokens: usize, most: usize) {
-        let Some(sequence) = self.routes.sequences.last_mut().filter(|_| self.keeps) else { return };
+        let Some(sequence) = self.routes.sequences.last_mut().filter(|_| self.recording) else { return };
         let tokens = tokens.min(most.saturating_sub(self.tokens));
         self.tokens += tokens;
         for t in 0..tokens {

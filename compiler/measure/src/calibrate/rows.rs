@@ -29,18 +29,18 @@ pub(super) fn word(b: &[u8]) -> i32 {
 }
 
 /// Rows of a paused run.
-pub(super) struct SeenRows<'v> {
+pub(super) struct RowsView<'v> {
     bytes: Cow<'v, [u8]>,
     at: StridedRows,
 }
 
 impl StridedRows {
-    pub(super) fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenRows<'v>> {
-        Some(SeenRows { bytes: view.buffer(self.buffer)?, at: self })
+    pub(super) fn view<'v>(self, view: &'v StepView<'_>) -> Option<RowsView<'v>> {
+        Some(RowsView { bytes: view.buffer(self.buffer)?, at: self })
     }
 }
 
-impl SeenRows<'_> {
+impl RowsView<'_> {
     pub(super) fn row(&self, i: usize) -> Option<&[u8]> {
         let first = i.checked_mul(self.at.stride)?.checked_add(self.at.column)?.checked_mul(4)?;
         self.bytes.get(first..first.checked_add(self.at.cols * 4)?)
@@ -48,18 +48,18 @@ impl SeenRows<'_> {
 }
 
 /// A dispatch table of a paused run.
-pub(super) struct SeenTable<'v> {
+pub(super) struct TableView<'v> {
     bytes: Cow<'v, [u8]>,
     pub(super) layout: DispatchLayout,
 }
 
 impl Table {
-    pub(super) fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenTable<'v>> {
-        Some(SeenTable { bytes: view.buffer(self.rows.buffer)?, layout: self.layout })
+    pub(super) fn view<'v>(self, view: &'v StepView<'_>) -> Option<TableView<'v>> {
+        Some(TableView { bytes: view.buffer(self.rows.buffer)?, layout: self.layout })
     }
 }
 
-impl SeenTable<'_> {
+impl TableView<'_> {
     pub(super) fn word(&self, i: usize) -> Option<usize> {
         usize::try_from(word(self.bytes.get(i * 4..i * 4 + 4)?)).ok()
     }

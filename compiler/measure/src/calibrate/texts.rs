@@ -31,7 +31,7 @@ impl Corpus {
         matches!(self.content, Content::Text(_))
     }
 
-    /// Its tokens, without those that the tokenizer adds before a text.
+    /// Tokens of the text, without those that the tokenizer adds before a text.
     fn tokens(&self, tokenizer: Option<&Text>) -> Result<Vec<u32>> {
         match (&self.content, tokenizer) {
             (Content::Ids(ids), _) => Ok(ids.clone()),
@@ -63,7 +63,7 @@ impl Corpus {
 pub(crate) struct Window {
     /// Index of the text.
     pub(crate) text: usize,
-    /// Tokens, with those that the tokenizer adds before a text.
+    /// Tokens of the text, including those that the tokenizer adds before a text.
     pub(crate) ids: Vec<u32>,
 }
 
@@ -90,8 +90,8 @@ pub fn read_ids(paths: &[PathBuf]) -> Result<Vec<Corpus>> {
         let number = |word: &str| {
             word.parse::<u32>().map_err(|_| {
                 let shown: String = word.chars().take(24).collect();
-                Error::input(format!("`{}` has `{shown}` among its tokens", path.display()))
-                    .hint("a file of tokens has numbers, with white space or commas between them")
+                Error::input(format!("`{shown}` in `{}` is not a token id", path.display()))
+                    .hint("a file of token ids has numbers, separated by white space or commas")
             })
         };
         let ids = words.map(number).collect::<Result<_>>()?;
@@ -105,13 +105,13 @@ fn read(path: &Path) -> Result<(String, [u8; 32])> {
     let bytes = regular::read(path, regular::TEXT).map_err(|e| match regular::refused(&e) {
         Some(regular::Refused::Long { .. }) => Error::limit(format!("`{}` is too long", path.display()))
             .because(e)
-            .hint("calibration reads some ten thousand tokens: cut a sample out of it"),
+            .hint("calibration reads about ten thousand tokens: use a sample of it"),
         _ => io_error("read", path, &e),
     })?;
     let hash = sha256(&bytes);
     let text = String::from_utf8(bytes).map_err(|e| {
         Error::input(format!("`{}` is not text in UTF-8", path.display()))
-            .because(format!("byte {} is the first that cannot be", e.utf8_error().valid_up_to()))
+            .because(format!("byte {} is the first invalid one", e.utf8_error().valid_up_to()))
     })?;
     Ok((text, hash))
 }
@@ -149,7 +149,7 @@ pub(crate) fn windows(
     if found.is_empty() {
         let names: Vec<_> = texts.iter().map(|t| format!("`{}`", t.path.display())).collect();
         return Err(Error::input(format!("there is nothing to read in {}", names.join(", ")))
-            .hint("calibration wants some ten thousand tokens of the text that the model is for"));
+            .hint("calibration needs about ten thousand tokens of text like that in use"));
     }
     Ok(found)
 }
@@ -250,7 +250,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_lie_inside_and_apart(len in 0_usize..5000, share in 0_usize..6000, body in 1_usize..700) {
+        fn pieces_are_in_the_text_and_disjoint(len in 0_usize..5000, share in 0_usize..6000, body in 1_usize..700) {
             let pieces = pieces(len, share, body);
             prop_assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), share.min(len));
             prop_assert!(pieces.iter().all(|p| !p.is_empty() && p.len() <= body && p.end <= len));

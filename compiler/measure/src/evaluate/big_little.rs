@@ -4,13 +4,13 @@
 //! through the full one if the little one is unsure. Later tokens see what a kept token wrote into the KV
 //! cache. For questions, the prompt is prefilled with all experts and the answer is decoded.
 
-use super::{Tasks, ask, greedy, log_sum, windows, with_engine};
+use super::{Tasks, exact_match_rate, greedy, log_sum, windows, with_engine};
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
 use moec_runtime::CheckLevel;
 use moec_runtime::serving::text::Text;
-use moec_runtime::{Decoder, Engine, Fallbacks, Want};
+use moec_runtime::{Decoder, Engine, Fallbacks, LogitRows};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
 
@@ -71,7 +71,7 @@ pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progr
                 read(engine, &mut of_text, windows, progress, &mut row)?;
             }
             if let Some(questions) = &tasks.questions {
-                let exact = ask(questions, &text, progress, |prompt, answer| {
+                let exact = exact_match_rate(questions, &text, progress, |prompt, answer| {
                     answers(engine, &mut of_answers, prompt, answer)
                 })?;
                 (row.exact_match, row.questions) = (Some(exact), Some(questions.len()));
@@ -124,7 +124,7 @@ fn answers(
 ) -> moec_runtime::Result<bool> {
     engine.reset(0)?;
     let mut best = None;
-    engine.prefill(0, 0, prompt, Want::Last, &mut |_, logits| {
+    engine.prefill(0, 0, prompt, LogitRows::Last, &mut |_, logits| {
         best = Some(greedy(logits));
         Ok(())
     })?;

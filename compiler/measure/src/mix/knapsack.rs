@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_where_they_gain_most() {
+    fn bytes_are_spent_where_loss_falls_most() {
         let items = [item(&[(16, 0.0), (8, 0.1), (4, 5.0)]), item(&[(16, 0.0), (8, 0.1), (4, 1.0)])];
         assert_eq!(buy(&items, 8, None), [2, 2]);
         assert_eq!(buy(&items, 12, None), [1, 2]);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn more_room_is_never_worse() {
+    fn larger_budget_never_raises_the_loss() {
         let items: Vec<Item> = (1..9)
             .map(|i| item(&[(16 * i, 0.0), (9 * i, 0.01 * i as f64), (5 * i, 1.0 / i as f64)]))
             .collect();

@@ -1,7 +1,7 @@
 //! Compares models in candidate formats with the model in its own formats, on text.
 //!
 //! Two models have the same format for most weights. So weights are packed one by one, once in each format. A
-//! model is a plan over packed weights, of which only the missing ones are packed anew. Kernels run from
+//! model is a plan over packed weights, of which only the missing ones are packed. Kernels run from
 //! memory, and no bundle is written.
 
 use crate::calibrate::texts::Window;
@@ -63,7 +63,7 @@ pub(super) struct Extent {
 struct Store {
     scratch: Scratch,
     files: Vec<FileRef>,
-    /// By name: the packed weight, and its location.
+    /// Packed weights and their locations, by name.
     packed: BTreeMap<String, Vec<(WeightExpr, Segment)>>,
 }
 

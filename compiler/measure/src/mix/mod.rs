@@ -3,7 +3,7 @@
 //! The error that a rounding makes in the output of a matrix follows from the second moments of its inputs.
 //! It is the share `ρ = tr(ΔW H ΔWᵀ) / tr(W H Wᵀ)` of the output's energy, here over a sample of rows. To
 //! second order a loss grows linearly with `ρ`. The slope is measured class by class: a model with that class
-//! in q4 reads text next to the original model, and the divergence of their probabilities is divided in
+//! in q4 and the original model read the same text. The divergence of their probabilities is divided in
 //! proportion to `ρ`. Then formats are bought by gain per byte, and the result is measured, too. The cost of
 //! all of this is printed before it begins (`measure`).
 #![expect(clippy::cast_possible_truncation, reason = "estimates in bytes, and ids of weights")]
@@ -20,7 +20,7 @@ use moec_base::error::{Error, Result};
 use moec_base::human;
 use moec_base::progress::Progress;
 use moec_config::{Config, Size};
-use moec_cpu::{WeightImportance as _, Weighting, gains};
+use moec_cpu::{WeightImportance as _, Weighting, uses_feedback};
 use moec_ir::{Format, Module, Operand, Source, Weight, WeightClass, WeightId};
 use moec_passes::decisions::Decision;
 use moec_passes::format::Formats;
@@ -51,7 +51,7 @@ struct Group {
 impl Group {
     /// Bytes in a bundle. It stores a tied table twice if either use has a rounding of its own.
     fn bytes(&self, format: Format) -> u64 {
-        let again = if gains(format) { self.tied } else { 0 };
+        let again = if uses_feedback(format) { self.tied } else { 0 };
         ((self.numbers + again) as f64 * format.bits() / 8.0) as u64
     }
 }
@@ -84,13 +84,13 @@ pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decis
     let config = c.config;
     let needs = |what: &str| Error::input(format!("`size` under `[weights]` needs {what}"));
     let profile = profile(c, progress)?.ok_or_else(|| {
-        needs("a profile, which says what rounding costs")
+        needs("a profile, which has the costs of rounding")
             .hint("name `text` or `profile` under `[calibrate]`")
     })?;
     if profile.correlations.is_empty() {
         return Err(needs("a profile with correlations")
             .because("the profile is of an earlier version of moec")
-            .hint("take it anew with `moec calibrate`"));
+            .hint("record it again with `moec calibrate`"));
     }
     let measured = Measured::new(config, c.checkpoint()?, &profile, c.spec()?, progress)?
         .ok_or_else(|| needs("text to measure on").hint("name `text` under `[quality]` or `[calibrate]`"))?;
@@ -158,7 +158,7 @@ pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decis
         }
     }
     Err(Error::limit("no choice of formats was found that keeps `max_perplexity_increase`")
-        .hint("allow more under `[quality]`, or leave `size` under `[weights]` out"))
+        .hint("allow more under `[quality]`, or remove `size` under `[weights]`"))
 }
 
 /// Checks that a size is enough for the smallest choice of formats.
@@ -174,7 +174,7 @@ fn check_size(most: u64, least: u64) -> Result<()> {
         human::bytes(most),
         human::bytes(least)
     ))
-    .because("that is with all in q4, and norms, routers and biases as they are")
+    .because("this is with q4 for all weights but norms, routers and biases")
     .hint(format!("set it to {} or more", human::bytes(least + least / 100))))
 }
 

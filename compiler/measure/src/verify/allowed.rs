@@ -40,7 +40,7 @@ impl Arithmetic {
             .map(|d| Some((d.kernel, (Format::parse(&d.format)?, ComputeType::parse(&d.compute)?))));
         // A kernel that computes panels by neurons has no decision; its symbol gives its compute type.
         let panels = bundle.plan.kernels.iter().zip(0..).map(|(k, i)| of_symbol(&k.symbol).map(|of| (i, of)));
-        let unknown = || Error::input("`decisions.json` names an arithmetic that this moec does not know");
+        let unknown = || Error::input("`decisions.json` names an arithmetic that this moec does not support");
         Ok(Self {
             kernels: panels.flatten().map(Some).chain(kernels).collect::<Option<_>>().ok_or_else(unknown)?,
             launches: bundle.plan.launches.iter().map(|k| of_symbol(&k.symbol)).collect(),
@@ -71,7 +71,7 @@ impl Arithmetic {
                 };
                 let own: f64 = codes.iter().filter_map(of).map(|(f, c)| multiplied(f, c)).sum();
                 let products = own.max(streamed);
-                if jumps(op) { products.hypot(JUMP * products.sqrt()) } else { products }
+                if has_threshold(op) { products.hypot(JUMP * products.sqrt()) } else { products }
             }
         }
     }
@@ -84,7 +84,7 @@ fn cache(plan: &Plan) -> Format {
 
 /// Whether gates are cut at a threshold. If the relative error of gates is small, about the same share of
 /// them is that near the threshold. The root mean square of their jumps grows with the root of that share.
-const fn jumps(op: &Op) -> bool {
+const fn has_threshold(op: &Op) -> bool {
     matches!(op, Op::ExpertFfn { glu: Glu::Cats { .. }, .. } | Op::NeuronFfn { glu: Glu::Cats { .. }, .. })
 }
 

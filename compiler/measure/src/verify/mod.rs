@@ -121,17 +121,17 @@ impl Report {
     pub fn verdict(&self, bundle: &str) -> String {
         let failures = self.failures().len();
         let steps: usize = self.entries.iter().map(|e| e.nodes.len()).sum();
-        let mut seen = vec![format!("{} files", self.files)];
+        let mut counts = vec![format!("{} files", self.files)];
         if !self.entries.is_empty() {
-            seen.push(format!("{steps} steps of {} entry points", self.entries.len()));
+            counts.push(format!("{steps} steps of {} entry points", self.entries.len()));
         }
         if !self.packages.is_empty() {
-            seen.push(format!("{} functions of packages", self.packages.len()));
+            counts.push(format!("{} functions of packages", self.packages.len()));
         }
-        let seen = seen.join(", ");
+        let counts = counts.join(", ");
         match failures {
-            0 => format!("{bundle} is OK: {seen}, all within tolerance"),
-            n => format!("{bundle} is wrong: of {seen}, {n} are out of tolerance"),
+            0 => format!("{bundle} is OK: {counts}, all within tolerance"),
+            n => format!("{bundle} is wrong: of {counts}, {n} are out of tolerance"),
         }
     }
 
@@ -199,9 +199,9 @@ pub fn verify(
         packed::complete(&module, &packed, &bundle.folder)?;
         packed::read_from_bundle(&mut module, &packed);
     }
-    let beside = source.map(|checkpoint| packed::Beside { checkpoint, packed: &packed });
-    let mut evaluator = match &beside {
-        Some(beside) => Evaluator::new(&module, beside),
+    let sources = source.map(|checkpoint| packed::CheckpointWithBundle { checkpoint, packed: &packed });
+    let mut evaluator = match &sources {
+        Some(sources) => Evaluator::new(&module, sources),
         None => Evaluator::new(&module, &packed),
     };
     evaluator.keep_weights(false);
@@ -209,8 +209,8 @@ pub fn verify(
         evaluator.map_weights(|weight, values| packed.round(weight, values));
     }
 
-    let mut exact = match &beside {
-        Some(beside) => Evaluator::new(&module, beside),
+    let mut exact = match &sources {
+        Some(sources) => Evaluator::new(&module, sources),
         None => Evaluator::new(&module, &packed),
     };
     exact.keep_weights(false);
@@ -238,7 +238,7 @@ pub fn verify(
     }
     let unit = bundle.emulated_unit(progress)?;
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
-        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .map_err(|e| Error::input("the plan cannot run on this machine").because(e))?
         .emulating(unit.emulated());
     let options = Options { threads: Some(1), ..Options::default() };
     let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| backends::host(&unit.backend, &unit.name));
@@ -282,13 +282,13 @@ fn agree(bundle: &Bundle, module: &Module) -> Result<()> {
     let fits = bundle.plan.entries.len() == module.entries.len()
         && bundle.plan.entries.iter().zip(&module.entries).all(|(e, g)| {
             e.kind == g.kind
-                && e.places.len() == g.values.len()
+                && e.locations.len() == g.values.len()
                 && e.steps.iter().all(|s| (s.node as usize) < g.nodes.len())
         });
     if fits {
         Ok(())
     } else {
-        Err(Error::input("plan and graph are of two builds").hint("build the bundle again"))
+        Err(Error::input("plan and graph are of different builds").hint("build the bundle again"))
     }
 }
 
@@ -311,11 +311,11 @@ impl Job<'_> {
         let mut report = None;
         for (i, rows) in calls.iter().enumerate() {
             let measured = i + 1 == calls.len();
-            let wanted: Vec<usize> = {
+            let outputs: Vec<usize> = {
                 let most = self.graph.ty(Graph::ROWS).rows().min(rows.len());
                 (rows.len() - most..rows.len()).collect()
             };
-            let own = self.evaluate(evaluator, rows, &wanted)?;
+            let own = self.evaluate(evaluator, rows, &outputs)?;
             // The rows of a prefill are one prompt; those of decoding are separate sequences.
             let prompt = rows.iter().filter(|_| self.graph.kind.is_prefill());
             let seq_len = prompt.map(|r| r.pos + 1).max().unwrap_or(0);
@@ -323,7 +323,7 @@ impl Job<'_> {
             let (entry, states) = (&plan.entries[self.index], &plan.states);
             let mut probe = probe::Probe::new(module, self.graph, (entry, states), arithmetic, &own, seq_len);
             let mut failed = None;
-            let result = engine.trace_entry(self.index, rows, &wanted, seq_len, &mut |moment, view| {
+            let result = engine.trace_entry(self.index, rows, &outputs, seq_len, &mut |moment, view| {
                 if measured && failed.is_none() {
                     match probe.observe(evaluator, moment, view) {
                         Ok(true) => tick(),
@@ -338,7 +338,7 @@ impl Job<'_> {
                 return Err(e);
             }
             if measured {
-                report = Some(probe.finish(plan, &wanted));
+                report = Some(probe.finish(plan, &outputs));
             }
         }
         report.ok_or_else(|| Error::bug("nothing was measured"))
@@ -369,7 +369,7 @@ impl Job<'_> {
         &self,
         evaluator: &mut Evaluator<'_>,
         rows: &[Row],
-        wanted: &[usize],
+        outputs: &[usize],
     ) -> Result<HashMap<NodeId, Vec<Tensor>>> {
         let t = self.graph.kind.rows();
         let out = self.graph.ty(Graph::ROWS).rows();
@@ -379,7 +379,7 @@ impl Job<'_> {
         let ids = column(0, t, &|i| rows[i].id as i32, rows.len());
         let pos = column(-1, t, &|i| rows[i].pos as i32, rows.len());
         let slot = column(0, t, &|i| rows[i].slot as i32, rows.len());
-        let picked = column(-1, out, &|i| wanted[i] as i32, wanted.len());
+        let picked = column(-1, out, &|i| outputs[i] as i32, outputs.len());
         let mut own = HashMap::new();
         let mut keep = |id: NodeId, results: &[&Tensor]| {
             own.insert(id, results.iter().map(|&t| t.clone()).collect::<Vec<_>>());

@@ -34,7 +34,7 @@ pub(super) struct Probe<'a> {
     /// Number of nodes that have not read each value yet.
     readers: HashMap<ValueId, usize>,
     /// Results of compiled steps.
-    kept: HashMap<ValueId, Tensor>,
+    recorded: HashMap<ValueId, Tensor>,
     /// Evaluator's results of an operator that changes its state, computed before that change.
     written: HashMap<NodeId, Vec<Tensor>>,
     reports: Vec<NodeReport>,
@@ -69,7 +69,7 @@ impl<'a> Probe<'a> {
             pending,
             reads: HashMap::new(),
             readers: HashMap::new(),
-            kept: HashMap::new(),
+            recorded: HashMap::new(),
             written: HashMap::new(),
             reports: Vec::new(),
             rerouted: Vec::new(),
@@ -95,7 +95,7 @@ impl<'a> Probe<'a> {
             if let Operand::Value(v) = *input
                 && let Some(def) = self.graph.def(v)
             {
-                if self.has_steps(def) && self.stays(v) {
+                if self.has_steps(def) && self.is_readable(v) {
                     reads.push(v);
                 } else {
                     self.collect_reads(def, reads);
@@ -106,8 +106,8 @@ impl<'a> Probe<'a> {
 
     /// Whether a value can be read after its steps: not if it exists only in a format for matrix
     /// multiplication.
-    fn stays(&self, v: ValueId) -> bool {
-        self.entry.places[v.0 as usize].is_some() || self.state_of(Operand::Value(v)).is_some()
+    fn is_readable(&self, v: ValueId) -> bool {
+        self.entry.locations[v.0 as usize].is_some() || self.state_of(Operand::Value(v)).is_some()
     }
 
     fn has_steps(&self, id: NodeId) -> bool {
@@ -142,15 +142,15 @@ impl<'a> Probe<'a> {
             let left = self.readers.entry(v).or_default();
             *left = left.saturating_sub(1);
             if *left == 0 {
-                self.kept.remove(&v);
+                self.recorded.remove(&v);
             }
         }
         Ok(true)
     }
 
-    /// Returns the report; the rows of logits are those of the tokens in `wanted`.
-    pub(super) fn finish(self, plan: &Plan, wanted: &[usize]) -> EntryReport {
-        let (logits, rows) = self.logits(wanted);
+    /// Returns the report; the rows of logits are those of the tokens in `outputs`.
+    pub(super) fn finish(self, plan: &Plan, outputs: &[usize]) -> EntryReport {
+        let (logits, rows) = self.logits(outputs);
         let mut nodes = self.reports;
         for report in &mut nodes {
             let steps = self.entry.steps.iter().filter(|s| s.node == report.node);
@@ -164,19 +164,19 @@ impl<'a> Probe<'a> {
                 })
                 .collect();
         }
-        let all_rows = wanted.len();
+        let all_rows = outputs.len();
         EntryReport { entry: self.graph.kind.to_string(), nodes, logits, rows, all_rows }
     }
 
     /// Distance of the logits, and the number of compared rows. Rounding may send a token to another expert,
     /// and its row is then no longer comparable.
-    fn logits(&self, wanted: &[usize]) -> (Distance, usize) {
+    fn logits(&self, outputs: &[usize]) -> (Distance, usize) {
         let rounds = self.reports.iter().any(|r| r.rounding > 0.0);
         let own = self.graph.def(self.graph.output).and_then(|id| self.own.get(&id)?.first());
         let (Some(got), Some(own)) = (&self.logits, own) else { return (Distance::exact(false), 0) };
         let cols = got.ty.cols();
         let compared =
-            wanted.iter().enumerate().filter(|(_, token)| !rounds || !self.rerouted.contains(token));
+            outputs.iter().enumerate().filter(|(_, token)| !rounds || !self.rerouted.contains(token));
         let rows: Vec<usize> = compared.map(|(row, _)| row).collect();
         let pick = |t: &Tensor| {
             let numbers =
@@ -259,7 +259,7 @@ impl<'a> Probe<'a> {
         let Some(&Operand::Value(ids)) = node.inputs.first() else {
             return Err(Error::bug("a dispatch of nothing"));
         };
-        let all = self.kept.get(&ids).ok_or_else(|| Error::bug("choices without a place"))?;
+        let all = self.recorded.get(&ids).ok_or_else(|| Error::bug("choices without a place"))?;
         let k = all.ty.cols();
         let valid = all.as_i32()[..view.n() * k].to_vec();
         let ids = Tensor::i32([view.n(), k], valid);
@@ -271,19 +271,19 @@ impl<'a> Probe<'a> {
     /// A value as the compiled steps left it. A value without steps of its own (a view, or one fused into an
     /// epilogue) is evaluated from its operands.
     fn value(&self, evaluator: &mut Evaluator<'_>, view: &StepView<'_>, v: ValueId) -> Result<Tensor> {
-        if let Some(tensor) = self.kept.get(&v) {
+        if let Some(tensor) = self.recorded.get(&v) {
             return Ok(tensor.clone());
         }
         let missing = || Error::bug(format!("%{} has no place", v.0));
-        let Some(def) = self.graph.def(v) else { return self.placed(view, v)?.ok_or_else(missing) };
+        let Some(def) = self.graph.def(v) else { return self.read_value(view, v)?.ok_or_else(missing) };
         let which = self.node(def).outputs.iter().position(|&o| o == v).unwrap_or(0);
         let mut results = self.reference(evaluator, view, def)?;
         Ok(results.swap_remove(which))
     }
 
     /// Reads a value from its location. Invalid rows are zero.
-    fn placed(&self, view: &StepView<'_>, v: ValueId) -> Result<Option<Tensor>> {
-        let Some(place) = self.entry.places[v.0 as usize] else { return Ok(None) };
+    fn read_value(&self, view: &StepView<'_>, v: ValueId) -> Result<Option<Tensor>> {
+        let Some(place) = self.entry.locations[v.0 as usize] else { return Ok(None) };
         let ty = self.graph.ty(v);
         let out = || Error::bug(format!("the place of %{} is outside of its buffer", v.0));
         let bytes = view.buffer(place.buffer).ok_or_else(out)?;
@@ -331,7 +331,7 @@ impl<'a> Probe<'a> {
         for (i, &v) in node.outputs.iter().enumerate() {
             let got = match self.state_of(Operand::Value(v)) {
                 Some(s) => self.state(view, s)?,
-                None => match self.placed(view, v)? {
+                None => match self.read_value(view, v)? {
                     Some(got) => got,
                     None => continue,
                 },
@@ -344,7 +344,7 @@ impl<'a> Probe<'a> {
                     .any(|s| matches!(s.code, Code::Builtin(Builtin::Dispatch { candidates: Some(_), .. })));
                 let compared = same_dispatch(self.graph, node, experts, (&got, want), view.n(), divided);
                 local = local.max(compared);
-                self.kept.insert(v, got);
+                self.recorded.insert(v, got);
                 continue;
             }
             let len = match node.op {
@@ -363,7 +363,7 @@ impl<'a> Probe<'a> {
                 }
             }
             if !matches!(node.op, Op::CacheWrite) {
-                self.kept.insert(v, got);
+                self.recorded.insert(v, got);
             }
         }
         let streams = self.steps_of(id).any(|s| matches!(s.code, Code::Builtin(Builtin::Streams { .. })));
@@ -404,7 +404,8 @@ fn same_dispatch(
     let k = graph.ty(ids).cols();
     let (a, b) =
         (DispatchLayout { rows: graph.kind.rows(), k, experts }, DispatchLayout { rows: n, k, experts });
-    let tables = [(a, got.as_i32()), (b, want.as_i32())].map(|(layout, table)| Listed::of(layout, table, n));
+    let tables =
+        [(a, got.as_i32()), (b, want.as_i32())].map(|(layout, table)| DispatchEntries::of(layout, table, n));
     Distance::exact(match tables {
         [Some(mut a), Some(mut b)] => {
             if divided {
@@ -419,13 +420,13 @@ fn same_dispatch(
 
 /// A dispatch table without its offsets.
 #[derive(PartialEq)]
-struct Listed {
+struct DispatchEntries {
     pairs: i32,
     /// Each active expert, and its (token, choice) pairs in the order of its slots.
     experts: Vec<(i32, Vec<usize>)>,
 }
 
-impl Listed {
+impl DispatchEntries {
     /// Contents of a table for `n` rows; `None` if it contradicts itself.
     fn of(layout: DispatchLayout, table: &[i32], n: usize) -> Option<Self> {
         let word = |at: usize| table.get(at).copied();

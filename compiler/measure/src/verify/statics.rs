@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 
 /// Relocations and symbols that object code may require of its loader.
-const ASKED: [&str; 4] = ["memcpy", "memmove", "memset", "bzero"];
+const REQUIRED_SYMBOLS: [&str; 4] = ["memcpy", "memmove", "memset", "bzero"];
 
 /// Summary of the valid parts.
 #[derive(Clone, Debug, Serialize)]
@@ -51,11 +51,14 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
     progress.stage("Checking", &format!("{count} files"));
     bundle.manifest.check(&bundle.folder, true)?;
     let files = bundle.files(CheckLevel::All)?;
-    let strangers = bundle.strangers()?;
-    if let Some(first) = strangers.first() {
-        return Err(Error::input(format!("`{}` holds what no build wrote", bundle.folder.display()))
-            .because(format!("`{first}` is the first of {}", strangers.len()))
-            .hint("move it away: what the manifest does not list is not checked"));
+    let unlisted = bundle.unlisted()?;
+    if let Some(first) = unlisted.first() {
+        return Err(Error::input(format!(
+            "`{}` contains files that no build wrote",
+            bundle.folder.display()
+        ))
+        .because(format!("`{first}` is the first of {}", unlisted.len()))
+        .hint("move them away: files outside the manifest are not checked"));
     }
     let mut module = bundle.graph()?;
     agree(bundle, &module)?;
@@ -102,14 +105,14 @@ fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
     let architecture = match triple.split('-').next() {
         Some("x86_64") => Architecture::X86_64,
         Some("aarch64" | "arm64") => Architecture::Aarch64,
-        _ => return Err(format!("`{triple}` is not a machine that moec knows")),
+        _ => return Err(format!("`{triple}` is not a machine that moec supports")),
     };
     if file.architecture() != architecture {
-        return Err(format!("it is for {:?}, the plan for {triple}", file.architecture()));
+        return Err(format!("it is for {:?}, but the plan is for {triple}", file.architecture()));
     }
     let apple = triple.contains("-apple-");
     if (file.format() == object::BinaryFormat::MachO) != apple {
-        return Err(format!("it is in the form {:?}, the plan for {triple}", file.format()));
+        return Err(format!("it has the format {:?}, but the plan is for {triple}", file.format()));
     }
     // Mach-O adds an underscore before the C name of a symbol.
     let plain =
@@ -119,8 +122,8 @@ fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
         let name = plain(symbol.name().map_err(|e| e.to_string())?);
         if symbol.is_definition() && symbol.kind() == SymbolKind::Text {
             defined.insert(name);
-        } else if symbol.is_undefined() && !name.is_empty() && !ASKED.contains(&&*name) {
-            return Err(format!("it requests `{name}`, which kernels have no use for"));
+        } else if symbol.is_undefined() && !name.is_empty() && !REQUIRED_SYMBOLS.contains(&&*name) {
+            return Err(format!("it references `{name}`, which kernels do not need"));
         }
     }
     match plan.kernels.iter().find(|k| !defined.contains(&k.symbol)) {
@@ -136,8 +139,8 @@ fn compare(bundle: &Bundle, module: &mut Module, source: &Checkpoint, progress: 
     packed::split_tables(module, &packed);
     let mut own = module.clone();
     packed::read_from_bundle(&mut own, &packed);
-    let beside = packed::Beside { checkpoint: source, packed: &packed };
-    let (mut stored, mut right) = (Evaluator::new(&own, &packed), Evaluator::new(module, &beside));
+    let sources = packed::CheckpointWithBundle { checkpoint: source, packed: &packed };
+    let (mut stored, mut right) = (Evaluator::new(&own, &packed), Evaluator::new(module, &sources));
     stored.keep_weights(false);
     right.keep_weights(false);
     right.map_weights(|weight, values| packed.round(weight, values));

@@ -9,7 +9,7 @@ use moec_costs::units::{DynamicUnit, UnitList};
 use moec_ir::Module;
 use moec_ir::plan::ExpertTable;
 use moec_profile::loads::Loads;
-use moec_runtime::schedule::Keeps;
+use moec_runtime::schedule::GpuResidents;
 use std::collections::BTreeMap;
 
 /// Expected µs of an expert in a call, transfers of its rows in both directions included.
@@ -36,8 +36,8 @@ pub(super) struct Choice {
 pub(super) struct Leaving<'a> {
     pub(super) module: &'a Module,
     pub(super) list: &'a UnitList<'a>,
-    pub(super) wanted: &'a moec_config::PlacementConfig,
-    /// The unit that `wanted` names for experts.
+    pub(super) config: &'a moec_config::PlacementConfig,
+    /// The unit that `config` names for experts.
     pub(super) named: Option<u32>,
     /// Layers with experts.
     pub(super) layers: usize,
@@ -63,12 +63,12 @@ impl Leaving<'_> {
         let seen = |e: u32| load.and_then(|l| l.chosen.get(e as usize)).copied().unwrap_or(0);
         popular.sort_by_key(|&e| (std::cmp::Reverse(seen(e)), e));
         let all_on = |unit: u32| popular.iter().map(|&e| (e, unit)).collect();
-        let (list, policy) = (self.list, self.wanted.policy);
-        let experts = match (&self.wanted.experts, self.named.and_then(|n| list.accelerator(n))) {
+        let (list, policy) = (self.list, self.config.policy);
+        let experts = match (&self.config.experts, self.named.and_then(|n| list.accelerator(n))) {
             // On targets with NDP DIMMs `plan_expert_schedule` gives an expert several units.
             (UnitSetting::Auto, _) if list.has_near_data => Vec::new(),
             // With a policy of cache frames `plan_gpu_expert_cache` places the experts.
-            _ if policy.is_some_and(|s| s.keeps != Keeps::Layers) => Vec::new(),
+            _ if policy.is_some_and(|s| s.gpu_residents != GpuResidents::Layers) => Vec::new(),
             (_, accelerator) if policy.is_some() => {
                 let accelerator = accelerator.or(list.accelerators.first().copied());
                 let accelerator = accelerator.ok_or_else(|| Error::bug("a policy without a unit"))?;
@@ -93,7 +93,7 @@ impl Leaving<'_> {
             }
             (UnitSetting::Share(name, _), None) => {
                 return Err(Error::input(format!("`experts` under `[placement]` gives `{name}` a share"))
-                    .hint("name an accelerator: the others stay with the CPU"));
+                    .hint("name an accelerator: the CPU computes the others"));
             }
             (_, Some(accelerator)) => all_on(accelerator.index),
             (_, None) => Vec::new(),
@@ -113,7 +113,7 @@ impl Leaving<'_> {
     ) -> bool {
         let whole = size(self.module, table.layer).bytes * table.experts.len() as u64;
         let taken = self.taken.entry(assignment.memory(accelerator.index)).or_default();
-        let fits = match self.wanted.experts {
+        let fits = match self.config.experts {
             UnitSetting::Share(_, percent) => layer < (self.layers * usize::from(percent) + 50) / 100,
             _ => taken.saturating_add(whole) <= most(assignment, accelerator.index),
         };
@@ -184,15 +184,15 @@ impl Leaving<'_> {
         };
         let taken: Vec<String> = of_unit.iter().map(part).collect();
         let taken = if taken.is_empty() { format!("all on `{}`", named(0)) } else { taken.join(", ") };
-        let why = match &self.wanted.experts {
+        let why = match &self.config.experts {
             _ if chosen.is_empty() => "no other unit costs less and has room",
-            _ if self.wanted.policy.is_some() => "whole layers, as far as the unit's memory has room",
+            _ if self.config.policy.is_some() => "whole layers, as far as the unit's memory has room",
             UnitSetting::Auto if chosen.len() < costs.len() => {
-                "the others cost less on the CPU, or find no room"
+                "the others cost less on the CPU, or do not fit"
             }
             UnitSetting::Auto => "they cost less there than on the CPU",
             UnitSetting::Share(..) => {
-                "the share that `placement.experts` requests, those that are chosen most often first"
+                "the share that `placement.experts` requests, the most frequently chosen first"
             }
             UnitSetting::Unit(_) => "requested by `placement.experts`",
         };

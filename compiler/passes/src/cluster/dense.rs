@@ -8,7 +8,7 @@
 //! y = linear(h, down)                y = neuron_ffn(x, table, neurons)
 //! ```
 
-use super::Halves;
+use super::ExpertWeights;
 use moec_base::error::{Error, Result};
 use moec_ir::op::{DispatchLayout, Renorm, RouterDesc, Score, WeightFrom};
 use moec_ir::{Glu, Graph, Module, Node, NodeId, Op, Operand, Patch, Type, ValueId};
@@ -19,7 +19,7 @@ pub(super) struct Network {
     /// The node that joins gate and up, and the node that multiplies by down.
     nodes: [usize; 2],
     pub(super) glu: Glu,
-    pub(super) halves: Halves,
+    pub(super) halves: ExpertWeights,
     pub(super) layer: u32,
 }
 
@@ -76,9 +76,9 @@ pub(super) fn choices(graph: &mut Graph) -> Result<ValueId> {
         renorm: Renorm::None,
         scale: 1.0,
     };
-    let behind = NodeId(at as u32 + 1);
+    let after = NodeId(at as u32 + 1);
     let mut add = |op, from: ValueId, outputs| {
-        patch.add(behind, Node { op, inputs: vec![from.into()], outputs, scope: scope.clone() });
+        patch.add(after, Node { op, inputs: vec![from.into()], outputs, scope: scope.clone() });
     };
     add(Op::Slice { heads: 1, start: 0, len: 1 }, x, vec![logits]);
     add(Op::Router(router), logits, vec![ids, weights]);

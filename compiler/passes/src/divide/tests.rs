@@ -39,7 +39,7 @@ fn ops(graph: &Graph) -> Vec<&'static str> {
 }
 
 #[test]
-fn each_batch_has_its_share_and_prompts_have_whole_experts() {
+fn each_batch_size_has_hot_weights_and_prompts_whole_experts() {
     let mut divided = module();
     divide(&mut divided, &layer(&[(1, 1), (2, 2)], [2, 1, 0])).unwrap();
     moec_ir::verify::module(&divided).unwrap();
@@ -56,10 +56,10 @@ fn each_batch_has_its_share_and_prompts_have_whole_experts() {
     ];
     assert_eq!(shapes, expected);
     for graph in &divided.entries[1..] {
-        let wanted =
+        let expected =
             ["linear", "router", "dispatch", "expert_ffn", "neuron_ffn", "combine", "combine", "add"];
-        assert_eq!(ops(graph), wanted);
-        // The unit begins first, and the CPU's part is weighted first.
+        assert_eq!(ops(graph), expected);
+        // The unit's part begins first, and the CPU's part is combined first.
         let [hot, cold] = ["expert_ffn", "neuron_ffn"]
             .map(|name| graph.nodes.iter().find(|n| n.op.name() == name).unwrap());
         assert!(matches!(hot.op, Op::ExpertFfn { fixed: true, .. }));
@@ -73,7 +73,7 @@ fn each_batch_has_its_share_and_prompts_have_whole_experts() {
 }
 
 #[test]
-fn where_all_neurons_are_hot_none_is_left() {
+fn all_hot_neurons_leave_no_cold_part() {
     let mut divided = module();
     divide(&mut divided, &layer(&[(2, 3)], [0, 1, 2])).unwrap();
     moec_ir::verify::module(&divided).unwrap();

@@ -21,7 +21,7 @@ fn experts() -> Experts {
 }
 
 /// Counts in which every eighth neuron is active half of the time, and the others for one token in 16.
-fn seen(of: &Experts) -> (NeuronCounts, Routing) {
+fn neuron_counts(of: &Experts) -> (NeuronCounts, Routing) {
     let mut counts =
         NeuronCounts::new((0, "layers.0.down".to_owned()), (of.count, of.inter as u32, true), &[0.0], 4);
     let mut random = Independent::new(3);
@@ -44,18 +44,18 @@ fn seen(of: &Experts) -> (NeuronCounts, Routing) {
 
 fn shares(device: &Device, of: Experts, room: f64) -> Vec<HotShare> {
     let units = Units::of(device).unwrap();
-    let (counts, routing) = seen(&of);
+    let (counts, routing) = neuron_counts(&of);
     let layers = [of];
     let popularity: Vec<f64> = routing.chosen.iter().map(|&n| n as f64 / routing.tokens as f64).collect();
     let plan = |batch| {
-        let held = held(&layers, &of, room);
-        let read = if held < of.inter { of.read_seconds(&units).unwrap() } else { 0.0 };
+        let resident = resident_neurons(&layers, &of, room);
+        let read = if resident < of.inter { of.read_seconds(&units).unwrap() } else { 0.0 };
         HotShareInputs {
             experts: &of,
             units: &units,
             batch,
             popularity: &popularity,
-            held,
+            resident,
             read,
             requested: false,
         }
@@ -85,13 +85,13 @@ fn less_memory_is_never_faster_and_hot_neurons_fit() {
     for (whole, half) in whole.iter().zip(&half) {
         assert!(whole.us <= half.us, "{whole:?} {half:?}");
     }
-    assert_eq!(held(&[experts()], &experts(), all / 2.0), 1024);
+    assert_eq!(resident_neurons(&[experts()], &experts(), all / 2.0), 1024);
 }
 
 #[test]
-fn what_a_batch_uses_is_a_union() {
+fn neurons_used_by_a_batch_are_the_union() {
     assert!((used(&[0.5, 0.5], 1) - 1.0).abs() < 1e-12 && (used(&[0.5, 0.5], 2) - 1.5).abs() < 1e-12);
-    let (counts, _) = seen(&experts());
+    let (counts, _) = neuron_counts(&experts());
     let by_rank = by_rank(&counts, 1);
     assert!(by_rank.is_sorted_by(|a, b| a >= b) && by_rank[0] > 0.4 && by_rank[2000] < 0.1);
 }

@@ -98,7 +98,7 @@ impl Builder<'_> {
         let mut inputs = vec![call.boundary.x];
         inputs.extend(call.boundary.angles.filter(|_| attends));
         inputs.extend(attends.then_some([Graph::POS, Graph::SLOT]).into_iter().flatten());
-        let code = Builtin::Part { part: call.part };
+        let code = Builtin::Subgraph { subgraph: call.part };
         Call { code, unit: self.statics.unit, inputs: &inputs, outputs: &[call.boundary.y] }
             .step(entry, at, spaces)
     }

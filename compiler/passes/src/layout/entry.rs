@@ -14,8 +14,8 @@ use moec_cpu::{
 };
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, Builtin, Candidates, Code, Entry, ExpertLayer, GpuKernel, Layout, PagedLayer, Paging, Place,
-    RowSpace, Segment, StateKind, Step, StreamSet,
+    ALIGN, Arg, BufferColumns, Builtin, Candidates, Code, Entry, ExpertLayer, GpuKernel, Layout, PagedLayer,
+    Paging, RowSpace, Segment, StateKind, Step, StreamSet,
 };
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -187,20 +187,20 @@ impl Builder<'_> {
         let ValueLocation::Buffer { buffer: logits, .. } = entry.location(graph.output)? else {
             return Err(Error::bug("the logits are a state"));
         };
-        let places = entry
+        let locations = entry
             .locations
             .iter()
             .zip(&graph.values)
             .map(|(location, ty)| match *location {
                 Some(ValueLocation::Buffer { buffer, column, .. }) => {
                     let cols = if ty.shape.len() < 2 { 1 } else { ty.cols() };
-                    Ok(Some(Place { buffer, column: int(column)?, cols: int(cols)? }))
+                    Ok(Some(BufferColumns { buffer, column: int(column)?, cols: int(cols)? }))
                 }
                 _ => Ok(None),
             })
             .collect::<Result<_>>()?;
         let out_rows = int(graph.ty(Graph::ROWS).rows())?;
-        Ok(Entry { kind: graph.kind, out_rows, buffers: entry.buffers, logits, places, steps })
+        Ok(Entry { kind: graph.kind, out_rows, buffers: entry.buffers, logits, locations, steps })
     }
 
     /// The steps of `node`, which computes `producer` and adds `residual` to it.

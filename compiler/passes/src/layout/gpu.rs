@@ -62,7 +62,7 @@ impl Builder<'_> {
         let launch = threads.launch(&kernel).map_err(|e| {
             refused()
                 .because(e)
-                .hint("leave it to the CPU under `[placement]`, or choose another format for what it reads")
+                .hint("keep it on the CPU under `[placement]`, or choose another format for its weights")
         })?;
         let grid = threads.grid(&kernel);
         let artifact = format!("artifacts/{name}.ptx");
@@ -93,23 +93,23 @@ impl Builder<'_> {
         let Some(kernel) = self.launches.first() else { return Ok(()) };
         let name = &self.assignment.units[kernel.unit as usize].name;
         let refused = |what: &str, hint: &str| {
-            Err(Error::limit(format!("{what} beside `{name}`, which launches kernels of its own"))
-                .because("its weights lie in rows, and those that others read in panels")
+            Err(Error::limit(format!("{what} cannot be shared with `{name}`, which has its own GPU kernels"))
+                .because("its kernels read weights in rows, and those of the other units in panels")
                 .hint(hint))
         };
         let policy = &self.assignment.experts.policy;
         let mut units = self.assignment.experts.layers.iter().flat_map(|l| &l.units);
-        let beside = units.any(|u| self.threads.contains_key(u));
-        if beside && self.paged && policy.cached().is_none() {
+        let on_gpu = units.any(|u| self.threads.contains_key(u));
+        if on_gpu && self.paged && policy.cached().is_none() {
             return refused(
                 "experts that stay on disk",
-                "leave out `budget` under `[memory]`, or have experts brought there: `policy` under `[placement]`",
+                "remove `budget` under `[memory]`, or cache experts on the unit: `policy` under `[placement]`",
             );
         }
         if policy.cold().is_some() {
             return refused(
-                "experts that are assigned anew in every step",
-                "take a unit that runs the CPU's kernels",
+                "experts that are assigned in every step",
+                "choose a target whose unit runs the CPU's kernels",
             );
         }
         Ok(())

@@ -55,8 +55,8 @@ impl Builder<'_> {
             if !streams.reads(layout) {
                 let name = &self.assignment.units[unit as usize].name;
                 return Err(Error::limit(format!("`{name}` does not read weights as `{}` packs them", self.target.name()))
-                    .because(format!("they lie as {layout:?}"))
-                    .hint("its CPU needs AVX-512; or leave experts to the CPU: `experts = \"cpu\"` under `[placement]`"));
+                    .because(format!("they are stored as {layout:?}"))
+                    .hint("its CPU needs AVX-512; or keep experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
             }
             let segment = self.segment(w, layout, false)?;
             self.experts.entry(layer).or_default()[input - 2] = segment;

@@ -17,7 +17,7 @@ use nalgebra::{DMatrix, SymmetricEigen};
 /// Vectors beyond those that are requested: vectors near the last one converge slowly.
 const OVERSAMPLING: usize = 8;
 /// Number of iterations.
-const TURNS: usize = 12;
+const ITERATIONS: usize = 12;
 /// Limit of the steps for the eigenvalues of the small matrix, for each of its rows.
 const STEPS: usize = 100;
 
@@ -62,7 +62,7 @@ pub fn factors(gates: &[f32], hidden: usize, moments: &SecondMoments, rank: usiz
     };
     let mut basis = orthonormal(&start(hidden, wide), wide);
     // No search is needed if the vectors span the whole space.
-    for _ in 0..if wide < inter.min(hidden) { TURNS } else { 0 } {
+    for _ in 0..if wide < inter.min(hidden) { ITERATIONS } else { 0 } {
         let image = by_gates(&basis);
         let image = back(&image);
         basis = orthonormal(&by_moments(&image), wide);
@@ -74,10 +74,10 @@ pub fn factors(gates: &[f32], hidden: usize, moments: &SecondMoments, rank: usiz
         let rows = |v: &[f64]| DMatrix::from_row_slice(hidden, wide, v);
         rows(&right).tr_mul(&rows(&image))
     };
-    let turned = SymmetricEigen::try_new(small, f64::EPSILON, STEPS * wide)?;
+    let eigen = SymmetricEigen::try_new(small, f64::EPSILON, STEPS * wide)?;
     let mut order: Vec<usize> = (0..wide).collect();
-    order.sort_by(|&a, &b| turned.eigenvalues[b].total_cmp(&turned.eigenvalues[a]));
-    let chosen = turned.eigenvectors.select_columns(order.iter().take(rank));
+    order.sort_by(|&a, &b| eigen.eigenvalues[b].total_cmp(&eigen.eigenvalues[a]));
+    let chosen = eigen.eigenvectors.select_columns(order.iter().take(rank));
     let left = DMatrix::from_row_slice(inter, wide, &found) * &chosen;
     let right = DMatrix::from_row_slice(hidden, wide, &right) * &chosen;
     let all = left.iter().chain(right.iter());
@@ -119,8 +119,8 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_come_first_and_are_those_that_were_put_in() {
-        // For a space that is searched and one that is taken whole, and for either side as the longer one.
+    fn factors_recover_the_largest_singular_vectors() {
+        // Both methods (a searched subspace and the whole space), with either side as the longer one.
         for (inter, hidden, rank) in [(60, 40, 5), (40, 60, 5), (12, 10, 6)] {
             let wide = inter.min(hidden);
             let values: Vec<f64> = (0..wide).map(|i| 0.75_f64.powi(i as i32)).collect();
@@ -139,21 +139,21 @@ mod tests {
     }
 
     #[test]
-    fn channels_with_more_energy_come_first() {
-        // Two neurons that read one channel each: the channel of the second is larger.
+    fn channels_with_more_energy_are_first_factors() {
+        // Two neurons that read one channel each; the second one's channel is larger.
         let gates = [1.0, 0.0, 0.0, 1.0];
         let found = factors(&gates, 2, &SecondMoments::diagonal(&[1.0, 9.0]), 1).unwrap();
         assert!(found.left[0].abs() < 1e-6 && (found.left[1].abs() - 1.0).abs() < 1e-6, "{:?}", found.left);
     }
 
     #[test]
-    fn gates_of_fewer_dimensions_than_vectors_are_no_fault() {
+    fn low_rank_gates_are_factored_exactly() {
         let gates: Vec<f32> = (0..12 * 20).map(|i| ((i / 20 + 1) * (i % 20 + 1)) as f32).collect();
         let found = factors(&gates, 20, &SecondMoments::diagonal(&[1.0; 20]), 4).unwrap();
         // The first factor alone reproduces the gates.
         for (i, gate) in gates.iter().enumerate() {
-            let said = found.left[i / 20] * found.right[i % 20];
-            assert!((said - f64::from(*gate)).abs() < 1e-3, "{said} for {gate}");
+            let product = found.left[i / 20] * found.right[i % 20];
+            assert!((product - f64::from(*gate)).abs() < 1e-3, "{product} for {gate}");
         }
     }
 

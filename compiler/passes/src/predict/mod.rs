@@ -20,7 +20,7 @@ mod product;
 mod train;
 
 use crate::decisions::Decision;
-use crate::trained::Trained;
+use crate::trained::TrainedTensors;
 use moec_base::error::{Error, Result};
 use moec_config::{ExpertsConfig, Predict};
 use moec_ir::bundle::Bundle;
@@ -32,14 +32,14 @@ use moec_profile::Profile;
 use moec_profile::inputs::Input;
 use std::collections::BTreeMap;
 pub use train::bytes as training_bytes;
-use train::{CODES, FACTORS, Kind, Neurons, Tried};
+use train::{CODES, FACTORS, Kind, Neurons, TrainedPredictor};
 
 /// Predictors of a layer's neurons, and the chosen one.
 pub struct Layer {
     number: u32,
     weight: WeightId,
     shape: Shape,
-    trained: train::Trained,
+    trained: train::LayerPredictors,
     chosen: Option<usize>,
     why: String,
 }
@@ -75,7 +75,7 @@ impl Shape {
     }
 
     /// Bytes of a predictor of one expert.
-    const fn held(&self, kind: Kind) -> usize {
+    const fn predictor_bytes(&self, kind: Kind) -> usize {
         let margins = Self::row(Format::F32, self.inter);
         margins
             + match kind.predictor {
@@ -88,44 +88,45 @@ impl Shape {
 
     /// Bytes that a token reads with a predictor: all of it, gates of the predicted neurons, up and down of
     /// the active ones.
-    fn predicted(&self, tried: &Tried, active: f64) -> f64 {
+    fn predicted(&self, trained: &TrainedPredictor, active: f64) -> f64 {
         let (part, all) = (Self::row(self.format, self.hidden) as f64, (self.k * self.inter) as f64);
-        (self.k * self.held(tried.kind)) as f64 + all * part * (tried.predicted + 2.0 * active * tried.recall)
+        (self.k * self.predictor_bytes(trained.kind)) as f64
+            + all * part * (trained.predicted + 2.0 * active * trained.recall)
     }
 }
 
 impl Layer {
-    fn bytes(&self, tried: &Tried) -> f64 {
-        self.shape.predicted(tried, self.trained.active)
+    fn bytes(&self, trained: &TrainedPredictor) -> f64 {
+        self.shape.predicted(trained, self.trained.active)
     }
 
     /// Chooses the predictor that reads least, of the requested kinds; `auto` requires that it reads less
     /// than gates do.
-    fn choose(&mut self, wanted: Predict) {
-        let kinds = |t: &Tried| match wanted {
+    fn choose(&mut self, requested: Predict) {
+        let kinds = |t: &TrainedPredictor| match requested {
             Predict::Off => false,
             Predict::Auto => true,
             Predict::LowRank => t.kind.predictor == Predictor::LowRank,
             Predict::Coarse => t.kind.predictor == Predictor::Coarse,
         };
-        let tried = self.trained.tried.iter().enumerate().filter(|(_, t)| kinds(t));
-        let best = tried.min_by(|(_, a), (_, b)| self.bytes(a).total_cmp(&self.bytes(b)));
+        let candidates = self.trained.predictors.iter().enumerate().filter(|(_, t)| kinds(t));
+        let best = candidates.min_by(|(_, a), (_, b)| self.bytes(a).total_cmp(&self.bytes(b)));
         let exact = self.shape.exact(self.trained.active);
-        let way = if self.shape.gate_bound { "gate bounds" } else { "gates" };
+        let source = if self.shape.gate_bound { "gate bounds" } else { "gates" };
         (self.chosen, self.why) = match best {
-            None => (None, "its matrices are too small for any of that kind".to_owned()),
-            Some((_, t)) if wanted == Predict::Auto && self.bytes(t) >= exact => {
-                (None, format!("{way} read no more"))
+            None => (None, "its matrices are too small for this kind of predictor".to_owned()),
+            Some((_, t)) if requested == Predict::Auto && self.bytes(t) >= exact => {
+                (None, format!("{source} read no more"))
             }
-            Some((at, t)) if self.bytes(t) < exact => (Some(at), format!("reads less than {way}")),
-            Some((at, _)) => (Some(at), format!("requested, though {way} read less")),
+            Some((at, t)) if self.bytes(t) < exact => (Some(at), format!("reads less than {source}")),
+            Some((at, _)) => (Some(at), format!("requested, though {source} read less")),
         };
     }
 
     /// The decision for `decisions.json`.
     pub fn decision(&self) -> Decision {
         let Self { shape, trained, .. } = self;
-        let chosen = self.chosen.and_then(|at| trained.tried.get(at));
+        let chosen = self.chosen.and_then(|at| trained.predictors.get(at));
         let chosen = chosen.map_or_else(|| OFF.to_owned(), |t| name(t.kind));
         let exact = shape.exact(trained.active).round();
         let decision = Decision::new("cluster", "predictors of neurons", chosen, &*self.why)
@@ -144,8 +145,8 @@ impl Layer {
                     ("held_bytes", 0.0),
                 ],
             );
-        trained.tried.iter().fold(decision, |d, t| {
-            let held = shape.experts * shape.held(t.kind);
+        trained.predictors.iter().fold(decision, |d, t| {
+            let held = shape.experts * shape.predictor_bytes(t.kind);
             d.or(
                 name(t.kind),
                 &[
@@ -165,13 +166,17 @@ impl Layer {
     }
 
     /// Discards the chosen predictor.
-    pub fn give_up(&mut self, why: &str) {
+    pub fn discard(&mut self, why: &str) {
         (self.chosen, self.why) = (None, why.to_owned());
     }
 
     /// Declares the weights of the chosen predictor, in the order of the operator.
-    fn declare(&self, module: &mut Module, trained: &mut Trained) -> Option<(Predictor, Vec<WeightId>)> {
-        let tried = self.trained.tried.get(self.chosen?)?;
+    fn declare(
+        &self,
+        module: &mut Module,
+        trained: &mut TrainedTensors,
+    ) -> Option<(Predictor, Vec<WeightId>)> {
+        let tried = self.trained.predictors.get(self.chosen?)?;
         let Shape { experts, inter, hidden, .. } = self.shape;
         let rank = tried.kind.rank;
         let neurons = module.weight(self.weight).clone();
@@ -258,7 +263,7 @@ fn rows(graph: &Graph, node: &Node) -> Option<(usize, usize)> {
 /// Fails if weights cannot be read, or on an interrupt.
 pub fn choose(
     module: &Module,
-    wanted: &ExpertsConfig,
+    config: &ExpertsConfig,
     profile: &Profile,
     lowered: &Module,
     source: &dyn Source,
@@ -279,11 +284,11 @@ pub fn choose(
             let Some(input) = input.filter(|i| i.cols == hidden && i.len() >= 2) else { continue };
             let (experts, inter, format) = (declared.matrices(), declared.rows(), declared.format);
             let neurons = Neurons { expr: &declared.expr, experts, inter, hidden, glu };
-            let trained = train::train(&neurons, &input, wanted.recall, source)?;
+            let trained = train::train(&neurons, &input, config.recall, source)?;
             let shape = Shape { experts, k, inter, hidden, format, gate_bound: has_bounds(format, glu) };
             let mut found_here =
                 Layer { number: layer, weight, shape, trained, chosen: None, why: String::new() };
-            found_here.choose(wanted.predict);
+            found_here.choose(config.predict);
             found.insert(weight, found_here);
         }
     }
@@ -291,7 +296,12 @@ pub fn choose(
 }
 
 /// Makes nodes query the chosen predictors; `which` selects nodes by their rows.
-pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which: impl Fn(usize) -> bool) {
+pub fn apply(
+    module: &mut Module,
+    layers: &[Layer],
+    trained: &mut TrainedTensors,
+    which: impl Fn(usize) -> bool,
+) {
     let mut declared = BTreeMap::new();
     for layer in layers {
         declared.extend(layer.declare(module, trained).map(|taken| (layer.weight, taken)));
@@ -311,10 +321,10 @@ pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which
 }
 
 /// Error for required predictors without neurons to predict.
-pub fn nothing_to_predict(wanted: Predict) -> Error {
-    Error::input(format!("`predict = \"{}\"`, but there is nothing to predict", wanted.name()))
+pub fn nothing_to_predict(requested: Predict) -> Error {
+    Error::input(format!("`predict = \"{}\"`, but there is nothing to predict", requested.name()))
         .because(
-            "that takes experts with ReLU that lie neuron by neuron in memory, and a profile that has kept rows of their inputs",
+            "it requires ReLU experts that are stored neuron by neuron in memory, and a profile with rows of their inputs",
         )
-        .hint("set `skip = \"on\"` under `[experts]`, without a memory budget, or leave `predict` out")
+        .hint("set `skip = \"on\"` under `[experts]`, without a memory budget, or remove `predict`")
 }

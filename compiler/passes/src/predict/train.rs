@@ -34,10 +34,10 @@ pub fn bytes(inter: usize, hidden: usize, rows: usize) -> usize {
     let gates = number * inter * hidden;
     // Exact and predicted gates, and for every kind the distance of neurons from the border.
     let kinds = RANKS.len() + 1;
-    let said = number * rows * (2 * inter + rank) + kinds * 2 * number * (rows + 1) * inter;
+    let predictions = number * rows * (2 * inter + rank) + kinds * 2 * number * (rows + 1) * inter;
     let factors = 2 * number * rank * (inter + hidden);
     let codes = number * NEURONS * (hidden + rows);
-    gates + said.max(low_rank::bytes(inter, hidden, rank)) + factors + codes
+    gates + predictions.max(low_rank::bytes(inter, hidden, rank)) + factors + codes
 }
 
 /// Ranks whose matrices are smaller than gates `[inter, hidden]`.
@@ -64,7 +64,7 @@ pub(super) struct Kind {
 }
 
 /// A trained predictor of all experts.
-pub(super) struct Tried {
+pub(super) struct TrainedPredictor {
     pub(super) kind: Kind,
     /// Standard errors that are subtracted from the border.
     pub(super) kappa: f64,
@@ -77,12 +77,12 @@ pub(super) struct Tried {
 }
 
 /// All predictors of a layer.
-pub(super) struct Trained {
+pub(super) struct LayerPredictors {
     /// Share of active neurons, on rows outside of the fit.
     pub(super) active: f64,
     /// Numbers of rows in the fit, and of rows for counting.
     pub(super) rows: [usize; 2],
-    pub(super) tried: Vec<Tried>,
+    pub(super) predictors: Vec<TrainedPredictor>,
     /// By expert, of the largest rank: `left` `[inter, rank]` by columns, `right` `[rank, hidden]` by rows.
     pub(super) factors: Vec<Factors>,
 }
@@ -106,7 +106,7 @@ struct MarginSamples {
 }
 
 /// True if a gate activates its neuron, as in [`moec_ir::Op::NeuronFfn`].
-fn wakes(glu: Glu, gate: f32) -> bool {
+fn activates(glu: Glu, gate: f32) -> bool {
     match glu {
         Glu::FatRelu { threshold } => gate >= threshold,
         _ => gate > 0.0,
@@ -114,7 +114,7 @@ fn wakes(glu: Glu, gate: f32) -> bool {
 }
 
 /// The smallest gate of an active neuron.
-fn border(glu: Glu) -> f32 {
+fn activity_threshold(glu: Glu) -> f32 {
     match glu {
         Glu::FatRelu { threshold } => threshold,
         _ => 0.0,
@@ -131,7 +131,7 @@ pub(super) fn train(
     input: &Input<'_>,
     recall: f64,
     source: &dyn Source,
-) -> Result<Trained> {
+) -> Result<LayerPredictors> {
     let low = ranks(of.inter, of.hidden);
     let mut kinds: Vec<Kind> = low.map(|rank| Kind { predictor: Predictor::LowRank, rank }).collect();
     kinds.push(Kind { predictor: Predictor::Coarse, rank: 0 });
@@ -151,14 +151,14 @@ pub(super) fn train(
     let active = count(first, |s| &s.active);
     let all = active + count(first, |s| &s.inactive);
     let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
-    let tried = kinds.into_iter().zip(&by_kind).map(|(kind, seen)| {
+    let predictors = kinds.into_iter().zip(&by_kind).map(|(kind, seen)| {
         let mut fitted: Vec<f32> = seen.iter().flat_map(|s| s.fitted.iter().copied()).collect();
         let kappa = quantile(&mut fitted, recall);
         let within = |x: &&f32| f64::from(**x) < kappa;
         let found = seen.iter().flat_map(|s| &s.active).filter(within).count();
         let false_ones = seen.iter().flat_map(|s| &s.inactive).filter(within).count();
-        let margin = |error: &f32| (kappa * f64::from(*error)) as f32 - border(of.glu);
-        Tried {
+        let margin = |error: &f32| (kappa * f64::from(*error)) as f32 - activity_threshold(of.glu);
+        TrainedPredictor {
             kind,
             kappa,
             recall: share(found, active),
@@ -166,7 +166,12 @@ pub(super) fn train(
             margins: seen.iter().flat_map(|s| s.errors.iter().map(margin)).collect(),
         }
     });
-    Ok(Trained { active: share(active, all), rows: halves, tried: tried.collect(), factors })
+    Ok(LayerPredictors {
+        active: share(active, all),
+        rows: halves,
+        predictors: predictors.collect(),
+        factors,
+    })
 }
 
 /// The least number that exceeds this share of all.
@@ -211,30 +216,30 @@ fn expert(
     let factors = factors(of, &gates, input, e, rank)?;
     let exact = products(&input.rows, &gates, of.hidden);
     let small = products(&input.rows, &factors.right, of.hidden);
-    let seen = kinds.iter().map(|kind| {
-        let said = match kind.predictor {
+    let samples = kinds.iter().map(|kind| {
+        let predicted = match kind.predictor {
             Predictor::Coarse => by_codes(of, &gates, &input.rows),
             Predictor::LowRank => by_factors(of, &factors, &small, [rank, kind.rank]),
         };
-        judge(of, &exact, &said)
+        sample_margins(of, &exact, &predicted)
     });
-    let seen = seen.collect();
-    Ok((factors, seen))
+    let samples = samples.collect();
+    Ok((factors, samples))
 }
 
 /// Predicted gates with numbers rounded to codes.
 fn by_codes(of: &Neurons<'_>, gates: &[f32], rows: &[f32]) -> Vec<f32> {
-    let mut said = vec![0.0; rows.len() / of.hidden * of.inter];
+    let mut predicted = vec![0.0; rows.len() / of.hidden * of.inter];
     for (i, gates) in gates.chunks(NEURONS * of.hidden).enumerate() {
         let mut codes = gates.to_vec();
         moec_cpu::round_rows(CODES, of.hidden, &mut codes);
         let some = products(rows, &codes, of.hidden);
         let neurons = codes.len() / of.hidden;
-        for (said, some) in said.chunks_exact_mut(of.inter).zip(some.chunks_exact(neurons)) {
-            said[i * NEURONS..][..neurons].copy_from_slice(some);
+        for (predicted, some) in predicted.chunks_exact_mut(of.inter).zip(some.chunks_exact(neurons)) {
+            predicted[i * NEURONS..][..neurons].copy_from_slice(some);
         }
     }
-    said
+    predicted
 }
 
 /// Predicted gates of the first `used` of `rank` factors; `small` is the product of rows and all of `right`.
@@ -261,41 +266,43 @@ fn factors(of: &Neurons<'_>, gates: &[f32], input: &Input<'_>, e: usize, rank: u
         Error::input(format!(
             "the gates of expert {e}, or the inputs that the profile recorded for them, are not finite"
         ))
-        .hint("take the profile anew with `moec calibrate`, or set `predict = \"coarse\"` under `[experts]`")
+        .hint(
+            "record the profile again with `moec calibrate`, or set `predict = \"coarse\"` under `[experts]`",
+        )
     })?;
     let round = |all: Vec<f64>| all.into_iter().map(|x| bf16::from_f64(x).to_f32()).collect();
     Ok(Factors { left: round(found.left), right: round(found.right) })
 }
 
 /// Compares predicted with exact gates, `[rows, inter]` both.
-fn judge(of: &Neurons<'_>, exact: &[f32], said: &[f32]) -> MarginSamples {
-    let (inter, border) = (of.inter, border(of.glu));
-    let rows = || exact.chunks_exact(inter).zip(said.chunks_exact(inter)).enumerate();
+fn sample_margins(of: &Neurons<'_>, exact: &[f32], predicted: &[f32]) -> MarginSamples {
+    let (inter, border) = (of.inter, activity_threshold(of.glu));
+    let rows = || exact.chunks_exact(inter).zip(predicted.chunks_exact(inter)).enumerate();
     let mut squares = vec![0.0_f64; inter];
     let mut fitted = 0_u32;
-    for (_, (exact, said)) in rows().filter(|(row, _)| row % 2 == 0) {
+    for (_, (exact, predicted)) in rows().filter(|(row, _)| row % 2 == 0) {
         fitted += 1;
-        let off = exact.iter().zip(said).map(|(a, b)| f64::from(a - b).powi(2));
+        let off = exact.iter().zip(predicted).map(|(a, b)| f64::from(a - b).powi(2));
         squares.iter_mut().zip(off).for_each(|(sum, x)| *sum += x);
     }
     // An error of 0 would exclude differences by rounding.
     let least = f64::from(f32::MIN_POSITIVE).sqrt();
     let error = |sum: &f64| (sum / f64::from(fitted.max(1))).sqrt().max(least) as f32;
     let errors: Vec<f32> = squares.iter().map(error).collect();
-    let mut seen = MarginSamples::default();
-    for (row, (exact, said)) in rows() {
-        for (i, (gate, said)) in exact.iter().zip(said).enumerate() {
-            let below = (border - said) / errors[i];
-            match (wakes(of.glu, *gate), row % 2) {
-                (true, 0) => seen.fitted.push(below),
-                (true, _) => seen.active.push(below),
+    let mut samples = MarginSamples::default();
+    for (row, (exact, predicted)) in rows() {
+        for (i, (gate, predicted)) in exact.iter().zip(predicted).enumerate() {
+            let below = (border - predicted) / errors[i];
+            match (activates(of.glu, *gate), row % 2) {
+                (true, 0) => samples.fitted.push(below),
+                (true, _) => samples.active.push(below),
                 (false, 0) => {}
-                (false, _) => seen.inactive.push(below),
+                (false, _) => samples.inactive.push(below),
             }
         }
     }
-    seen.errors = errors;
-    seen
+    samples.errors = errors;
+    samples
 }
 
 /// Computes `of(0), …, of(n − 1)` on as many cores, at most `at_once` at once; the first error is returned.

@@ -184,8 +184,8 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
 
     fn operands(&mut self, id: Id) -> Result<Vec<Operand>> {
         let id = self.region.egraph.find(id);
-        if let Some(done) = self.memo.get(&id) {
-            return Ok(done.clone());
+        if let Some(memoized) = self.memo.get(&id) {
+            return Ok(memoized.clone());
         }
         let enode = self.extractor.find_best_node(id).clone();
         let made = self.make(&enode)?;
@@ -210,7 +210,7 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
             }
             Moe::Atom(Atom::Weight(w)) => return Ok(vec![WeightId(*w).into()]),
             Moe::Atom(Atom::State(s)) => return Ok(vec![moec_ir::StateId(*s).into()]),
-            Moe::Atom(_) => return Err(Error::bug("an attribute stands where a value should")),
+            Moe::Atom(_) => return Err(Error::bug("expected a value, found an attribute")),
             Moe::First(x) => return Ok(vec![self.operands(*x)?[0]]),
             Moe::Second(x) => {
                 let all = self.operands(*x)?;

@@ -72,7 +72,7 @@ fn near(got: &Option<Vec<f32>>, want: &[f32]) {
 }
 
 #[test]
-fn follow_the_expression_of_a_rewritten_weight() {
+fn importance_follows_the_expression_of_a_rewritten_weight() {
     let (gate, up) = (leaf("g", &[4, 2]), leaf("u", &[4, 2]));
     near(&of(gate.clone()), &[1.5, 0.5]);
     let joined = WeightExpr::Concat { axis: Axis::Rows, of: vec![gate.clone(), up.clone()] };
@@ -88,13 +88,13 @@ fn follow_the_expression_of_a_rewritten_weight() {
 }
 
 #[test]
-fn of_an_expert_that_saw_little_are_its_layers() {
+fn importance_of_a_rarely_used_expert_is_that_of_its_layer() {
     // Mean over both: 127/127 and 64/127.
     near(&of(leaf("e", &[2, 4, 2])), &[1.0, 1.0, 1.33, 0.67]);
 }
 
 #[test]
-fn are_never_silent() {
+fn importance_is_never_zero() {
     let mut profile = profile();
     profile.weights = [("w".to_owned(), Moments::from_sums(2, vec![100], &[100.0, 0.0]).unwrap())].into();
     let module = Module { weights: vec![weight("w", leaf("w", &[4, 2]))], ..Module::default() };
@@ -106,13 +106,13 @@ fn are_never_silent() {
 }
 
 #[test]
-fn of_another_shape_are_refused() {
+fn importance_of_another_shape_is_refused() {
     let e = importance(vec![weight("gate", leaf("g", &[4, 3]))], weight("w", leaf("g", &[4, 3])));
     assert!(e.expect_err("three channels").to_string().contains("`gate`"));
 }
 
 #[test]
 fn experts_with_little_text_are_named() {
-    let said = too_few(&example()).unwrap();
-    assert!(said.starts_with("1 of 2 experts saw fewer than 64 tokens (1 in layer 0)"), "{said}");
+    let warning = too_few(&example()).unwrap();
+    assert!(warning.starts_with("1 of 2 experts have fewer than 64 tokens (1 in layer 0)"), "{warning}");
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::loads::{Account, loads};
 
 #[test]
-fn are_joined_and_scaled_to_the_size_of_a_build() {
+fn chunk_loads_are_joined_and_scaled_to_the_build() {
     let p = example();
     // As read: the half chunk counts, scaled up.
     let own = loads(&p, 64).unwrap();
@@ -21,7 +21,7 @@ fn are_joined_and_scaled_to_the_size_of_a_build() {
 }
 
 #[test]
-fn a_short_rest_does_not_count() {
+fn short_last_chunk_is_ignored() {
     let mut p = example();
     p.trace.sequences = vec![vec![chunk(64, 63), chunk(31, 31)]];
     assert_eq!(loads(&p, 64).unwrap().layers[0].samples, [[63, 1]]);
@@ -46,16 +46,16 @@ fn rows_past_a_capacity_and_padding_are_counted() {
     let grouped = layer.account(&|_| Some(64), &|_| 0);
     assert_eq!(grouped, Account { routed: 128, overflow: 0, rows: 256, padding: 128 });
     // In its own graph, the expert without tokens is not launched.
-    let apart = layer.account(&|_| Some(48), &|e| e);
-    assert_eq!(apart, Account { routed: 128, overflow: 16, rows: 144, padding: 32 });
+    let separate = layer.account(&|_| Some(48), &|e| e);
+    assert_eq!(separate, Account { routed: 128, overflow: 16, rows: 144, padding: 32 });
     let free = layer.account(&|e| (e > 0).then_some(16), &|e| e);
     assert_eq!((free.overflow, free.rows), (32, 32));
-    assert_eq!((apart.and(apart).overflow_rate(), apart.padding_rate()), (0.125, 32.0 / 144.0));
+    assert_eq!((separate.and(separate).overflow_rate(), separate.padding_rate()), (0.125, 32.0 / 144.0));
 }
 
 /// Capacities that cover all of their own text do not cover other text.
 #[test]
-fn overflow_is_expected_of_text_that_capacities_were_not_made_for() {
+fn held_out_overflow_counts_unseen_text() {
     let mut layer = loads(&example(), 64).unwrap().layers.remove(0);
     // Ten chunks of two texts: the second loads expert 1 twice as much.
     let sample = |i: usize| if i < 8 { vec![40, 20] } else { vec![20, 40] };

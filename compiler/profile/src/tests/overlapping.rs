@@ -11,7 +11,7 @@ fn profile(layers: &[[u64; 4]]) -> Profile {
 }
 
 #[test]
-fn counts_the_busiest_that_both_share() {
+fn overlap_counts_the_busiest_experts_of_both() {
     let a = profile(&[[9, 5, 1, 0], [4, 3, 2, 1], [7, 7, 7, 7]]);
     let b = profile(&[[9, 1, 5, 0], [1, 2, 3, 4], [1, 1, 1, 1]]);
     let o = overlap(&a, &b, 2).unwrap();

@@ -66,7 +66,7 @@ fn a_profile_of_version_two_is_read() {
 /// Compares the seeds of fuzzing, a file and its stored form, with this version. `MOEC_RENEW_SEEDS=1` writes
 /// both.
 #[test]
-fn seeds_of_fuzzing_are_of_this_version() {
+fn profile_fuzz_seeds_are_current() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/profile");
     let stored = bincode::encode_to_vec(example(), bincode::config::standard()).unwrap();
     for (name, bytes) in [("file", example().encode().unwrap()), ("stored", stored)] {

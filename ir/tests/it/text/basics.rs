@@ -1,4 +1,4 @@
-//! Numbers, names and what both forms are made of, at random.
+//! Random numbers, names, and other common parts of both text forms.
 
 use proptest::prelude::*;
 

@@ -147,7 +147,7 @@ pub(super) fn kind() -> impl Strategy<Value = EntryKind> {
     (prop::sample::select(kinds.to_vec()), any::<u32>()).prop_map(|(kind, n)| kind(n))
 }
 
-/// Scopes of parts that the compiler has and of others, in layers and outside of them.
+/// Scopes of the parts that the compiler knows and of others, in layers and outside of them.
 pub(super) fn scope() -> impl Strategy<Value = Scope> {
     let part = prop_oneof!["", "attn", "ffn", "head", "layers", "[A-Za-z_][A-Za-z0-9_]{0,8}"];
     (prop::option::of(any::<u32>()), part).prop_map(|(layer, part)| {
@@ -156,8 +156,8 @@ pub(super) fn scope() -> impl Strategy<Value = Scope> {
     })
 }
 
-/// A graph that refers to the given numbers of weights and states. Only the numbering of values and the
-/// declared names need to be right for the text.
+/// A random graph over this many weights and states. For the text form, only the numbers of values and the
+/// declared names must be valid.
 pub(super) fn graph(weights: u32, states: u32) -> impl Strategy<Value = Graph> {
     let operand = prop_oneof![
         3 => (0..50_u32).prop_map(|v| Operand::Value(ValueId(v))),
@@ -188,7 +188,7 @@ pub(super) fn state_kind() -> impl Strategy<Value = StateKind> {
     ]
 }
 
-/// A plain leaf, or codes with some of what they may have.
+/// A plain leaf, or codes with some of their optional tensors.
 pub(super) fn encoded_leaf() -> impl Strategy<Value = WeightExpr> {
     let further = || prop::option::of(text());
     let rest = (text(), any::<u32>(), [small(), small()], text(), [further(), further(), further()]);

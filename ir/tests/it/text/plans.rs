@@ -51,7 +51,7 @@ pub(super) fn code() -> impl Strategy<Value = Code> {
             k,
             channels
         })),
-        any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
+        any::<u32>().prop_map(|subgraph| Code::Builtin(Builtin::Subgraph { subgraph })),
         any::<u32>().prop_map(|kernel| Code::Builtin(Builtin::Launch { kernel })),
         any::<(u32, u32, u32)>().prop_map(|(set, rows, k)| Code::Builtin(Builtin::Streams { set, rows, k })),
         any::<[u32; 4]>().prop_map(|[set, rows, k, hidden]| Code::Builtin(Builtin::Experts {
@@ -98,15 +98,18 @@ pub(super) fn entry() -> impl Strategy<Value = Entry> {
             Buffer { name, memory, offset, bytes, dtype, rows, stride }
         },
     );
-    let place =
-        prop::option::of(any::<[u32; 3]>().prop_map(|[buffer, column, cols]| Place { buffer, column, cols }));
+    let place = prop::option::of(any::<[u32; 3]>().prop_map(|[buffer, column, cols]| BufferColumns {
+        buffer,
+        column,
+        cols,
+    }));
     (kind(), any::<(u32, u32)>(), list(buffer, 0..4), list(place, 0..4), list(step(), 0..4)).prop_map(
-        |(kind, (out_rows, logits), buffers, places, steps)| Entry {
+        |(kind, (out_rows, logits), buffers, locations, steps)| Entry {
             kind,
             out_rows,
             buffers,
             logits,
-            places,
+            locations,
             steps,
         },
     )
@@ -165,7 +168,7 @@ pub(super) fn random_placement() -> impl Strategy<Value = Placement> {
     let op =
         (any::<(u32, u32, u32)>(), scope(), text(), text()).prop_map(|((n, unit, nodes), scope, op, why)| {
             let scope = scope.any_layer();
-            OpPlace { entry: EntryKind::Prefill(n), scope, op, unit, nodes, why }
+            OpAssignment { entry: EntryKind::Prefill(n), scope, op, unit, nodes, why }
         });
     let overflow = prop::sample::select(Overflow::ALL.to_vec());
     (any::<u32>(), overflow, list(text(), 0..3), list(op, 0..3), list(table, 0..3))
@@ -324,8 +327,8 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
                     })
                     .collect(),
                 graphs: statics.0,
-                sets: statics.1,
-                parts: statics.2,
+                expert_sets: statics.1,
+                subgraphs: statics.2,
                 entries: lists.3,
                 placement: lists.4,
                 paging: statics.3.0,

@@ -1,5 +1,5 @@
-//! A phone in virtual time: cores, an NPU and a GPU that share one memory, UFS behind one queue of
-//! commands, and what each costs in power. It depends on nothing of the evaluation.
+//! A phone in virtual time: cores, an NPU and a GPU that share one memory, UFS behind one queue of commands,
+//! and the power of each. It does not depend on the evaluation.
 //!
 //! Units are bytes, seconds, multiply-adds and watts, rates are per second.
 

@@ -8,14 +8,14 @@ use crate::bundle::BundleReader;
 use crate::error::{Error, Fault, Result};
 use crate::exec::engine::{Engine, most_rows};
 use crate::exec::timeline::Timeline;
-use crate::kv::cannot::max_draft_tokens;
 use crate::kv::saved::{self, Saved};
+use crate::kv::unsupported::max_draft_tokens;
 use crate::platform::regular;
 use crate::serving::best_of::{BestOf, best_of_into};
 use crate::serving::big_little::Decoder;
-use crate::serving::generate::{Generation, Request, Way, check_context, generate_by};
+use crate::serving::generate::{GenerateOptions, Generation, Request, check_context, generate_by};
 use crate::serving::sampler::{Sampler, Sampling};
-use crate::serving::speculate::Speculated;
+use crate::serving::speculate::DraftCounters;
 use crate::serving::stops::{self, StopCondition, Stops};
 use crate::serving::text::{self, Text, TextStream};
 use crate::weights::Demand;
@@ -30,12 +30,12 @@ use std::sync::Arc;
 /// Tokens generated if the user does not say.
 const DEFAULT_TOKENS: usize = 128;
 
-/// Runs the subcommand. `form`: constraint on answers beside those of `args`.
+/// Runs the subcommand. `make_constraint`: constraint on answers in addition to those of `args`.
 pub(super) fn run(
     context: &Context<'_>,
     files: &BundleReader,
     args: &Generate,
-    form: Option<&MakeConstraint>,
+    make_constraint: Option<&MakeConstraint>,
     io: &mut Io<'_>,
 ) -> Result<(), Failure> {
     let model = &context.program.model;
@@ -57,16 +57,17 @@ pub(super) fn run(
     if many > model.slots as usize {
         return Err(Error::few_slots(many, model.slots).into());
     }
-    let how = Sampling { log_probabilities: args.log_probabilities, ..args.sampling.over(&Sampling::GREEDY) };
-    if many > 1 && how.temperature <= 0.0 {
+    let sampling =
+        Sampling { log_probabilities: args.log_probabilities, ..args.sampling.over(&Sampling::GREEDY) };
+    if many > 1 && sampling.temperature <= 0.0 {
         return Err(Failure::Use {
-            what: "with temperature 0 all sequences are the same".to_owned(),
-            hint: "give one above 0, such as `--temperature 0.8`".to_owned(),
+            what: "with temperature 0, all sequences are the same".to_owned(),
+            hint: "set a temperature above 0, such as `--temperature 0.8`".to_owned(),
         });
     }
-    how.check_ids(model.vocab)?;
+    sampling.check_ids(model.vocab)?;
     if args.speculate.is_some() {
-        check_speculation(context, args, form)?;
+        check_speculation(context, args, make_constraint)?;
     }
     let tokenizer = match tokenizer {
         // Stop sequences are text.
@@ -95,11 +96,11 @@ pub(super) fn run(
     let request = Request { slot: 0, prompt: &prompt, n, end };
     let tokenizer = tokenizer.map(Arc::new);
     let held = AnswerConstraints {
-        form,
+        make_constraint,
         text: tokenizer.as_ref().filter(|_| !args.stop.is_empty()),
         stop: &args.stop,
     };
-    let job = Job { request, decoder, how, held, tokenizer: tokenizer.as_deref(), args, watch, saved };
+    let job = Job { request, decoder, sampling, held, tokenizer: tokenizer.as_deref(), args, watch, saved };
     match args.best_of {
         None => single(&mut engine, job, io),
         Some(many) => several(&mut engine, job, many, io),
@@ -110,7 +111,7 @@ pub(super) fn run(
 struct Job<'a> {
     request: Request<'a>,
     decoder: Decoder,
-    how: Sampling,
+    sampling: Sampling,
     held: AnswerConstraints<'a>,
     tokenizer: Option<&'a Text>,
     args: &'a Generate,
@@ -121,7 +122,7 @@ struct Job<'a> {
 /// Constraints on answers.
 #[derive(Clone, Copy)]
 struct AnswerConstraints<'a> {
-    form: Option<&'a MakeConstraint>,
+    make_constraint: Option<&'a MakeConstraint>,
     /// Tokenizer, if answers have stop sequences.
     text: Option<&'a Arc<Text>>,
     stop: &'a [String],
@@ -130,8 +131,8 @@ struct AnswerConstraints<'a> {
 impl AnswerConstraints<'_> {
     /// The sampler of one answer.
     fn sampler(&self, mut sampler: Sampler) -> Result<Sampler> {
-        if let Some(form) = self.form {
-            sampler = sampler.constrained(form()?);
+        if let Some(make_constraint) = self.make_constraint {
+            sampler = sampler.constrained(make_constraint()?);
         }
         Ok(match self.text {
             Some(text) => sampler.constrained(Box::new(StopCondition::new(text.own_stream(), self.stop))),
@@ -140,8 +141,8 @@ impl AnswerConstraints<'_> {
     }
 
     /// Part of an answer that is printed.
-    fn cut(&self, text: String) -> String {
-        if self.stop.is_empty() { text } else { stops::cut(&text, self.stop) }
+    fn truncate(&self, text: String) -> String {
+        if self.stop.is_empty() { text } else { stops::truncate_at_stop(&text, self.stop) }
     }
 }
 
@@ -149,26 +150,25 @@ impl AnswerConstraints<'_> {
 fn check_speculation(
     context: &Context<'_>,
     args: &Generate,
-    form: Option<&MakeConstraint>,
+    make_constraint: Option<&MakeConstraint>,
 ) -> Result<(), Failure> {
-    if form.is_some() {
+    if make_constraint.is_some() {
         return Err(Failure::Use {
-            what: "`--speculate` takes the most probable tokens, and a grammar forbids some of them"
-                .to_owned(),
-            hint: "leave one of the two out".to_owned(),
+            what: "`--speculate` requires the most probable tokens, which a grammar may forbid".to_owned(),
+            hint: "leave out `--speculate` or the grammar".to_owned(),
         });
     }
-    let how = args.sampling.over(&Sampling::GREEDY);
-    if how != (Sampling { seed: how.seed, ..Sampling::default() }) {
+    let sampling = args.sampling.over(&Sampling::GREEDY);
+    if sampling != (Sampling { seed: sampling.seed, ..Sampling::default() }) {
         return Err(Failure::Use {
-            what: "`--speculate` takes the most probable tokens, and there are other options of sampling"
+            what: "`--speculate` requires the most probable tokens, which other options of sampling change"
                 .to_owned(),
-            hint: "leave `--speculate` or them out".to_owned(),
+            hint: "leave out `--speculate` or the options of sampling".to_owned(),
         });
     }
     if context.program.model.big_little.is_some() && !args.no_big_little {
         return Err(Failure::Use {
-            what: "`--speculate` decodes with all experts, and the bundle decodes with fewer first"
+            what: "`--speculate` decodes with all experts, and the bundle was built for big-little decoding"
                 .to_owned(),
             hint: "add `--no-big-little`, or leave `--speculate` out".to_owned(),
         });
@@ -176,7 +176,7 @@ fn check_speculation(
     if most_rows(context.program) < 2 {
         return Err(Failure::Use {
             what: format!(
-                "`--speculate` checks 2 to {FEW_ROWS} tokens in one call, and the bundle has no size of decoding for that"
+                "`--speculate` checks 2 to {FEW_ROWS} tokens in one call, and the bundle has no `decode_batch` size for that"
             ),
             hint: "name a size for the draft tokens and one token more in `decode_batch` under `[shapes]` in `model.toml`, as in \
                    `decode_batch = [1, 5]`, and build again"
@@ -223,15 +223,19 @@ fn made(
     job: (&Request<'_>, Option<Saved>, &mut Decoder, &mut Sampler, &Generate),
     io: &mut Io<'_>,
     on_token: &mut dyn FnMut(u32, &mut Io<'_>) -> Result<()>,
-) -> Result<(Generation, Option<Speculated>)> {
+) -> Result<(Generation, Option<DraftCounters>)> {
     let (request, saved, decoder, sampler, args) = job;
     let held = saved.map_or(Ok(Vec::new()), |saved| restore(engine, saved, request, io))?;
     let mut save = |engine: &Engine<'_>| match &args.save_prompt {
         Some(path) => saved::save(engine, request.slot, request.prompt, path).map(drop),
         None => Ok(()),
     };
-    let way = Way { held: &held, draft_tokens: args.speculate.unwrap_or(0), read: Some(&mut save) };
-    let (done, did) = generate_by(engine, request, way, (decoder, sampler), &mut |id| on_token(id, io))?;
+    let options = GenerateOptions {
+        held: &held,
+        draft_tokens: args.speculate.unwrap_or(0),
+        after_prompt: Some(&mut save),
+    };
+    let (done, did) = generate_by(engine, request, options, (decoder, sampler), &mut |id| on_token(id, io))?;
     Ok((done, args.speculate.map(|_| did)))
 }
 
@@ -274,8 +278,8 @@ fn decoder(context: &Context<'_>, args: &Generate) -> Result<Decoder> {
 
 /// One sequence, printed as it comes.
 fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Job { request, mut decoder, how, held, tokenizer, args, mut watch, saved } = job;
-    let mut sampler = held.sampler(Sampler::new(how))?;
+    let Job { request, mut decoder, sampling, held, tokenizer, args, mut watch, saved } = job;
+    let mut sampler = held.sampler(Sampler::new(sampling))?;
     if let Some(watch) = &mut watch {
         watch.start(engine);
     }
@@ -292,7 +296,7 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
     let watched = watch.map_or(Ok(()), |w| w.finish(engine));
     if args.json {
         let (done, draft_tokens) = done?;
-        let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?.map(|text| held.cut(text));
+        let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?.map(|text| held.truncate(text));
         let mut report = report(&done, text, args.log_probabilities.is_some());
         if args.load_prompt.is_some() {
             report["loaded_tokens"] = json!(done.held);
@@ -332,19 +336,19 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
 
 /// Several sequences, of which the best is printed, or all.
 fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Job { request, mut decoder, how, held, tokenizer, args, mut watch, .. } = job;
+    let Job { request, mut decoder, sampling, held, tokenizer, args, mut watch, .. } = job;
     if let Some(watch) = &mut watch {
         watch.start(engine);
     }
     let interrupt = interrupt::guard();
     let mut sampled = BestOf::default();
     let made = &mut |sampler| held.sampler(sampler);
-    let done = best_of_into(engine, &request, many, &mut decoder, (&how, made), &mut sampled);
+    let done = best_of_into(engine, &request, many, &mut decoder, (&sampling, made), &mut sampled);
     drop(interrupt);
     let watched = watch.map_or(Ok(()), |w| w.finish(engine));
     let ranking = sampled.ranking();
     let text = |ids: &[u32]| match tokenizer {
-        Some(t) => t.decode(ids).map(|text| Some(held.cut(text))),
+        Some(t) => t.decode(ids).map(|text| Some(held.truncate(text))),
         None => Ok(None),
     };
     if args.json {
@@ -373,7 +377,7 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         };
         io.say(&format!("{head}{words}\n"))?;
         if !c.ended && !args.all {
-            io.note("note: no sequence had come to its end; this is the most probable so far");
+            io.note("note: no sequence was complete; this is the most probable one so far");
         }
     }
     done?;

@@ -5,7 +5,7 @@ use crate::serving::best_of::BestOf;
 use crate::serving::big_little::Fallbacks;
 use crate::serving::generate::Generation;
 use crate::serving::sampler::LogProbabilities;
-use crate::serving::speculate::Speculated;
+use crate::serving::speculate::DraftCounters;
 use serde_json::{Value, json};
 
 /// The object that `--json` prints.
@@ -59,8 +59,9 @@ pub(super) fn report_of_several(
 }
 
 /// Counts of draft tokens.
-pub(super) fn add_draft_tokens(report: &mut Value, did: Speculated) {
-    let Speculated { draft_tokens, accepted, calls, alone, close } = did;
+pub(super) fn add_draft_tokens(report: &mut Value, did: DraftCounters) {
+    let DraftCounters { draft_tokens, accepted, calls, single_token_calls: alone, close_choices: close } =
+        did;
     report["speculation"] = json!({
         "draft_tokens": draft_tokens,
         "accepted": accepted,
@@ -71,11 +72,11 @@ pub(super) fn add_draft_tokens(report: &mut Value, did: Speculated) {
     });
 }
 
-pub(super) fn line_of_draft_tokens(did: Speculated) -> String {
+pub(super) fn line_of_draft_tokens(did: DraftCounters) -> String {
     let share = did.acceptance().map_or(String::new(), |a| format!(" ({:.0} %)", 100.0 * a));
     format!(
         "draft tokens: {} of {} accepted{share}, in {} calls; {} calls of one token, {} choices too close to count",
-        did.accepted, did.draft_tokens, did.calls, did.alone, did.close
+        did.accepted, did.draft_tokens, did.calls, did.single_token_calls, did.close_choices
     )
 }
 

@@ -1,6 +1,6 @@
 //! Calls of entry points: tokens in, logits out.
 
-use super::{Engine, Row, Want};
+use super::{Engine, LogitRows, Row};
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::call::{Extent, Threads, Walk};
@@ -20,7 +20,7 @@ impl<'p> Engine<'p> {
     /// Appends `ids` to the sequence in `slot` at position `start`, in chunks as large as the entry points
     /// allow. Tokens at `start` and later are replaced, with the limits of [`Engine::rewind`].
     ///
-    /// `sink` gets the position in the sequence and the logits (`f32[vocab]`) of every row that `want`
+    /// `sink` gets the position in the sequence and the logits (`f32[vocab]`) of every row that `logit_rows`
     /// names, in order. Its error ends the work.
     ///
     /// # Errors
@@ -32,10 +32,10 @@ impl<'p> Engine<'p> {
         slot: u32,
         start: usize,
         ids: &[u32],
-        want: Want,
+        logit_rows: LogitRows,
         sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        self.prefill_part(slot, start, ids, start.saturating_add(ids.len()), want, sink)
+        self.prefill_part(slot, start, ids, start.saturating_add(ids.len()), logit_rows, sink)
     }
 
     /// As [`Engine::prefill`], for a part of a prompt of `whole` tokens: rows get the same position angles as
@@ -49,12 +49,12 @@ impl<'p> Engine<'p> {
         start: usize,
         ids: &[u32],
         whole: usize,
-        want: Want,
+        logit_rows: LogitRows,
         sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let room = |e: &Entry| match want {
-            Want::All => e.kind.rows().min(e.out_rows as usize),
-            Want::None | Want::Last => e.kind.rows(),
+        let room = |e: &Entry| match logit_rows {
+            LogitRows::All => e.kind.rows().min(e.out_rows as usize),
+            LogitRows::None | LogitRows::Last => e.kind.rows(),
         };
         if ids.is_empty() {
             return Err(Error::empty_prompt());
@@ -74,13 +74,13 @@ impl<'p> Engine<'p> {
             let (entry, room) = self.pick(prefill, room, left).ok_or_else(|| Error::no_entry("prefill"))?;
             let n = left.min(room);
             let rows = (done..done + n).map(|i| Row { slot, pos: start + i, id: ids[i] });
-            let wanted = match want {
-                Want::All => 0..n,
-                Want::Last if done + n == ids.len() => n - 1..n,
-                Want::None | Want::Last => 0..0,
+            let logit_range = match logit_rows {
+                LogitRows::All => 0..n,
+                LogitRows::Last if done + n == ids.len() => n - 1..n,
+                LogitRows::None | LogitRows::Last => 0..0,
             };
-            self.call(entry, rows, wanted.clone(), seq_len)?;
-            for (i, row) in wanted.enumerate() {
+            self.call(entry, rows, logit_range.clone(), seq_len)?;
+            for (i, row) in logit_range.enumerate() {
                 sink(start + done + row, self.logits(entry, i))?;
             }
             done += n;
@@ -267,7 +267,7 @@ impl<'p> Engine<'p> {
         &mut self,
         entry: usize,
         rows: impl Iterator<Item = Row>,
-        wanted: Range<usize>,
+        logit_range: Range<usize>,
         seq_len: usize,
     ) -> Result<()> {
         if self.stop.is_some_and(|s| s.load(Ordering::Relaxed)) {
@@ -277,13 +277,13 @@ impl<'p> Engine<'p> {
         let mut kept = std::mem::take(&mut self.rows);
         kept.clear();
         kept.extend(rows);
-        let done = self.walk(entry, &kept, wanted, seq_len);
+        let done = self.walk(entry, &kept, logit_range, seq_len);
         self.rows = kept;
         done
     }
 
-    fn walk(&mut self, entry: usize, rows: &[Row], wanted: Range<usize>, seq_len: usize) -> Result<()> {
-        let extent = self.begin(entry, rows, wanted, seq_len)?;
+    fn walk(&mut self, entry: usize, rows: &[Row], logit_range: Range<usize>, seq_len: usize) -> Result<()> {
+        let extent = self.begin(entry, rows, logit_range, seq_len)?;
         if self.last.replace(entry) != Some(entry) {
             self.units.iter().flatten().for_each(|unit| unit.prepare(entry));
         }
@@ -322,14 +322,14 @@ impl<'p> Engine<'p> {
         &mut self,
         entry: usize,
         rows: &[Row],
-        wanted: impl Iterator<Item = usize> + Clone,
+        logit_range: impl Iterator<Item = usize> + Clone,
         seq_len: usize,
     ) -> Result<Extent> {
-        let outputs = wanted.clone().count();
+        let outputs = logit_range.clone().count();
         let e = self.program.entries.get(entry).ok_or_else(|| Error::no_entry("such"))?;
         if rows.len() > e.kind.rows()
             || outputs > e.out_rows as usize
-            || wanted.clone().any(|w| w >= rows.len())
+            || logit_range.clone().any(|w| w >= rows.len())
         {
             return Err(Error::plan(format!(
                 "{} does not take {} rows and {} outputs",
@@ -351,7 +351,7 @@ impl<'p> Engine<'p> {
         self.write(entry, 0, kind.rows(), 0, rows.iter().map(|r| r.id as i32));
         self.write(entry, 1, kind.rows(), -1, rows.iter().map(|r| r.pos as i32));
         self.write(entry, 2, kind.rows(), 0, rows.iter().map(|r| r.slot as i32));
-        self.write(entry, 3, out_rows, -1, wanted.map(|w| w as i32));
+        self.write(entry, 3, out_rows, -1, logit_range.map(|w| w as i32));
         self.taken.iter().for_each(|t| t.store(0, Ordering::Relaxed));
         let threads = self.pool.threads();
         self.events.reset(self.bound[entry].events().iter().map(|&unit| if unit == 0 { threads } else { 1 }));

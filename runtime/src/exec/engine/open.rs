@@ -19,7 +19,7 @@ use crate::platform::memory::{Addr, Region};
 use crate::schedule::dispatch::Assigner;
 use crate::sync::events::Events;
 use crate::sync::pool::Pool;
-use crate::weights::owned::{How, LoadProgress, MovingStore, OwnedStore};
+use crate::weights::owned::{LoadOptions, LoadProgress, MovingStore, OwnedStore};
 use crate::weights::store::{CheckLevel, MappedStore, Store};
 use crate::weights::{self, Choice, Weights};
 use moec_ir::plan::{ALIGN, Builtin, Code, UnitRef};
@@ -55,11 +55,11 @@ impl<'p> Engine<'p> {
         let runs = |unit: &UnitRef| {
             let steps = program.entries.iter().flat_map(|e| &e.steps);
             let of_graphs =
-                |code| matches!(code, Code::Builtin(Builtin::Experts { .. } | Builtin::Part { .. }));
+                |code| matches!(code, Code::Builtin(Builtin::Experts { .. } | Builtin::Subgraph { .. }));
             steps.filter(|s| of_graphs(s.code)).any(|s| program.units.get(s.unit as usize) == Some(unit))
         };
-        let mut bring = |unit: &UnitRef| graphs.take_if(|_| runs(unit)).map(Executor::Graphs);
-        Self::with_units(program, bundle, &mut bring, packages, options)
+        let mut executor_of = |unit: &UnitRef| graphs.take_if(|_| runs(unit)).map(Executor::Graphs);
+        Self::with_units(program, bundle, &mut executor_of, packages, options)
     }
 
     /// As [`Engine::open`], with executors of accelerators. `executor` is called for every unit that has
@@ -74,8 +74,8 @@ impl<'p> Engine<'p> {
         packages: &BundleReader,
         options: Options,
     ) -> Result<Self> {
-        let counters = Arc::new(SetCounters::of(&program.sets));
-        let mut units = bring(program, executor, packages, &counters)?;
+        let counters = Arc::new(SetCounters::of(&program.expert_sets));
+        let mut units = load_units(program, executor, packages, &counters)?;
         let threads = cpu::threads(options.threads)?;
         if let Some((demand, free)) = options.demand.zip(available()) {
             weights::check_room(program, threads, demand, free)?;
@@ -88,9 +88,9 @@ impl<'p> Engine<'p> {
                     return Err(Error::usage("the bundle has a memory budget, which leaves experts on disk")
                         .with_hint("give `--no-budget` to hold all weights, or leave out `--weights ram`"));
                 }
-                let how = options.paging.map_or_else(Paging::from_env, Ok)?;
+                let paging = options.paging.map_or_else(Paging::from_env, Ok)?;
                 options.threads = Some(paging::threads(program, options.threads)?);
-                let (store, pager) = paging::open(program, &files, options.check, &how)?;
+                let (store, pager) = paging::open(program, &files, options.check, &paging)?;
                 (Box::new(store), Some(pager), Choice::under_budget().why)
             } else {
                 let (store, why) = weights_of(program, &files, options)?;
@@ -110,7 +110,7 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// As [`Engine::open`].
     pub fn with_store(program: &'p Program, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
-        let counters = Arc::new(SetCounters::of(&program.sets));
+        let counters = Arc::new(SetCounters::of(&program.expert_sets));
         let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = program.units.iter().map(|_| None).collect();
         units[0] = Some(Box::new(CpuUnit::new(program, None, Arc::clone(&counters), None)));
         Self::with_parts(program, store, units, (counters, None), None, options)
@@ -199,7 +199,7 @@ impl<'p> Engine<'p> {
 }
 
 /// Executors of all units with steps, except the CPU.
-fn bring<'p>(
+fn load_units<'p>(
     program: &'p Program,
     executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
     packages: &BundleReader,
@@ -230,9 +230,9 @@ fn weights_of<'p>(
 ) -> Result<(Box<dyn Store + 'p>, String)> {
     if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Ram {
         // Memory of our own holds whole files, but some of these weights are elsewhere.
-        let (here, brought) = (program.segments_of(0), program.segments_to_bring());
-        let wanted = |i: u32| here.contains(&i) || brought.contains(&i);
-        let store = MappedStore::of(program, files, options.check, &wanted)?;
+        let (on_cpu, transferred) = (program.segments_of(0), program.segments_to_bring());
+        let is_needed = |i: u32| on_cpu.contains(&i) || transferred.contains(&i);
+        let store = MappedStore::of(program, files, options.check, &is_needed)?;
         return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
     }
     let needed = weights::needed(program, cpu::threads(options.threads)?);
@@ -244,9 +244,9 @@ fn weights_of<'p>(
     let store: Box<dyn Store + 'p> = if !choice.own {
         Box::new(MappedStore::of(program, files, options.check, &|_| true)?)
     } else if cached.is_some() {
-        Box::new(MovingStore::of(program, files, options.check, &How::from_env()?)?)
+        Box::new(MovingStore::of(program, files, options.check, &LoadOptions::from_env()?)?)
     } else {
-        Box::new(OwnedStore::of(program, files, options.check, &How::from_env()?)?)
+        Box::new(OwnedStore::of(program, files, options.check, &LoadOptions::from_env()?)?)
     };
     Ok((store, choice.why))
 }

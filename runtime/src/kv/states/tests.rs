@@ -5,7 +5,7 @@ use moec_ir::Format;
 use moec_ir::plan::{CacheOrder, StateBuf};
 
 #[test]
-fn what_a_static_graph_keeps_is_not_copied() {
+fn state_inside_a_static_graph_cannot_be_forked() {
     let text = r#"plan 17 {scratch_bytes = 0}
         model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 1, slots = 2, eos = [], parameters = 1, active_parameters = 1}
         target "t" {triple = "", cpu = "", features = []}
@@ -64,7 +64,7 @@ fn blocks_of_values_begin_empty() {
 
 /// Exactly the values of existing tokens are copied, in every layout.
 #[test]
-fn the_first_tokens_are_the_first_bytes() {
+fn only_values_of_existing_tokens_are_copied() {
     let orders = [
         (CacheOrder::Rows, &[Format::F32][..]),
         (CacheOrder::Keys { nr: 16 }, &[Format::F32, Format::Bf16, Format::Q8]),
@@ -92,7 +92,7 @@ fn the_first_tokens_are_the_first_bytes() {
                     _ => 2,
                 };
                 let inside = |t: usize, c: usize| {
-                    let place = state.head().place(t, c);
+                    let place = state.head().offsets(t, c);
                     place.at + size <= bytes && place.scale.is_none_or(|s| s + 2 <= bytes)
                 };
                 let all = (0..tokens).all(|t| (0..40).all(|c| inside(t, c)));

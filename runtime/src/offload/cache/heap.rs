@@ -131,7 +131,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_least_is_that_of_a_search(
+        fn heap_minimum_matches_a_linear_search(
             ops in proptest::collection::vec((0_u32..12, 0_u8..4, any::<u16>()), 1..200)
         ) {
             let mut heap = Heap::new(12);

@@ -8,7 +8,7 @@ use super::heap::{Heap, compare};
 use super::policy::{Id, Pins, Policy};
 
 /// Weight above which the weight and all counts are scaled back to 1.
-const HEAVY: f64 = 1e100;
+const RESCALE_ABOVE: f64 = 1e100;
 
 /// Least frequently used.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl Policy for Lfu {
             return;
         }
         self.weight *= self.growth;
-        if self.weight > HEAVY {
+        if self.weight > RESCALE_ABOVE {
             for id in 0..self.count.len() as Id {
                 self.count[id as usize] /= self.weight;
                 if self.resident.contains(id) {

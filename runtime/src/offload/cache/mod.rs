@@ -11,6 +11,7 @@
 //! follows the [`Event`]s of [`Cache::step`], and a replay makes the same decisions without one.
 
 mod error;
+pub(crate) mod evicted;
 mod experts;
 mod heap;
 mod lfu;
@@ -28,6 +29,7 @@ mod table;
 mod warm;
 
 pub use error::CacheError;
+pub use evicted::EvictedExpertCounts;
 pub use experts::{CachedLayer, ExpertIndex, Key};
 pub use policy::{Id, Pins, Policy};
 pub use ranking::Ranking;

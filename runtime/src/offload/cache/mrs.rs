@@ -17,7 +17,7 @@ use super::heap::{Heap, Rank, compare};
 use super::policy::{Id, Pins, Policy};
 
 /// Factors below this are multiplied into the scores.
-const FADED: f64 = 1e-100;
+const RESCALE_BELOW: f64 = 1e-100;
 
 /// Minus recent score.
 #[derive(Clone, Debug)]
@@ -102,7 +102,7 @@ impl Policy for Mrs {
     fn on_scores(&mut self, layer: usize, ranked: &[(u16, f32)]) {
         let Some(layer) = self.layers.get_mut(layer) else { return };
         layer.factor *= 1.0 - self.alpha;
-        if layer.factor < FADED {
+        if layer.factor < RESCALE_BELOW {
             layer.multiply_out();
         }
         for &(expert, s) in ranked.iter().take(layer.p) {

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_follow_what_happens() {
+    fn estimated_odds_converge_to_observed_frequencies() {
         let mut odds = Odds::new(4, 2);
         assert_eq!([0, 1, 2, 3, 4].map(|place| odds.of(place)), [0.5, 0.5, 0.1, 0.1, 0.0]);
         for i in 0..4000 {

@@ -21,17 +21,33 @@ impl Ranking {
     /// as shares of 1. A softmax sums to 1 already; sigmoids are divided by their sum; if a router's scores
     /// are the logits themselves, their softmax is taken. NaN logits count as −∞.
     pub fn of_logits(&mut self, logits: &[f32], score: Score) -> &[(u16, f32)] {
-        let max = logits.iter().copied().filter(|z| !z.is_nan()).fold(f32::NEG_INFINITY, f32::max);
-        let value = |z: f32| match score {
-            _ if z.is_nan() => 0.0,
-            Score::Softmax | Score::Identity if max.is_infinite() => f32::from(u8::from(z == max)),
-            Score::Softmax | Score::Identity => (z - max).exp(),
-            Score::Sigmoid => 1.0 / (1.0 + (-z).exp()),
-        };
-        let sum: f32 = logits.iter().map(|&z| value(z)).sum();
-        let part = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+        self.of_rows(1, &|_| logits, score)
+    }
+
+    /// As [`Ranking::of_logits`], for the mean of the shares of several rows with as many experts each.
+    pub fn of_rows<'s>(
+        &mut self,
+        rows: usize,
+        logits: &dyn Fn(usize) -> &'s [f32],
+        score: Score,
+    ) -> &[(u16, f32)] {
         self.all.clear();
-        self.all.extend(logits.iter().enumerate().map(|(e, &z)| (e as u16, value(z) * part)));
+        for row in 0..rows {
+            let logits = logits(row);
+            let max = logits.iter().copied().filter(|z| !z.is_nan()).fold(f32::NEG_INFINITY, f32::max);
+            let value = |z: f32| match score {
+                _ if z.is_nan() => 0.0,
+                Score::Softmax | Score::Identity if max.is_infinite() => f32::from(u8::from(z == max)),
+                Score::Softmax | Score::Identity => (z - max).exp(),
+                Score::Sigmoid => 1.0 / (1.0 + (-z).exp()),
+            };
+            let sum: f32 = logits.iter().map(|&z| value(z)).sum();
+            let share = if sum > 0.0 { 1.0 / sum } else { 0.0 } / rows as f32;
+            if row == 0 {
+                self.all.extend((0..).map(|e| (e, 0.0)).take(logits.len()));
+            }
+            self.all.iter_mut().zip(logits).for_each(|(of, &z)| of.1 += value(z) * share);
+        }
         let larger = |a: &(u16, f32), b: &(u16, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if self.depth < self.all.len() {
             if self.depth > 0 {
@@ -47,6 +63,18 @@ impl Ranking {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_have_the_mean_of_their_shares() {
+        let rows = [[0.0, 0.0, 0.0, f32::NEG_INFINITY], [f32::NEG_INFINITY, 5.0, 5.0, f32::NEG_INFINITY]];
+        let mut ranking = Ranking::new(4, 3);
+        let found = ranking.of_rows(2, &|row| &rows[row], Score::Softmax);
+        let expected = [(1, 5.0 / 12.0), (2, 5.0 / 12.0), (0, 1.0 / 6.0)];
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-6, "{found:?}");
+        }
+        assert!(ranking.of_rows(0, &|_| &[], Score::Softmax).is_empty());
+    }
 
     #[test]
     fn ranks_shares_of_one() {

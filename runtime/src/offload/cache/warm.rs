@@ -7,7 +7,7 @@
 use super::experts::ExpertIndex;
 
 /// Maximum number of tokens that recorded routing counts for: as many observed tokens outweigh it.
-pub(super) const BELIEVED: f64 = 1024.0;
+pub(super) const MAX_RECORDED_WEIGHT: f64 = 1024.0;
 
 /// Expectation from recorded routing for every expert, by its number.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +26,7 @@ pub(super) fn expected(experts: &ExpertIndex, uses: &[u32]) -> Expected {
         let (first, last) = (ids.start as usize, ids.end as usize);
         let own = uses.get(first..last).unwrap_or_default();
         let seen = own.iter().map(|&n| f64::from(n)).sum::<f64>() / layer.k as f64;
-        tokens.push(seen.min(BELIEVED));
+        tokens.push(seen.min(MAX_RECORDED_WEIGHT));
         if seen > 0.0 {
             for (p, &n) in probability[first..last].iter_mut().zip(own) {
                 *p = (f64::from(n) / seen).min(1.0);
@@ -50,8 +50,8 @@ mod tests {
         assert_eq!(found.tokens, [10.0, 5.0, 0.0]);
         let none = expected(&experts, &[]);
         assert!(none.probability.iter().chain(&none.tokens).all(|p| *p == 0.0));
-        // More than is believed.
+        // More uses than are taken into account.
         let many = expected(&experts, &[4_000_000, 0, 0, 1, 1, 0, 0]);
-        assert_eq!((many.tokens[0], many.probability[0]), (BELIEVED, 1.0));
+        assert_eq!((many.tokens[0], many.probability[0]), (MAX_RECORDED_WEIGHT, 1.0));
     }
 }

@@ -229,7 +229,7 @@ impl Loaded {
         unsafe { self.buffer.slice(0..self.bytes) }
     }
 
-    /// The buffer, to be filled anew.
+    /// The buffer, for the next read.
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_aligned_and_apart() {
+    fn buffers_are_aligned_and_disjoint() {
         let pool = Buffers::new(&[Class { bytes: 10_000, count: 2 }, Class { bytes: 1, count: 3 }]).unwrap();
         assert_eq!((pool.len(), pool.bytes()), (5, 2 * 12_288 + 3 * 4096));
         let taken: Vec<_> = std::iter::from_fn(|| pool.take(1)).collect();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_that_fits_is_taken_and_comes_back() {
+    fn smallest_fitting_buffer_is_taken_and_returned() {
         let pool = Buffers::new(&[Class { bytes: 4096, count: 1 }, Class { bytes: 8192, count: 1 }]).unwrap();
         assert_eq!((pool.free(1), pool.free(4097), pool.free(8193)), (2, 1, 0));
         let small = pool.take(100).unwrap();
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_an_error() {
+    fn excessive_buffer_request_is_an_error() {
         assert!(Buffers::new(&[Class { bytes: u64::MAX, count: 2 }]).is_err());
         assert!(Buffers::new(&[Class { bytes: 1 << 62, count: 1 }]).is_err());
         assert!(Buffers::new(&[]).unwrap().take(0).is_none());

@@ -74,7 +74,7 @@ impl ExtentTable {
             }
             // Small enough that rounding up cannot overflow.
             if e.offset.checked_add(e.bytes).is_none_or(|end| end > file.bytes || end > i64::MAX as u64) {
-                return wrong("lies outside of its file");
+                return wrong("is outside of its file");
             }
         }
         Ok(Self { files, extents })
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_lie_in_their_files() {
+    fn extents_outside_their_file_are_rejected() {
         assert!(table(&[(0, 0, 20_000), (1, 16_384, 3616)]).is_ok());
         for bad in [(2, 0, 1), (0, 0, 0), (0, 64, 100), (0, 16_384, 3617), (0, 4096, u64::MAX)] {
             assert!(table(&[bad]).is_err(), "{bad:?}");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_make_a_run() {
+    fn adjacent_extents_form_one_run() {
         let t = table(&[(0, 0, 5000), (0, 8192, 4096), (0, 12_288, 10), (1, 16_384, 1)]).unwrap();
         assert_eq!(t.run(0, 3).unwrap(), ExtentRun { file: 0, offset: 0, bytes: 12_298 });
         assert_eq!(t.run(1, 1).unwrap(), ExtentRun { file: 0, offset: 8192, bytes: 4096 });

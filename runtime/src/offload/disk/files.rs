@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_without_direct_reads_is_read_through_the_cache_and_says_so() {
+    fn unsupported_direct_reads_fall_back_to_the_page_cache() {
         let file = tempfile::tempfile().unwrap();
         let open = |direct| if direct { Err(io::ErrorKind::InvalidInput.into()) } else { file.try_clone() };
         let files = Files { files: vec![choose(true, &open).unwrap()] };
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_those_of_the_table() {
+    fn file_size_must_match_the_extent_table() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("w");
         std::fs::write(&path, [1; 100]).unwrap();
@@ -170,7 +170,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_file_in_the_place_of_the_one_that_was_checked_is_refused() {
+    fn file_replaced_after_its_check_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let (path, other) = (dir.path().join("w"), dir.path().join("other"));
         std::fs::write(&path, [1; 100]).unwrap();

@@ -27,7 +27,7 @@ pub trait Disk: Send + Sync {
 
     /// Waits for an event, for at most `at_most` (`None`: without limit). Returns whether there is an event
     /// to [`Disk::poll`].
-    fn news(&self, at_most: Option<Duration>) -> bool;
+    fn wait_for_event(&self, at_most: Option<Duration>) -> bool;
 
     /// Time of the waiting thread, since an arbitrary moment in the past.
     fn now(&self) -> Duration;
@@ -126,7 +126,7 @@ impl ThreadedDisk {
 
     /// Waits for an event, for at most `at_most` (`None`: without limit).
     pub fn wait(&self, at_most: Option<Duration>) -> Option<Event> {
-        self.queue.until_news(at_most).pop_front()
+        self.queue.wait_for_events(at_most).pop_front()
     }
 }
 
@@ -139,8 +139,8 @@ impl Disk for ThreadedDisk {
         self.waker.wake();
     }
 
-    fn news(&self, at_most: Option<Duration>) -> bool {
-        !self.queue.until_news(at_most).is_empty()
+    fn wait_for_event(&self, at_most: Option<Duration>) -> bool {
+        !self.queue.wait_for_events(at_most).is_empty()
     }
 
     fn now(&self) -> Duration {

@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ExtentProgress {
     /// Bytes that were cut into blocks.
-    pub(super) cut: u64,
+    pub(super) scheduled: u64,
     /// Bytes that have not arrived.
     pub(super) left: u64,
     /// Length of the checked prefix in bytes, and its checksum, if all extents are checked.
@@ -18,7 +18,7 @@ pub(super) struct ExtentProgress {
     /// Number of times that it was read as a whole.
     pub(super) readings: u32,
     /// Whether a read of it has failed.
-    pub(super) doubtful: bool,
+    pub(super) read_failed: bool,
 }
 
 #[derive(Debug)]

@@ -49,7 +49,7 @@ pub(super) struct ReadScheduler {
     free: Vec<u32>,
     again: VecDeque<u32>,
     /// Whether the operating system has returned `EAGAIN` or `EINTR` since the last start.
-    patience: bool,
+    retry_later: bool,
     pub(super) counts: Counts,
 }
 
@@ -75,7 +75,7 @@ impl ReadScheduler {
             rounds: vec![0; depth],
             free: (0..depth as u32).rev().collect(),
             again: VecDeque::with_capacity(depth),
-            patience: false,
+            retry_later: false,
             counts: Counts::default(),
         }
     }
@@ -136,7 +136,7 @@ impl ReadScheduler {
     /// Whether to wait a moment before the next start: the operating system asked to try again, and no other
     /// read will end in the meantime.
     pub(super) fn should_pause(&mut self) -> bool {
-        std::mem::take(&mut self.patience) && self.in_flight() == 0
+        std::mem::take(&mut self.retry_later) && self.in_flight() == 0
     }
 
     /// The reads to start now: blocks to be read again, then new ones by urgency.
@@ -153,7 +153,7 @@ impl ReadScheduler {
             }
         }
         while !self.free.is_empty()
-            && let Some(block) = self.cut(now)
+            && let Some(block) = self.next_block(now)
             && let Some(i) = self.free.pop()
         {
             if let Some(f) = find_mut(&mut self.active, block.ticket) {
@@ -164,7 +164,7 @@ impl ReadScheduler {
     }
 
     /// The next block of the most urgent fetch.
-    fn cut(&mut self, now: Duration) -> Option<Block> {
+    fn next_block(&mut self, now: Duration) -> Option<Block> {
         for priority in [Priority::Demand, Priority::Prefetch] {
             let full = self.in_flight() as u64 * u64::from(self.options.block_bytes) >= AHEAD;
             if full && priority == Priority::Prefetch {
@@ -175,10 +175,11 @@ impl ReadScheduler {
                 let block = fetch.and_then(|f| {
                     let extents = extents(&self.table, f.first, f.count);
                     let mut parts = f.parts.iter_mut().zip(extents).enumerate();
-                    let (i, (part, extent)) = parts.find(|(_, (p, e))| p.cut < e.bytes)?;
-                    let bytes = (extent.bytes - part.cut).min(u64::from(self.options.block_bytes)) as u32;
-                    let at = part.cut;
-                    part.cut += u64::from(bytes);
+                    let (i, (part, extent)) = parts.find(|(_, (p, e))| p.scheduled < e.bytes)?;
+                    let bytes =
+                        (extent.bytes - part.scheduled).min(u64::from(self.options.block_bytes)) as u32;
+                    let at = part.scheduled;
+                    part.scheduled += u64::from(bytes);
                     Some(Block {
                         ticket,
                         part: i as u32,
@@ -252,7 +253,7 @@ impl ReadScheduler {
                     return self.deliver(ticket, events);
                 }
                 // The rest must begin at a multiple of BLOCK again.
-                part.doubtful = true;
+                part.read_failed = true;
                 let useful = n - n % BLOCK as u32;
                 self.counts.bytes += u64::from(useful);
                 block.got += useful;
@@ -263,12 +264,12 @@ impl ReadScheduler {
             }
             Err(errno @ (libc::EINTR | libc::EAGAIN)) => {
                 block.interruptions += 1;
-                self.patience = true;
+                self.retry_later = true;
                 let attempts = block.interruptions;
                 (attempts > self.options.interruptions).then_some(ReadFault::System { errno, attempts })
             }
             Err(errno) => {
-                part.doubtful = true;
+                part.read_failed = true;
                 block.failures += 1;
                 let attempts = block.failures;
                 (attempts > self.options.retries).then_some(ReadFault::System { errno, attempts })
@@ -299,7 +300,7 @@ impl ReadScheduler {
         let extents = extents(&self.table, f.first, f.count);
         let (Some(base), Some(e)) = (extents.first(), extents.get(part as usize)) else { return };
         let state = &mut f.parts[part as usize];
-        let (start, end) = (e.offset - base.offset, first.unwrap_or(state.cut));
+        let (start, end) = (e.offset - base.offset, first.unwrap_or(state.scheduled));
         if end > state.summed {
             // SAFETY: the reads of all blocks before `end` have ended, and other blocks share no byte with
             // these.
@@ -316,7 +317,7 @@ impl ReadScheduler {
         let (Some(base), Some(e)) = (extents.first(), extents.get(part as usize)) else { return };
         let state = &mut f.parts[part as usize];
         state.readings += 1;
-        if let Some(expected) = e.crc32c.filter(|_| self.options.verify_reads || state.doubtful) {
+        if let Some(expected) = e.crc32c.filter(|_| self.options.verify_reads || state.read_failed) {
             self.counts.checked += 1;
             let start = e.offset - base.offset;
             let found = if self.options.verify_reads {
@@ -335,7 +336,7 @@ impl ReadScheduler {
                 *state = ExtentProgress {
                     left: e.bytes,
                     readings: attempts,
-                    doubtful: true,
+                    read_failed: true,
                     ..ExtentProgress::default()
                 };
                 self.counts.repeated += 1;

@@ -31,7 +31,7 @@ struct Shared {
     /// Signals that there is a read to do, or that the reader ends.
     work: Condvar,
     /// Signals that a read has ended, or that [`Wake::wake`] was called.
-    news: Condvar,
+    changed: Condvar,
     files: Arc<Files>,
     /// Keeps the memory alive for a read that takes longer than its reader lives.
     _buffers: Arc<Buffers>,
@@ -46,7 +46,7 @@ impl Shared {
 impl Wake for Shared {
     fn wake(&self) {
         self.lock().woken = true;
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 }
 
@@ -66,7 +66,7 @@ impl Threads {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             work: Condvar::new(),
-            news: Condvar::new(),
+            changed: Condvar::new(),
             files,
             _buffers: buffers,
         });
@@ -100,7 +100,7 @@ fn work(shared: &Shared) {
         let result = perform(&shared.files, &read);
         state = shared.lock();
         state.ended.push_back(ReadResult { token: read.token, result });
-        shared.news.notify_one();
+        shared.changed.notify_one();
     }
 }
 
@@ -134,9 +134,9 @@ impl Reader for Threads {
         let mut state = self.shared.lock();
         if state.ended.is_empty() && !state.woken && at_most != Some(Duration::ZERO) {
             state = match at_most {
-                None => self.shared.news.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(time) => {
-                    self.shared.news.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+                    self.shared.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
@@ -151,9 +151,9 @@ impl Reader for Threads {
     }
 
     fn describe(&self) -> String {
-        let (n, how) = (self.handles.len(), self.shared.files.describe());
+        let (n, files) = (self.handles.len(), self.shared.files.describe());
         let why = self.why.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
-        format!("pread on {n} threads, {how}{why}")
+        format!("pread on {n} threads, {files}{why}")
     }
 }
 

@@ -56,7 +56,7 @@ struct Inbox {
 struct Shared {
     inbox: Mutex<Inbox>,
     events: Mutex<VecDeque<Event>>,
-    news: Condvar,
+    changed: Condvar,
     stats: Mutex<Stats>,
 }
 
@@ -135,15 +135,15 @@ impl DiskQueue {
     }
 
     /// Waits for an event, for at most `at_most` (`None`: without limit).
-    pub(super) fn until_news(&self, at_most: Option<Duration>) -> MutexGuard<'_, VecDeque<Event>> {
+    pub(super) fn wait_for_events(&self, at_most: Option<Duration>) -> MutexGuard<'_, VecDeque<Event>> {
         let start = Instant::now();
         let mut events = lock(&self.shared.events);
         while events.is_empty() {
-            let news = &self.shared.news;
+            let changed = &self.shared.changed;
             events = match at_most.map(|time| time.saturating_sub(start.elapsed())) {
-                None => news.wait(events).unwrap_or_else(PoisonError::into_inner),
+                None => changed.wait(events).unwrap_or_else(PoisonError::into_inner),
                 Some(Duration::ZERO) => break,
-                Some(time) => news.wait_timeout(events, time).unwrap_or_else(PoisonError::into_inner).0,
+                Some(time) => changed.wait_timeout(events, time).unwrap_or_else(PoisonError::into_inner).0,
             };
         }
         events
@@ -215,16 +215,16 @@ impl Worker {
 
     /// Takes turns until it is stopped or the reader has failed.
     pub(super) fn run(mut self) {
-        while self.turn(None).is_some() {}
+        while self.run_once(None).is_some() {}
     }
 
     /// Takes a turn: accepts requests, starts reads and waits for results, for at most `at_most`. Returns the
     /// number of reads that have ended; `None` if there will be no more.
-    pub fn turn(&mut self, at_most: Option<Duration>) -> Option<usize> {
+    pub fn run_once(&mut self, at_most: Option<Duration>) -> Option<usize> {
         if self.is_broken() {
             return None;
         }
-        match self.try_turn(at_most) {
+        match self.try_run_once(at_most) {
             Ok(goes_on) => goes_on.then_some(self.ended),
             Err(e) => {
                 self.broken(e.raw_os_error().unwrap_or(libc::EIO));
@@ -243,7 +243,7 @@ impl Worker {
     }
 
     /// Takes a turn; returns false at the end.
-    fn try_turn(&mut self, at_most: Option<Duration>) -> std::io::Result<bool> {
+    fn try_run_once(&mut self, at_most: Option<Duration>) -> std::io::Result<bool> {
         self.ended = 0;
         if self.scheduler.should_pause() {
             self.wait(Some(PAUSE))?;
@@ -255,7 +255,7 @@ impl Worker {
         if stop {
             return Ok(false);
         }
-        self.obey();
+        self.execute_commands();
         self.scheduler.expire(&mut self.events);
         self.scheduler.start(&mut self.reads, &mut self.events);
         self.publish();
@@ -272,7 +272,7 @@ impl Worker {
         Ok(true)
     }
 
-    fn obey(&mut self) {
+    fn execute_commands(&mut self) {
         for command in self.commands.drain(..) {
             match command {
                 Command::Add(fetch) => self.scheduler.add(fetch),
@@ -311,7 +311,7 @@ impl Worker {
             busy: self.busy,
         };
         lock(&self.shared.events).append(&mut self.events);
-        self.shared.news.notify_all();
+        self.shared.changed.notify_all();
     }
 
     /// Notifies all threads that the reader has failed and there will be no more reads.
@@ -320,7 +320,7 @@ impl Worker {
         inbox.broken = Some(errno);
         std::mem::swap(&mut self.commands, &mut inbox.commands);
         drop(inbox);
-        self.obey();
+        self.execute_commands();
         self.scheduler.fail_all(&ReadFault::Reader { errno }, &mut self.events);
         self.publish();
     }

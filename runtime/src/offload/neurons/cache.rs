@@ -20,7 +20,7 @@ pub use shape::{Regions, Shape};
 
 use super::error::NeuronError;
 use crate::offload::cache::list::List;
-use events::{GATE, REST};
+use events::{GATE, UP_DOWN};
 
 /// The cache.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ impl Segmented {
         shape.check()?;
         let capacity = regions.fixed.checked_add(regions.hot).and_then(|b| b.checked_add(regions.cold));
         if capacity.is_none() {
-            return Err(NeuronError::Regions { wanted: u64::MAX, capacity: u64::MAX });
+            return Err(NeuronError::Regions { requested: u64::MAX, capacity: u64::MAX });
         }
         let count = shape.matrices as usize * shape.neurons as usize;
         let clusters = shape.matrices as usize * shape.clusters() as usize;
@@ -256,11 +256,11 @@ impl Segmented {
             return false;
         }
         while self.hot_used + bytes > self.regions.hot {
-            // What this step has used stands before all others.
+            // Clusters that this step has used precede all others.
             let Some(id) = self.hot.back() else { return false };
             self.hot.remove(id);
             self.hot_used -= self.cluster_bytes(id);
-            self.clusters.gone += 1;
+            self.clusters.evicted += 1;
             on(Event::Drop(id));
         }
         true
@@ -276,7 +276,7 @@ impl Segmented {
             // As in the hot region.
             let Some(id) = self.cold.back() else { return false };
             self.forget(id);
-            self.neurons.gone += 1;
+            self.neurons.evicted += 1;
             on(Event::Evict(id));
         }
         true
@@ -311,9 +311,9 @@ impl Segmented {
     }
 
     /// Bytes of the requested parts that are not in memory.
-    fn missing(&self, held: u8, wanted: u8) -> u64 {
-        let part = |bit: u8, bytes: u64| if wanted & !held & bit == 0 { 0 } else { bytes };
-        part(GATE, self.shape.gate) + part(REST, self.shape.rest)
+    fn missing(&self, held: u8, requested: u8) -> u64 {
+        let part = |bit: u8, bytes: u64| if requested & !held & bit == 0 { 0 } else { bytes };
+        part(GATE, self.shape.gate) + part(UP_DOWN, self.shape.up_down)
     }
 }
 

@@ -8,11 +8,11 @@ pub enum NeuronError {
     Shape(String),
     /// Regions that exceed the memory.
     #[error(
-        "regions of {wanted} bytes do not fit into {capacity}: give more memory, or make the fixed or hot region smaller"
+        "regions of {requested} bytes do not fit into {capacity}: give more memory, or make the fixed or hot region smaller"
     )]
     Regions {
         /// Requested bytes.
-        wanted: u64,
+        requested: u64,
         /// Available bytes.
         capacity: u64,
     },

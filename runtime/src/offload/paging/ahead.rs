@@ -4,9 +4,10 @@
 //! gain of reading an expert with the delay of other reads. Its inputs are measured as the model runs: the
 //! time of a layer without waiting, the speed of the disk, and how often such scores are right.
 
+use crate::offload::cache::evicted::EvictedTokens;
 use crate::offload::cache::odds::Odds;
-use crate::offload::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
-use crate::offload::cache::{CachedLayer, Key, Ranking};
+use crate::offload::cache::prefetch::{self, Candidate, DEPTH, LookaheadLayer, Prefetch};
+use crate::offload::cache::{CachedLayer, EvictedExpertCounts, Key, Ranking};
 use moec_ir::plan::PagedLayer;
 use std::time::Duration;
 
@@ -41,13 +42,8 @@ pub(super) struct Ahead {
     candidates: [Vec<Candidate>; DEPTH],
     planned: Vec<Prefetch>,
     keys: Vec<Key>,
-    /// By layer: experts that the routers of a token decoded with fewer experts would have chosen in full.
-    /// They are read first if the token is decoded again (MoBiLE, §III-B).
-    evicted: Vec<Vec<u16>>,
-    /// Whether `evicted` belongs to the last call, and whether it belongs to the token that is being decoded
-    /// again.
-    fresh: bool,
-    again: bool,
+    /// Experts that are read first if a token is decoded again.
+    evicted: EvictedTokens,
 }
 
 impl Ahead {
@@ -64,7 +60,7 @@ impl Ahead {
             candidates: std::array::from_fn(|_| Vec::with_capacity(2 * k)),
             planned: Vec::with_capacity(DEPTH * 2 * k),
             keys: Vec::with_capacity(DEPTH * 2 * k),
-            evicted: layers.iter().map(|l| Vec::with_capacity(l.k)).collect(),
+            evicted: EvictedTokens::new(layers.len(), k),
             ..Self::default()
         }
     }
@@ -88,33 +84,46 @@ impl Ahead {
 
     /// Records the request of a layer of a token that is decoded with `k` experts; `scores` are the router's.
     /// Remembers the experts that a full call would request, and detects such a call.
-    pub(super) fn little(&mut self, layer: usize, k: usize, shape: PagedLayer, scores: &[f32]) {
-        let (last, full) = (layer + 1 == self.evicted.len(), shape.k as usize);
-        if k < full {
-            let (Some(ranking), Some(evicted)) = (&mut self.ranking, self.evicted.get_mut(layer)) else {
-                return;
-            };
-            evicted.clear();
-            evicted.extend(ranking.of_logits(scores, shape.score).iter().take(full).map(|r| r.0));
-            (self.fresh, self.again) = (last, false);
-            return;
+    pub(super) fn little(
+        &mut self,
+        layer: usize,
+        k: usize,
+        shape: PagedLayer,
+        scores: &[f32],
+        chosen: &[u16],
+    ) {
+        let full = shape.k as usize;
+        self.evicted.begin(layer, k < full);
+        if k < full
+            && let Some(ranking) = &mut self.ranking
+        {
+            for &(expert, _) in ranking.of_logits(scores, shape.score).iter().take(full) {
+                self.evicted.name(layer, expert);
+            }
         }
-        if layer == 0 {
-            self.again = std::mem::take(&mut self.fresh);
-        }
-        self.again &= !last;
+        self.evicted.count(layer, chosen.iter().copied());
+    }
+
+    /// Records that a call with other rows came between.
+    pub(super) fn forget(&mut self) {
+        self.evicted.forget();
+    }
+
+    /// Experts of tokens that were decoded again.
+    pub(super) fn again(&self) -> EvictedExpertCounts {
+        self.evicted.counts()
     }
 
     /// Finds the experts that the next layers will request if the token is decoded again. Returns whether
     /// they are known.
     pub(super) fn known(&mut self, layer: usize) -> bool {
         self.keys.clear();
-        if !self.again {
+        if self.evicted.of(layer).is_none() {
             return false;
         }
-        for ahead in 1..=self.depth {
-            let experts = self.evicted.get(layer + ahead).into_iter().flatten();
-            self.keys.extend(experts.map(|&expert| Key { layer: (layer + ahead) as u16, expert }));
+        for layer in layer + 1..=layer + self.depth {
+            let experts = self.evicted.of(layer).into_iter().flatten();
+            self.keys.extend(experts.map(|&expert| Key { layer: layer as u16, expert }));
         }
         true
     }
@@ -139,7 +148,7 @@ impl Ahead {
             return;
         }
         let rate = disk.bytes as f64 / seconds;
-        let mut looks: [Option<Look<'_>>; DEPTH] = [None; DEPTH];
+        let mut looks: [Option<LookaheadLayer<'_>>; DEPTH] = [None; DEPTH];
         let count = scores.min(self.depth);
         for ahead in 1..=count {
             let Some((shape, _)) = shape(ahead) else { break };
@@ -160,7 +169,7 @@ impl Ahead {
         for (ahead, (look, candidates)) in looks.iter_mut().zip(&self.candidates).enumerate().take(count) {
             let Some((shape, bytes)) = shape(ahead + 1) else { break };
             let k = (shape.k as usize).max(1);
-            *look = Some(Look {
+            *look = Some(LookaheadLayer {
                 start: (ahead + 1) as f64 * self.layer_seconds + pending as f64 / rate,
                 load: bytes as f64 / rate,
                 compute: self.layer_seconds / k as f64,
@@ -169,8 +178,9 @@ impl Ahead {
             });
         }
         let there = looks.iter().take_while(|l| l.is_some()).count();
-        let looks: [Look<'_>; DEPTH] =
-            looks.map(|l| l.unwrap_or(Look { start: 0.0, load: 0.0, compute: 0.0, k: 0, candidates: &[] }));
+        let looks: [LookaheadLayer<'_>; DEPTH] = looks.map(|l| {
+            l.unwrap_or(LookaheadLayer { start: 0.0, load: 0.0, compute: 0.0, k: 0, candidates: &[] })
+        });
         let wear =
             self.began.map_or(0.0, |b| (seconds / now.saturating_sub(b).as_secs_f64().max(1e-9)).min(1.0));
         prefetch::plan(&looks[..there], pending as f64 / rate, wear, &mut self.planned);

@@ -31,7 +31,7 @@ pub trait Hooks: Sync + fmt::Debug {
     fn computed(&self, _layer_part: LayerPart) {}
 
     /// Called when the decider gets an event.
-    fn heard(&self, _now: Duration, _event: &Event<'_>) {}
+    fn handled(&self, _now: Duration, _event: &Event<'_>) {}
 
     /// Called for each decision before it is carried out.
     fn decided(&self, _decision: &Decision) {}

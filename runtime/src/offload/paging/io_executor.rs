@@ -3,7 +3,7 @@
 //! An I/O executor passes the events of the disk to its [`Decider`], in their order, with the time of the
 //! disk's clock. It makes the disk carry out the decisions. Frames are the buffers of the disk, by index.
 
-use super::decider::{Decider, Decision, DiskProgress, Event, ExpertRequest, News};
+use super::decider::{Decider, Decision, DiskProgress, Event, ExpertRequest, FrameEvent};
 use crate::error::{Error, Result};
 use crate::offload::cache::Key;
 use crate::offload::disk::{self, Disk, Loaded, Priority, ReadError, Ticket};
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Observer of an executor.
 pub trait Watch {
     /// The decider got an event and has decided.
-    fn heard(&mut self, now: Duration, event: &Event<'_>);
+    fn handled(&mut self, now: Duration, event: &Event<'_>);
     /// A decision, before it is carried out. `base` is the first byte of the frame that it fills, if any.
     fn decided(&mut self, decision: &Decision, base: Option<Addr>);
     /// A read that began at `since` has ended now.
@@ -76,18 +76,18 @@ impl IoExecutor {
     ///
     /// # Errors
     /// A reader that has failed.
-    pub fn take_news(&mut self, disk: &dyn Disk, watch: &mut dyn Watch) -> Result<()> {
+    pub fn handle_disk_events(&mut self, disk: &dyn Disk, watch: &mut dyn Watch) -> Result<()> {
         while let Some(event) = disk.poll() {
-            self.hear(disk, event, watch)?;
+            self.handle(disk, event, watch)?;
         }
         Ok(())
     }
 
-    fn hear(&mut self, disk: &dyn Disk, event: disk::Event, watch: &mut dyn Watch) -> Result<()> {
+    fn handle(&mut self, disk: &dyn Disk, event: disk::Event, watch: &mut dyn Watch) -> Result<()> {
         match event {
             disk::Event::Arrived { ticket, extent } => {
                 let (frame, part) = (ticket.buffer() as u32, (extent % 2) as u8);
-                self.news(disk, News::Arrived { frame, part }, watch)
+                self.publish_frame_event(disk, FrameEvent::Arrived { frame, part }, watch)
             }
             disk::Event::Done { ticket, loaded } => {
                 let at = ticket.buffer();
@@ -98,13 +98,13 @@ impl IoExecutor {
                     // It was cancelled too late. Its frame is free as soon as the decider gets the event.
                     drop(loaded);
                 }
-                self.news(disk, News::Done { frame: at as u32 }, watch)
+                self.publish_frame_event(disk, FrameEvent::Done { frame: at as u32 }, watch)
             }
             disk::Event::Failed { ticket, error } => {
                 let at = ticket.buffer();
                 let key = self.flights[at].take().map(|flight| flight.key);
                 let was = self.decider.is_broken();
-                let result = self.news(disk, News::Failed { frame: at as u32 }, watch);
+                let result = self.publish_frame_event(disk, FrameEvent::Failed { frame: at as u32 }, watch);
                 if self.decider.is_broken() && !was {
                     let expert = key.map(|key| (key.layer.into(), key.expert.into()));
                     self.error.get_or_insert_with(|| Box::new(ReadError { expert, ..error }));
@@ -112,7 +112,7 @@ impl IoExecutor {
                 result
             }
             disk::Event::Released { ticket } => {
-                self.news(disk, News::Released { frame: ticket.buffer() as u32 }, watch)
+                self.publish_frame_event(disk, FrameEvent::Released { frame: ticket.buffer() as u32 }, watch)
             }
             disk::Event::Cancelled { .. } => Ok(()),
         }
@@ -122,18 +122,23 @@ impl IoExecutor {
     ///
     /// # Errors
     /// A reader that has failed.
-    pub fn news(&mut self, disk: &dyn Disk, news: News, watch: &mut dyn Watch) -> Result<()> {
-        self.publish(disk, Event::News(news), watch)
+    pub fn publish_frame_event(
+        &mut self,
+        disk: &dyn Disk,
+        event: FrameEvent,
+        watch: &mut dyn Watch,
+    ) -> Result<()> {
+        self.publish(disk, Event::Frame(event), watch)
     }
 
     fn publish(&mut self, disk: &dyn Disk, event: Event<'_>, watch: &mut dyn Watch) -> Result<()> {
         let now = disk.now();
-        self.decider.hear(now, event)?;
-        watch.heard(now, &event);
+        self.decider.handle(now, event)?;
+        watch.handled(now, &event);
         let mut refused = Ok(());
         let mut lost = Vec::new();
-        for i in 0..self.decider.said().len() {
-            let decision = self.decider.said()[i];
+        for i in 0..self.decider.decisions().len() {
+            let decision = self.decider.decisions()[i];
             watch.decided(&decision, self.base(&decision));
             if let (frame, Err(e)) = self.carry_out(disk, decision, now) {
                 if let Error::Read(e) = &e {
@@ -145,8 +150,8 @@ impl IoExecutor {
         }
         // A thread that waits for these would never wake up.
         for frame in lost {
-            let result = self.news(disk, News::Failed { frame }, watch);
-            let result = result.and(self.news(disk, News::Released { frame }, watch));
+            let result = self.publish_frame_event(disk, FrameEvent::Failed { frame }, watch);
+            let result = result.and(self.publish_frame_event(disk, FrameEvent::Released { frame }, watch));
             refused = refused.and(result);
         }
         refused
@@ -163,18 +168,18 @@ impl IoExecutor {
             Decision::Load { frame, key, first, parts, priority } => {
                 let extent = 2 * self.decider.id(key) as u32 + u32::from(first);
                 let at = frame as usize;
-                let begun =
+                let started =
                     disk.buffers().claim(frame).ok_or_else(|| Error::plan(format!("frame {frame} is taken")));
-                let begun = begun.and_then(|buffer| {
+                let started = started.and_then(|buffer| {
                     self.bases[at] = Some(buffer.addr());
                     disk.submit(extent, parts.into(), priority, buffer)
                 });
-                let begun = begun.map(|ticket| {
+                let started = started.map(|ticket| {
                     self.flights[at] = Some(Flight { ticket, key, priority, since: now });
                 });
-                return (frame, begun);
+                return (frame, started);
             }
-            Decision::Hurry { frame, .. } => {
+            Decision::RaisePriority { frame, .. } => {
                 if let Some(flight) = self.flights[frame as usize] {
                     disk.raise(flight.ticket);
                 }
@@ -185,8 +190,10 @@ impl IoExecutor {
                 }
                 self.loaded[frame as usize] = None;
             }
-            Decision::Want { .. } | Decision::Use { .. } | Decision::Evict { .. } | Decision::Lost { .. } => {
-            }
+            Decision::Enqueue { .. }
+            | Decision::Use { .. }
+            | Decision::Evict { .. }
+            | Decision::ReadFailed { .. } => {}
         }
         (0, Ok(()))
     }

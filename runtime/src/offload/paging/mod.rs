@@ -50,7 +50,7 @@ use tables::Tables;
 pub use hooks::Hooks;
 pub use options::{Paging, Wrap};
 pub use pager::Report;
-pub(crate) use pager::{Above, Pager};
+pub(crate) use pager::{EvictionListener, Pager};
 
 /// Weights outside of experts mapped, experts on disk.
 pub(crate) struct PagedStore {
@@ -103,9 +103,10 @@ pub(crate) fn open(
         }
     }
     let table = Arc::new(table(program, files)?);
-    let (here, brought) = (program.segments_of(0), program.segments_to_bring());
-    let wanted = |i: u32| layer_parts[i as usize].is_none() && (here.contains(&i) || brought.contains(&i));
-    let mapped = MappedStore::of(program, files, check, &wanted)?;
+    let (on_cpu, transferred) = (program.segments_of(0), program.segments_to_bring());
+    let is_needed =
+        |i: u32| layer_parts[i as usize].is_none() && (on_cpu.contains(&i) || transferred.contains(&i));
+    let mapped = MappedStore::of(program, files, check, &is_needed)?;
     let paging = under(program, paging, options.budget)?;
     let count = paging.frames.saturating_add(paging.staging);
     let class = if paging.by_neurons() {
@@ -114,17 +115,21 @@ pub(crate) fn open(
         Class { bytes: paging.frame_bytes, count }
     };
     let buffers = Buffers::new(&[class])?;
-    let how = disk::Options { block_bytes: paging.block_bytes, ..options.disk };
+    let disk_options = disk::Options { block_bytes: paging.block_bytes, ..options.disk };
     let wrap = |reader| match options.wrap {
         Some(wrap) => (wrap.0)(reader),
         None => reader,
     };
-    let hooked = options.hooks.map_or(Ok(None), |hooks| hooks.disk(&table, &buffers, &how))?;
+    let hooked = options.hooks.map_or(Ok(None), |hooks| hooks.disk(&table, &buffers, &disk_options))?;
     let disk = match hooked {
         Some(disk) => disk,
-        None => {
-            Arc::new(ThreadedDisk::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), wrap)?)
-        }
+        None => Arc::new(ThreadedDisk::with_reader(
+            table,
+            buffers,
+            &disk_options,
+            Arc::new(SystemClock::default()),
+            wrap,
+        )?),
     };
     let matrices = |l: &plan::PagedLayer| {
         if paging.by_neurons() { [0, neurons::addresses(program, l)] } else { [l.experts as usize; 2] }
@@ -136,7 +141,7 @@ pub(crate) fn open(
     } else {
         AnyPager::Experts(Arc::new(Pager::new(program, &paging, disk, Arc::clone(&tables), options)?))
     };
-    let own = |(i, s): (u32, &Segment)| here.contains(&i).then_some(s.bytes);
+    let own = |(i, s): (u32, &Segment)| on_cpu.contains(&i).then_some(s.bytes);
     let bytes = (0..).zip(&program.segments).filter_map(own).sum();
     Ok((PagedStore { mapped, tables, layer_parts, bytes }, pager))
 }
@@ -301,7 +306,7 @@ fn extent(
     crc32c: Option<u32>,
     files: &mut Vec<(u32, FileEntry)>,
 ) -> Result<Extent> {
-    let wrong = || Error::plan("an expert lies outside of its file");
+    let wrong = || Error::plan("an expert is outside of its file");
     let known = files.iter().position(|(f, _)| *f == segment.file);
     let file = known.unwrap_or(files.len());
     if known.is_none() {
@@ -316,7 +321,7 @@ fn extent(
 }
 
 impl Pager {
-    /// Requests the experts of a dispatch table; other units compute the experts in `beside`.
+    /// Requests the experts of a dispatch table; other units compute the experts in `accelerator_experts`.
     ///
     /// # Safety
     /// As [`crate::exec::unit::ComputeUnit::submit`]; no other thread runs this step.
@@ -327,7 +332,7 @@ impl Pager {
         layer: usize,
         [rows, k]: [usize; 2],
         strides: &[u32],
-        beside: &[i32],
+        accelerator_experts: &[i32],
     ) {
         let (Some((table, scores)), Some((experts, _))) = (launch.args.split_last(), self.shape(layer))
         else {
@@ -347,7 +352,7 @@ impl Pager {
         let request = DispatchRequest {
             layer,
             active,
-            beside,
+            accelerator_experts,
             rows: launch.n,
             k,
             scores: scores.len(),

@@ -18,7 +18,7 @@ pub(super) struct StepOrder {
     /// Pieces of each expert that are still to be computed, by part.
     left: [Vec<AtomicUsize>; 2],
     /// Number of pieces of an expert, so that threads share it.
-    pub(super) pieces: usize,
+    pub(super) shares: usize,
 }
 
 impl StepOrder {
@@ -31,14 +31,14 @@ impl StepOrder {
             streamed: Vec::with_capacity(experts),
             split: false,
             left: [counters(), counters()],
-            pieces: 1,
+            shares: 1,
         }
     }
 
     /// Empties the order, for this many threads.
     pub(super) fn clear(&mut self, threads: usize) {
         // Twice the number of threads, so that a late thread takes less.
-        self.pieces = if threads > 1 { 2 * threads } else { 1 };
+        self.shares = if threads > 1 { 2 * threads } else { 1 };
         self.order.clear();
         self.ids.clear();
         self.streamed.clear();
@@ -50,7 +50,7 @@ impl StepOrder {
         let at = self.order.len();
         for left in &self.left {
             if let Some(left) = left.get(at) {
-                left.store(self.pieces, Ordering::Relaxed);
+                left.store(self.shares, Ordering::Relaxed);
             }
         }
         self.order.push(place);

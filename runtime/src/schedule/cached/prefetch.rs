@@ -15,11 +15,11 @@ use crate::schedule::timelines::{Free, Task};
 pub const DEPTH: usize = 3;
 /// Number of different loads of a layer that are tried at a time, the largest first: an expert with more
 /// tokens gains more.
-const LOOKED_AT: usize = 4;
+const MAX_LOADS: usize = 4;
 
 /// A layer ahead.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Outlook {
+pub struct PredictedLayer {
     /// Time until the layer needs its experts, in microseconds.
     pub start: f64,
     /// Experts that it is expected to use. Times of [`Task::held`] count from the layer's start.
@@ -46,18 +46,18 @@ pub struct Prefetch {
 pub fn plan(
     scheduler: &mut TimelineScheduler,
     policy: Solver,
-    layers: &mut [Outlook],
+    layers: &mut [PredictedLayer],
     busy: f64,
     out: &mut Vec<Prefetch>,
 ) {
     out.clear();
     let depth = layers.len().min(DEPTH);
     let layers = &mut layers[..depth];
-    let Some(until) = layers.first().map(|l| l.start) else { return };
-    let way = scheduler.costs().bring_us;
+    let Some(deadline) = layers.first().map(|l| l.start) else { return };
+    let transfer_us = scheduler.costs().bring_us;
     let mut link = busy.max(0.0);
-    while link < until {
-        let there = link + way;
+    while link < deadline {
+        let there = link + transfer_us;
         let mut best: Option<(f64, usize, usize)> = None;
         for at in 0..depth {
             let late = if at == 0 { 0.0 } else { delay(scheduler, policy, &layers[0], there) };
@@ -78,13 +78,13 @@ pub fn plan(
 fn impact(
     scheduler: &mut TimelineScheduler,
     policy: Solver,
-    layer: &mut Outlook,
+    layer: &mut PredictedLayer,
     there: f64,
 ) -> Option<(f64, usize)> {
     let without = scheduler.makespan(policy, &layer.tasks, Free::default());
     let mut best: Option<(f64, usize)> = None;
     let (mut last, mut looked_at) = (u32::MAX, 0);
-    while looked_at < LOOKED_AT {
+    while looked_at < MAX_LOADS {
         // The most probable of the next smaller load.
         let of = |i: usize| (layer.tasks[i].load, layer.probability.get(i).copied().unwrap_or(0.0));
         let rest = (0..layer.tasks.len()).filter(|&i| layer.tasks[i].held.is_none() && of(i).0 < last);
@@ -107,7 +107,7 @@ fn impact(
 }
 
 /// Delay of the next layer if the link is busy until `there`.
-fn delay(scheduler: &mut TimelineScheduler, policy: Solver, next: &Outlook, there: f64) -> f64 {
+fn delay(scheduler: &mut TimelineScheduler, policy: Solver, next: &PredictedLayer, there: f64) -> f64 {
     let late = (there - next.start).max(0.0);
     if late == 0.0 {
         return 0.0;

@@ -10,8 +10,8 @@ pub mod plan;
 mod transfer_queue;
 
 use super::cached::CachedDispatcher;
-use super::cached::dispatcher::Counts;
-use super::decision::{Bring, Transfer};
+use super::cached::dispatcher::{Counts, RowScores, Rows};
+use super::decision::{FrameTransfer, Transfer};
 use super::error::ScheduleError;
 use super::scheduled::{ExpertUnit as Scheduled, Running};
 use crate::bundle::program::Program;
@@ -121,7 +121,12 @@ impl<'a> DeviceContext<'a> {
     ///
     /// # Safety
     /// As [`Assigner::dispatch`]; no step reads the frame before its ticket is done.
-    unsafe fn bring(&self, Bring { key, frame }: Bring, frames: &[Vec<Addr>], tickets: &mut [u64]) {
+    unsafe fn transfer_to_frame(
+        &self,
+        FrameTransfer { key, frame }: FrameTransfer,
+        frames: &[Vec<Addr>],
+        tickets: &mut [u64],
+    ) {
         let (layer, expert, frame) = (key.layer.into(), key.expert.into(), frame as usize);
         let (Some(unit), Some(frame), Some(ticket)) = (self.hot(), frames.get(frame), tickets.get_mut(frame))
         else {
@@ -162,12 +167,12 @@ struct State {
     /// By frame: the ticket of its last transfer.
     tickets: Vec<u64>,
     /// Experts that the host's memory has lost; a buffer kept for reuse.
-    gone: Vec<Key>,
+    evicted: Vec<Key>,
     /// By expert: rows, and the index of its unit among those of the layer.
     loads: Vec<u32>,
     chosen: Vec<u32>,
     /// Experts of the last layer that units other than the CPU compute.
-    beside: Vec<i32>,
+    accelerator_experts: Vec<i32>,
     /// The last transfer that was submitted ahead.
     ahead: u64,
     done: Assigned,
@@ -213,7 +218,7 @@ impl Assigner {
             }
         };
         let layers: Vec<Layer> = placed.layers.iter().map(layer).collect();
-        let (core, begins, brought) = match &placed.policy {
+        let (core, begins, layers_with_transfers) = match &placed.policy {
             ExpertPolicy::Fixed => return Ok(None),
             ExpertPolicy::Scheduled(s) => {
                 let running = Running::new(plan::scheduler(placed, s).map_err(bad)?, s.moves);
@@ -231,17 +236,17 @@ impl Assigner {
             frames: Vec::new(),
             tickets: vec![0; begins.len()],
             begins,
-            gone: Vec::new(),
+            evicted: Vec::new(),
             loads: vec![0; experts],
             chosen: vec![0; experts],
-            beside: Vec::with_capacity(experts),
+            accelerator_experts: Vec::with_capacity(experts),
             ahead: 0,
             done: Assigned::default(),
             broken: false,
         };
         let transfers = Arc::new(TransferQueue::default());
-        if let (Some(AnyPager::Experts(pager)), true) = (&pager, brought > 0) {
-            pager.set_above(Arc::<TransferQueue>::clone(&transfers));
+        if let (Some(AnyPager::Experts(pager)), true) = (&pager, layers_with_transfers > 0) {
+            pager.set_eviction_listener(Arc::<TransferQueue>::clone(&transfers));
         }
         Ok(Some(Arc::new(Self {
             layers,
@@ -250,7 +255,7 @@ impl Assigner {
             matrices: OnceLock::new(),
             state: Mutex::new(state),
             transfers,
-            needs: (0..brought).map(|_| AtomicU64::new(0)).collect(),
+            needs: (0..layers_with_transfers).map(|_| AtomicU64::new(0)).collect(),
             forgets: pager.is_some() && placed.layers.iter().any(|l| !l.brought.is_empty()),
             pager,
         })))
@@ -287,7 +292,7 @@ impl Assigner {
     }
 
     /// The layer whose experts a step of a unit reads, if they are transferred at run time.
-    pub(crate) fn brings(&self, unit: usize, segment: u32) -> Option<usize> {
+    pub(crate) fn transferred_layer(&self, unit: usize, segment: u32) -> Option<usize> {
         let hot = self.hot == Some(unit) && !self.needs.is_empty();
         self.layers.iter().position(|l| hot && l.segments.contains(&segment))
     }
@@ -346,15 +351,15 @@ impl Assigner {
     }
 
     /// Whether an expert is in the host's memory.
-    fn there(&self, key: Key) -> bool {
+    fn in_host_memory(&self, key: Key) -> bool {
         match &self.pager {
             Some(AnyPager::Experts(pager)) => pager.holds(key),
             _ => true,
         }
     }
 
-    /// Assigns the experts that `ids` choose in a step of a layer, and transfers missing weights. `give` gets
-    /// the index of each expert's unit among those of the layer.
+    /// Assigns the experts that `ids` choose in a step of a layer, `k` for each row, and transfers missing
+    /// weights. `give` gets the index of each expert's unit among those of the layer.
     ///
     /// # Safety
     /// Only one thread calls this, while no step runs that reads experts of this layer or of the next one.
@@ -362,7 +367,7 @@ impl Assigner {
     pub(crate) unsafe fn dispatch(
         &self,
         layer: usize,
-        ids: &[i32],
+        (ids, k): (&[i32], usize),
         prompt: bool,
         units: Units<'_>,
         fail: &dyn Fn(StepFault),
@@ -374,7 +379,7 @@ impl Assigner {
                 "an expert could not be moved before: the model must be opened anew",
             )));
         // SAFETY: guaranteed by the caller.
-        } else if let Err(e) = unsafe { self.assign(&mut state, layer, ids, prompt, units) } {
+        } else if let Err(e) = unsafe { self.assign(&mut state, layer, (ids, k), prompt, units) } {
             state.broken = true;
             fail(StepFault::Unit(e));
         }
@@ -389,14 +394,14 @@ impl Assigner {
         &self,
         state: &mut State,
         layer: usize,
-        ids: &[i32],
+        (ids, k): (&[i32], usize),
         prompt: bool,
         units: Units<'_>,
     ) -> Result<()> {
         let device = self.device(units);
         // SAFETY: guaranteed by the caller.
         unsafe { self.begin(state, &device) };
-        let State { core, tickets, frames, loads, chosen, beside, done, .. } = state;
+        let State { core, tickets, frames, loads, chosen, accelerator_experts, done, .. } = state;
         loads.fill(0);
         for &id in ids {
             if let Some(load) = usize::try_from(id).ok().and_then(|e| loads.get_mut(e)) {
@@ -404,29 +409,31 @@ impl Assigner {
             }
         }
         let decision = match core {
-            Core::Scheduled(running) => running.divide(layer, loads),
-            Core::Cached(dispatcher) => dispatcher.divide(layer, loads, prompt, &|key| self.there(key)),
+            Core::Scheduled(running) => running.divide(layer, loads, prompt),
+            Core::Cached(dispatcher) => {
+                dispatcher.divide(layer, Rows { loads, prompt, k }, &|key| self.in_host_memory(key))
+            }
         };
         let decision = decision.map_err(bad)?;
         for transfer in &decision.transfers {
             match *transfer {
                 // SAFETY: guaranteed by the caller; no step reads the expert that the frame held.
-                Transfer::Bring(bring) => unsafe { device.bring(bring, frames, tickets) },
+                Transfer::ToFrame(transfer) => unsafe { device.transfer_to_frame(transfer, frames, tickets) },
                 Transfer::Relocate { key, to } => device.relocate(key, to)?,
             }
         }
         done.makespan_us += decision.makespan_us;
         let places = self.layers[layer].places;
-        beside.clear();
+        accelerator_experts.clear();
         for (expert, ((to, &unit), &rows)) in (0..).zip(chosen.iter_mut().zip(&decision.units).zip(&*loads)) {
             let at = unit as usize;
             *to = places[at];
             done.experts[at] += u64::from(rows > 0);
             done.rows[at] += u64::from(rows);
-            beside.extend((rows > 0 && unit != Scheduled::Cpu).then_some(expert));
+            accelerator_experts.extend((rows > 0 && unit != Scheduled::Cpu).then_some(expert));
         }
         if let (Some(need), Core::Cached(dispatcher)) = (self.needs.get(layer), core) {
-            let here = beside
+            let here = accelerator_experts
                 .iter()
                 .filter_map(|&e| dispatcher.frame(Key { layer: layer as u16, expert: e as u16 }));
             let ticket = here.filter_map(|frame| tickets.get(frame as usize)).max();
@@ -446,33 +453,26 @@ impl Assigner {
             state.frames = state.begins.iter().map(frame).collect();
         }
         if let Core::Cached(dispatcher) = &mut state.core {
-            state.gone.clear();
-            self.transfers.take_gone(&mut state.gone);
-            state.gone.iter().for_each(|&key| dispatcher.lose(key));
+            state.evicted.clear();
+            self.transfers.take_evicted(&mut state.evicted);
+            state.evicted.iter().for_each(|&key| dispatcher.remove(key));
         }
     }
 
-    /// Calls `ask` with the experts of the last layer that units other than the CPU compute, once all
-    /// transfers that were submitted ahead have ended. What `ask` requests may replace these experts in the
+    /// Calls `request` with the experts of the last layer that units other than the CPU compute, once all
+    /// transfers that were submitted ahead have ended. The experts that it requests may replace these in the
     /// host's memory.
-    pub(crate) fn beside<T>(&self, ask: impl FnOnce(&[i32]) -> T) -> T {
+    pub(crate) fn accelerator_experts<T>(&self, request: impl FnOnce(&[i32]) -> T) -> T {
         let state = self.lock();
         self.transfers.wait(state.ahead);
-        ask(&state.beside)
+        request(&state.accelerator_experts)
     }
 
-    /// Transfers experts that layers ahead may need: `scores(0)` are the logits of the layer that was
-    /// assigned last, followed by those of the next layers' gates.
+    /// Transfers experts that layers ahead of the last assigned one may need.
     ///
     /// # Safety
     /// As [`Self::dispatch`], except for the steps of the layer that was dispatched.
-    pub(crate) unsafe fn predict<'s>(
-        &self,
-        scored: usize,
-        scores: &dyn Fn(usize) -> &'s [f32],
-        units: Units<'_>,
-        fail: &dyn Fn(StepFault),
-    ) {
+    pub(crate) unsafe fn predict(&self, scores: RowScores<'_>, units: Units<'_>, fail: &dyn Fn(StepFault)) {
         let mut state = self.lock();
         if state.broken {
             return;
@@ -482,9 +482,13 @@ impl Assigner {
         unsafe { self.begin(&mut state, &device) };
         let State { core, tickets, frames, .. } = &mut *state;
         if let Core::Cached(dispatcher) = core {
-            match dispatcher.predict(scored, scores, &|key| self.there(key)) {
-                // SAFETY: guaranteed by the caller; no step reads the expert that the frame held.
-                Ok(brings) => brings.iter().for_each(|&b| unsafe { device.bring(b, frames, tickets) }),
+            match dispatcher.predict(scores, &|key| self.in_host_memory(key)) {
+                Ok(transfers) => {
+                    for &transfer in transfers {
+                        // SAFETY: guaranteed by the caller; no step reads the expert that the frame held.
+                        unsafe { device.transfer_to_frame(transfer, frames, tickets) };
+                    }
+                }
                 Err(e) => {
                     state.broken = true;
                     fail(StepFault::Unit(bad(e)));

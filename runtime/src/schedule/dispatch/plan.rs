@@ -90,8 +90,8 @@ pub fn dispatcher_setup(p: &ExpertPlacement, c: &Cached) -> Result<dispatcher::S
     Ok(dispatcher::Setup {
         costs,
         experts: ExpertIndex::new(&layers)?,
-        divides: [solver(&c.divides[0])?, solver(&c.divides[1])?],
-        keeps: c.keeps.parse::<Setting>()?,
+        solvers: [solver(&c.divides[0])?, solver(&c.divides[1])?],
+        cache_policy: c.keeps.parse::<Setting>()?,
         ahead: c.ahead as usize,
         window_us: c.costs.window_us,
         cached: (0..).zip(&p.layers).flat_map(held).collect(),

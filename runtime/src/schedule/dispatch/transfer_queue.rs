@@ -6,7 +6,7 @@
 use crate::exec::accelerators::forget;
 use crate::exec::unit::ComputeUnit;
 use crate::offload::cache::Key;
-use crate::offload::paging::Above;
+use crate::offload::paging::EvictionListener;
 use crate::platform::memory::Addr;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -66,7 +66,7 @@ pub(crate) struct TransferQueue {
     state: Mutex<State>,
     wake: Condvar,
     /// Experts that have left the host's memory since the last query.
-    gone: Mutex<Vec<Key>>,
+    evicted: Mutex<Vec<Key>>,
 }
 
 impl TransferQueue {
@@ -143,14 +143,14 @@ impl TransferQueue {
     }
 
     /// Writes the experts that have left the host's memory since the last call into `to`.
-    pub(super) fn take_gone(&self, to: &mut Vec<Key>) {
-        to.append(&mut self.gone.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(super) fn take_evicted(&self, to: &mut Vec<Key>) {
+        to.append(&mut self.evicted.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-impl Above for TransferQueue {
+impl EvictionListener for TransferQueue {
     fn left(&self, key: Key) {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(key);
+        self.evicted.lock().unwrap_or_else(PoisonError::into_inner).push(key);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::placement::{Layout, Place, Placement};
 use super::predictor::{Class, classes};
 use super::schedule::ExpertUnit;
-use crate::schedule::policy::Keeps;
+use crate::schedule::policy::GpuResidents;
 use crate::schedule::sums::prices::Prices;
 
 /// The initial placement: the hottest are cached; cold ones are localized, so that memories take equally long
@@ -11,7 +11,7 @@ use crate::schedule::sums::prices::Prices;
 /// striped or all are localized.
 pub(crate) fn initial(
     prices: &Prices,
-    keeps: Keeps,
+    gpu_residents: GpuResidents,
     loads: &[f64],
     memories: usize,
     frames: usize,
@@ -26,10 +26,10 @@ pub(crate) fn initial(
     if prices.costs().gpu.is_some() {
         hottest.iter().take(frames).for_each(|&e| placement.prefetch(e, None));
     }
-    let local = |e: usize| match keeps {
-        Keeps::Classes => of[e] == Class::Cold,
-        Keeps::Local => true,
-        Keeps::Token | Keeps::Popular | Keeps::Layers | Keeps::Cache(_) => false,
+    let local = |e: usize| match gpu_residents {
+        GpuResidents::Classes => of[e] == Class::Cold,
+        GpuResidents::Local => true,
+        GpuResidents::Token | GpuResidents::Popular | GpuResidents::Layers | GpuResidents::Cache(_) => false,
     };
     let mut busy = vec![0; memories];
     for &e in hottest.iter().filter(|&&e| local(e)) {

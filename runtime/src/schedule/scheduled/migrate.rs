@@ -39,7 +39,7 @@ pub(crate) struct Migrator {
 }
 
 /// Expected state of the layer.
-pub(crate) struct Outlook<'a> {
+pub(crate) struct ExpectedLayer<'a> {
     pub(crate) prices: &'a Prices,
     pub(crate) prediction: Prediction,
     pub(crate) layer: usize,
@@ -56,39 +56,39 @@ impl Migrator {
     /// Moves experts of a layer and returns the moves.
     pub(crate) fn migrate(
         &mut self,
-        outlook: &Outlook<'_>,
+        expected: &ExpectedLayer<'_>,
         placement: &mut Placement,
         budget: &mut Budget,
         moves: &mut Vec<Move>,
     ) {
-        let Prediction::Loads { relayout } = outlook.prediction else { return };
+        let Prediction::Loads { relayout } = expected.prediction else { return };
         self.moved.clear();
-        self.schedule(outlook, placement);
-        self.rank(outlook, placement);
+        self.schedule(expected, placement);
+        self.rank(expected, placement);
         let mut ranked = std::mem::take(&mut self.ranked);
         for &(_, expert) in &ranked {
             if moves.len() == MOST {
                 break;
             }
             // Earlier moves may have changed the most idle memory, and the remaining gain.
-            let Some(action) = self.wanted(outlook, placement, expert) else { continue };
-            self.take(outlook, placement, action, budget, moves);
+            let Some(action) = self.choose_action(expected, placement, expert) else { continue };
+            self.take(expected, placement, action, budget, moves);
         }
         ranked.clear();
         self.ranked = ranked;
         while relayout && moves.len() < MOST {
-            let Some(action) = self.rebalance(outlook, placement) else { return };
-            if !self.take(outlook, placement, action, budget, moves) {
+            let Some(action) = self.rebalance(expected, placement) else { return };
+            if !self.take(expected, placement, action, budget, moves) {
                 return;
             }
         }
     }
 
     /// Schedules the expected step; its tasks are numbered like the experts.
-    fn schedule(&mut self, outlook: &Outlook<'_>, placement: &Placement) {
-        self.step.clear(outlook.memories);
-        for (expert, (&place, &load)) in placement.places().iter().zip(outlook.loads).enumerate() {
-            let task = outlook.prices.expected(expert, place, f64::from(load));
+    fn schedule(&mut self, expected: &ExpectedLayer<'_>, placement: &Placement) {
+        self.step.clear(expected.memories);
+        for (expert, (&place, &load)) in placement.places().iter().zip(expected.loads).enumerate() {
+            let task = expected.prices.expected(expert, place, f64::from(load));
             self.step.push(task, task.cheapest());
         }
         refine(&mut self.step, ITERATIONS);
@@ -98,13 +98,13 @@ impl Migrator {
     }
 
     /// Ranks all feasible moves with a gain, the best first.
-    fn rank(&mut self, outlook: &Outlook<'_>, placement: &Placement) {
+    fn rank(&mut self, expected: &ExpectedLayer<'_>, placement: &Placement) {
         let mut ranked = std::mem::take(&mut self.ranked);
         ranked.clear();
         for expert in 0..self.step.tasks.len() {
-            let action = self.wanted(outlook, placement, expert);
+            let action = self.choose_action(expected, placement, expert);
             let Some(action) = action else { continue };
-            let benefit = self.benefit(outlook, placement, action);
+            let benefit = self.benefit(expected, placement, action);
             if benefit > 0 {
                 ranked.push((benefit, expert));
             }
@@ -114,17 +114,22 @@ impl Migrator {
     }
 
     /// Move that an expert's class requires and its placement lacks.
-    fn wanted(&self, outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<Action> {
-        let (place, class) = (placement.places()[expert], *outlook.classes.get(expert)?);
+    fn choose_action(
+        &self,
+        expected: &ExpectedLayer<'_>,
+        placement: &Placement,
+        expert: usize,
+    ) -> Option<Action> {
+        let (place, class) = (placement.places()[expert], *expected.classes.get(expert)?);
         let number = expert as u16;
-        if !misplaced(place, class, f64::from(outlook.loads[expert]), outlook.cold) {
+        if !misplaced(place, class, f64::from(expected.loads[expert]), expected.cold) {
             return None;
         }
-        let relayout = outlook.prediction == Prediction::Loads { relayout: true };
+        let relayout = expected.prediction == Prediction::Loads { relayout: true };
         match (class, place.layout) {
             (Class::Hot, _) => {
                 let full = placement.cached() >= placement.frames();
-                let evict = if full { Some(coldest(outlook, placement, expert)?) } else { None };
+                let evict = if full { Some(coldest(expected, placement, expert)?) } else { None };
                 Some(Action::Prefetch { expert: number, evict })
             }
             (Class::Warm, Layout::Local(_)) if relayout => {
@@ -139,7 +144,7 @@ impl Migrator {
     }
 
     /// The best move from the busiest memory to the most idle one, if they are uneven.
-    fn rebalance(&mut self, outlook: &Outlook<'_>, placement: &Placement) -> Option<Action> {
+    fn rebalance(&mut self, expected: &ExpectedLayer<'_>, placement: &Placement) -> Option<Action> {
         let a = &self.step;
         let (from, &most) = a.memories.iter().enumerate().max_by_key(|d| (*d.1, std::cmp::Reverse(d.0)))?;
         let mean = a.memories.iter().sum::<Ticks>() as f64 / a.memories.len() as f64;
@@ -155,7 +160,7 @@ impl Migrator {
                 continue;
             }
             let action = Action::Rebalance { expert: t as u16, from, to };
-            let benefit = self.benefit(outlook, placement, action);
+            let benefit = self.benefit(expected, placement, action);
             if benefit > best.map_or(0, |b| b.0) {
                 best = Some((benefit, action));
             }
@@ -166,18 +171,18 @@ impl Migrator {
     /// Makes a move if it gains and its resources have time; returns whether it was made.
     fn take(
         &mut self,
-        outlook: &Outlook<'_>,
+        expected: &ExpectedLayer<'_>,
         placement: &mut Placement,
         action: Action,
         budget: &mut Budget,
         moves: &mut Vec<Move>,
     ) -> bool {
-        let benefit = self.benefit(outlook, placement, action);
-        let needs = needs(outlook, placement, action);
+        let benefit = self.benefit(expected, placement, action);
+        let needs = needs(expected, placement, action);
         if benefit <= 0 || !budget.take(&needs) {
             return false;
         }
-        self.apply(outlook, placement.places(), action);
+        self.apply(expected, placement.places(), action);
         match action {
             Action::Prefetch { expert, evict } => {
                 placement.prefetch(usize::from(expert), evict.map(usize::from));
@@ -189,14 +194,14 @@ impl Migrator {
             }
         }
         self.moved.push(action.expert());
-        moves.push(Move { layer: outlook.layer, action, benefit_us: us(benefit), time_us: needs.time() });
+        moves.push(Move { layer: expected.layer, action, benefit_us: us(benefit), time_us: needs.time() });
         true
     }
 
     /// Decrease of the excess by an action.
-    fn benefit(&mut self, outlook: &Outlook<'_>, placement: &Placement, action: Action) -> Ticks {
+    fn benefit(&mut self, expected: &ExpectedLayer<'_>, placement: &Placement, action: Action) -> Ticks {
         let before = self.excess();
-        let undo = self.apply(outlook, placement.places(), action);
+        let undo = self.apply(expected, placement.places(), action);
         let after = self.excess();
         for (task, unit) in undo.into_iter().flatten().rev() {
             self.replace(task, unit);
@@ -207,7 +212,7 @@ impl Migrator {
     /// Changes the expected step as an action would; returns the tasks and units that it replaces.
     fn apply(
         &mut self,
-        outlook: &Outlook<'_>,
+        expected: &ExpectedLayer<'_>,
         places: &[Place],
         action: Action,
     ) -> [Option<(Task, ExpertUnit)>; 2] {
@@ -224,7 +229,7 @@ impl Migrator {
             let (expert, place) = change?;
             let e = usize::from(expert);
             let before = (self.step.tasks[e], self.step.units[e]);
-            let task = outlook.prices.expected(e, place, f64::from(outlook.loads[e]));
+            let task = expected.prices.expected(e, place, f64::from(expected.loads[e]));
             self.replace(task, task.cheapest());
             let mut best = (self.excess(), task.cheapest());
             for unit in UNITS.into_iter().filter(|&u| task.can(u)) {
@@ -263,20 +268,20 @@ impl Migrator {
 
 /// Expert that a prefetch replaces: the cached one with the least expected load, if that is less than the new
 /// one's.
-fn coldest(outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<u16> {
+fn coldest(expected: &ExpectedLayer<'_>, placement: &Placement, expert: usize) -> Option<u16> {
     let cached = placement.places().iter().enumerate().filter(|p| p.1.cached);
-    let least = cached.map(|p| p.0).min_by(|&a, &b| outlook.loads[a].total_cmp(&outlook.loads[b]))?;
-    (outlook.loads[least] < outlook.loads[expert]).then_some(least as u16)
+    let least = cached.map(|p| p.0).min_by(|&a, &b| expected.loads[a].total_cmp(&expected.loads[b]))?;
+    (expected.loads[least] < expected.loads[expert]).then_some(least as u16)
 }
 
-fn needs(outlook: &Outlook<'_>, placement: &Placement, action: Action) -> Needs {
-    let costs = outlook.prices.costs();
+fn needs(expected: &ExpectedLayer<'_>, placement: &Placement, action: Action) -> Needs {
+    let costs = expected.prices.costs();
     let layout = |e: u16| placement.places()[usize::from(e)].layout;
     match action {
         Action::Prefetch { expert, .. } => Needs::prefetch(costs, layout(expert)),
         Action::Relayout { expert, to } => {
             let memory = to.memory().or(layout(expert).memory()).unwrap_or(0);
-            Needs::relayout(costs, memory, outlook.memories)
+            Needs::relayout(costs, memory, expected.memories)
         }
         Action::Rebalance { from, to, .. } => Needs::rebalance(costs, from, to),
     }

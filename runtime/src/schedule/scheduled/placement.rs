@@ -7,7 +7,7 @@ use crate::schedule::error::ScheduleError;
 pub enum Layout {
     /// Interleaved over all memories: the fastest layout for reads of the host.
     Striped,
-    /// Whole in one memory, whose near-data unit can compute it.
+    /// Whole in one memory, whose NDP unit can compute it.
     Local(u16),
 }
 
@@ -71,6 +71,11 @@ impl Placement {
     /// Frames of the GPU's memory for experts of this layer.
     pub fn frames(&self) -> usize {
         self.frames
+    }
+
+    /// Removes the free frames.
+    pub(crate) fn remove_free_frames(&mut self) {
+        self.frames = self.cached;
     }
 
     /// Number of cached experts.

@@ -24,7 +24,7 @@ pub enum Class {
     Hot,
     /// The CPU.
     Warm,
-    /// A near-data unit.
+    /// An NDP unit.
     #[default]
     Cold,
 }
@@ -96,7 +96,7 @@ impl PredictionCounters {
 /// Number of tokens up to which an expert is cold, in a layer with these loads.
 ///
 /// A single expert may be faster on the CPU, but the CPU's time is limited: at the best boundary the CPU and
-/// the near-data units end together. The most loaded experts beyond the GPU's frames are striped and go to
+/// the NDP units end together. The most loaded experts beyond the GPU's frames are striped and go to
 /// the CPU, the others are localized. Of all cuts between the two, the one with the least makespan is taken
 /// (equation 7, with [`UNEVEN`] times the mean for the slowest memory). Below 0: no expert is cold.
 pub(crate) fn boundary(

@@ -10,7 +10,7 @@ use super::schedule::{Action, ExpertUnit, ScheduledUnit};
 use super::scheduler::ExpertScheduler;
 use super::setup::Window;
 use crate::offload::cache::Key;
-use crate::schedule::decision::{Bring, Decision, Transfer};
+use crate::schedule::decision::{Decision, FrameTransfer, Transfer};
 use crate::schedule::error::ScheduleError;
 
 /// Makes the decisions for a running plan.
@@ -28,8 +28,9 @@ pub struct Running {
 
 impl Running {
     /// Creates it from a scheduler whose layers have their initial placements; `moves`: whether experts move
-    /// between steps.
-    pub fn new(scheduler: ExpertScheduler, moves: bool) -> Self {
+    /// between steps. A layer has as many frames as experts that begin in one.
+    pub fn new(mut scheduler: ExpertScheduler, moves: bool) -> Self {
+        scheduler.remove_free_frames();
         let layers = (0..scheduler.setup().layers).map_while(|l| scheduler.placement(l));
         let cached = |p: &super::Placement| {
             let cached = (0..).zip(p.places()).filter(|e| e.1.cached);
@@ -65,16 +66,17 @@ impl Running {
     }
 
     /// Assigns the experts of a layer to units, and chooses the moves before its next step or before that of
-    /// the next layer.
+    /// the next layer. A `prompt` has no influence on the moves.
     ///
     /// # Errors
     /// A layer that does not exist, or another number of experts than it has.
-    pub fn divide(&mut self, layer: usize, loads: &[u32]) -> Result<&Decision, ScheduleError> {
+    pub fn divide(&mut self, layer: usize, loads: &[u32], prompt: bool) -> Result<&Decision, ScheduleError> {
         self.decision.clear(loads.len());
         for action in std::mem::take(&mut self.waiting) {
             self.act(layer, action);
         }
-        let schedule = self.scheduler.dispatch(layer, loads)?;
+        let frames = self.frames.get(layer).map_or(0, Vec::len);
+        let schedule = self.scheduler.dispatch_in_frames(layer, loads, frames, prompt)?;
         self.decision.makespan_us = schedule.makespan_us;
         for (unit, chosen) in self.decision.units.iter_mut().zip(&schedule.units) {
             *unit = match chosen {
@@ -83,7 +85,7 @@ impl Running {
                 Some(ScheduledUnit::Cpu) | None => ExpertUnit::Cpu,
             };
         }
-        self.bring_missing(layer);
+        self.transfer_missing(layer);
         let Some(window) = self.window else { return Ok(&self.decision) };
         let next = (layer + 1) % self.frames.len().max(1);
         let actions: Vec<Action> = self.scheduler.moves_for(next, window)?.iter().map(|m| m.action).collect();
@@ -98,8 +100,8 @@ impl Running {
     }
 
     /// Transfers experts that the GPU is to run and does not hold, into frames of experts that it does not
-    /// run now. If there is no such frame, the CPU runs the expert.
-    fn bring_missing(&mut self, layer: usize) {
+    /// run now.
+    fn transfer_missing(&mut self, layer: usize) {
         for expert in 0..self.decision.units.len() {
             if self.decision.units[expert] != ExpertUnit::Gpu || self.frames[layer].contains(&(expert as u16))
             {
@@ -108,12 +110,11 @@ impl Running {
             let units = &self.decision.units;
             let idle =
                 self.frames[layer].iter().position(|&held| units[usize::from(held)] != ExpertUnit::Gpu);
-            match idle {
-                Some(frame) => {
-                    self.bring(layer, expert as u16, frame);
-                    self.fetched += 1;
-                }
-                None => self.decision.units[expert] = ExpertUnit::Cpu,
+            // The schedule has no more experts on the GPU than there are frames.
+            if let Some(frame) = idle {
+                self.scheduler.record_transfer(layer, expert as u16, self.frames[layer][frame]);
+                self.transfer_to_frame(layer, expert as u16, frame);
+                self.fetched += 1;
             }
         }
     }
@@ -122,12 +123,10 @@ impl Running {
     fn act(&mut self, layer: usize, action: Action) {
         match action {
             Action::Prefetch { expert, evict } => {
-                let frames = &self.frames[layer];
-                let here = frames.contains(&expert);
-                let frame = frames.iter().position(|&held| Some(held) == evict);
-                // A transfer for a step may have taken the frame since.
-                if let Some(frame) = frame.or(Some(0)).filter(|_| !here && !frames.is_empty()) {
-                    self.bring(layer, expert, frame);
+                // All frames hold an expert from the start, and so a prefetch evicts one.
+                let frame = self.frames[layer].iter().position(|&held| Some(held) == evict);
+                if let Some(frame) = frame {
+                    self.transfer_to_frame(layer, expert, frame);
                     self.moves[0] += 1;
                 }
             }
@@ -147,10 +146,12 @@ impl Running {
         self.decision.transfers.push(Transfer::Relocate { key, to: to.memory() });
     }
 
-    fn bring(&mut self, layer: usize, expert: u16, frame: usize) {
+    fn transfer_to_frame(&mut self, layer: usize, expert: u16, frame: usize) {
         self.frames[layer][frame] = expert;
         let before: usize = self.frames[..layer].iter().map(Vec::len).sum();
         let key = Key { layer: layer as u16, expert };
-        self.decision.transfers.push(Transfer::Bring(Bring { key, frame: (before + frame) as u32 }));
+        self.decision
+            .transfers
+            .push(Transfer::ToFrame(FrameTransfer { key, frame: (before + frame) as u32 }));
     }
 }

@@ -9,7 +9,7 @@ pub enum ExpertUnit {
     Gpu,
     /// The CPU.
     Cpu,
-    /// The near-data unit of the expert's memory.
+    /// The NDP unit of the expert's memory.
     Near,
 }
 
@@ -20,7 +20,7 @@ pub enum ScheduledUnit {
     Gpu,
     /// On the CPU.
     Cpu,
-    /// On the near-data unit of this memory.
+    /// On the NDP unit of this memory.
     Near(u16),
 }
 
@@ -89,7 +89,7 @@ pub struct Schedule {
     pub cpu_us: f64,
     /// Equation 6 of each memory, with contention.
     pub memory_us: Vec<f64>,
-    /// Time of each memory's near-data unit, without contention.
+    /// Time of each memory's NDP unit, without contention.
     pub near_us: Vec<f64>,
     /// Moves for the next layer.
     pub moves: Vec<Move>,

@@ -2,19 +2,20 @@
 
 use super::budget::Budget;
 use super::initial::initial;
-use super::migrate::{Migrator, Outlook};
+use super::migrate::{ExpectedLayer, Migrator};
 use super::placement::Placement;
 use super::predictor::{Class, PredictionCounters, Predictor, boundary, classes, misplaced};
 use super::schedule::{ExpertUnit, Move, Schedule, ScheduledUnit};
 use super::setup::{Setup, Window};
 use crate::schedule::error::ScheduleError;
 use crate::schedule::policy::{Solver, Units};
-use crate::schedule::sums::assignment::Assignment;
+use crate::schedule::sums::assignment::{Assignment, Task};
 use crate::schedule::sums::hottest::hottest;
 use crate::schedule::sums::prices::Prices;
 use crate::schedule::sums::refine::refine;
 use crate::schedule::sums::search::Search;
 use crate::schedule::sums::ticks::{Ticks, ticks, us};
+use std::cmp::Reverse;
 
 /// Maximum number of iterations of the paper's refinement.
 const ITERATIONS: usize = 256;
@@ -39,6 +40,8 @@ pub struct ExpertScheduler {
     search: Search,
     migrator: Migrator,
     by_load: Vec<usize>,
+    /// Experts that the GPU has no frame for in this step.
+    refused: Vec<u16>,
     order: Vec<(f64, u16)>,
     expected: Vec<Class>,
     actual: Vec<Class>,
@@ -56,7 +59,7 @@ impl ExpertScheduler {
         let Setup { layers, experts, memories, frames, .. } = setup;
         let even = vec![1.0; experts];
         let cold = boundary(&prices, memories, frames, even.iter().copied(), &mut Vec::new());
-        let placement = initial(&prices, setup.system.keeps, &even, memories, frames, cold);
+        let placement = initial(&prices, setup.system.gpu_residents, &even, memories, frames, cold);
         Ok(Self {
             prices,
             placements: vec![placement; layers],
@@ -69,6 +72,7 @@ impl ExpertScheduler {
             search: Search::default(),
             migrator: Migrator::default(),
             by_load: Vec::new(),
+            refused: Vec::new(),
             order: Vec::new(),
             expected: Vec::new(),
             actual: Vec::new(),
@@ -89,7 +93,7 @@ impl ExpertScheduler {
         let cold = boundary(&self.prices, memories, frames, loads.iter().copied(), &mut self.order);
         self.cold[layer] = cold;
         self.placements[layer] =
-            initial(&self.prices, self.setup.system.keeps, &loads, memories, frames, cold);
+            initial(&self.prices, self.setup.system.gpu_residents, &loads, memories, frames, cold);
         Ok(())
     }
 
@@ -111,11 +115,67 @@ impl ExpertScheduler {
     /// [`ScheduleError::Layer`], [`ScheduleError::Loads`].
     pub fn dispatch(&mut self, layer: usize, loads: &[u32]) -> Result<&Schedule, ScheduleError> {
         self.check(layer, loads.len())?;
+        self.refused.clear();
+        self.assign(layer, loads);
+        self.report();
+        self.observe(layer, loads);
+        Ok(&self.schedule)
+    }
+
+    /// As [`Self::dispatch`], with at most `frames` experts on the GPU. Experts for which no frame is left
+    /// are assigned again, without the GPU. The rows of a prompt (`prompt`) are scheduled, but have no
+    /// influence on the expected loads: equation 8 follows decode steps (TriMoE, §4.3).
+    ///
+    /// # Errors
+    /// As [`Self::dispatch`].
+    pub fn dispatch_in_frames(
+        &mut self,
+        layer: usize,
+        loads: &[u32],
+        frames: usize,
+        prompt: bool,
+    ) -> Result<&Schedule, ScheduleError> {
+        self.check(layer, loads.len())?;
+        self.refused.clear();
+        loop {
+            self.assign(layer, loads);
+            let before = self.refused.len();
+            self.refuse(layer, loads, frames);
+            if self.refused.len() == before {
+                break;
+            }
+        }
+        self.report();
+        if !prompt {
+            self.observe(layer, loads);
+        }
+        Ok(&self.schedule)
+    }
+
+    /// Refuses the GPU to experts beyond its frames: first to those that it does not hold, with few tokens.
+    fn refuse(&mut self, layer: usize, loads: &[u32], frames: usize) {
+        let places = self.placements[layer].places();
+        let on_gpu = |(task, unit): (&Task, &ExpertUnit)| {
+            (*unit == ExpertUnit::Gpu).then_some(usize::from(task.expert))
+        };
+        self.by_load.clear();
+        self.by_load.extend(self.step.tasks.iter().zip(&self.step.units).filter_map(on_gpu));
+        self.by_load.sort_by_key(|&e| (!places[e].cached, Reverse(loads[e]), e));
+        let refused = self.by_load.iter().skip(frames).map(|&e| e as u16);
+        let new = refused.filter(|e| !self.refused.contains(e)).collect::<Vec<_>>();
+        self.refused.extend(new);
+    }
+
+    /// Assigns the experts with tokens to units.
+    fn assign(&mut self, layer: usize, loads: &[u32]) {
         let places = self.placements[layer].places();
         self.step.clear(self.setup.memories);
         for (expert, (&place, &tokens)) in places.iter().zip(loads).enumerate() {
             if tokens > 0 {
-                let task = self.prices.task(expert, place, tokens);
+                let mut task = self.prices.task(expert, place, tokens);
+                if self.refused.contains(&(expert as u16)) {
+                    task.refuse_gpu();
+                }
                 self.step.push(task, task.cheapest());
             }
         }
@@ -126,7 +186,7 @@ impl ExpertScheduler {
                 self.search.improve(&mut self.step);
             }
             Solver::Hottest(rest) => {
-                // If near-data units compute the rest, rows travel over the link to the GPU, and the balance
+                // If NDP units compute the rest, rows travel over the link to the GPU, and the balance
                 // includes them.
                 let row = if rest == ExpertUnit::Near { ticks(self.setup.costs.row_us) } else { 0 };
                 hottest(&mut self.step, &mut self.by_load, rest, loads, row);
@@ -134,9 +194,19 @@ impl ExpertScheduler {
             // Each expert is where it costs least; solvers without sums were refused.
             Solver::Cheapest | Solver::Paper(_) | Solver::Fixed | Solver::Gpu | Solver::Cpu => {}
         }
-        self.report();
-        self.observe(layer, loads);
-        Ok(&self.schedule)
+    }
+
+    /// Removes the frames that hold no expert.
+    pub(crate) fn remove_free_frames(&mut self) {
+        self.placements.iter_mut().for_each(Placement::remove_free_frames);
+    }
+
+    /// Records that an expert was transferred to the GPU in place of another, by no decision of
+    /// [`Self::moves_for`].
+    pub(crate) fn record_transfer(&mut self, layer: usize, expert: u16, evicted: u16) {
+        if let Some(placement) = self.placements.get_mut(layer) {
+            placement.prefetch(usize::from(expert), Some(usize::from(evicted)));
+        }
     }
 
     /// Chooses the moves before a layer's next step, in a window on the links, and updates the placement.
@@ -153,7 +223,7 @@ impl ExpertScheduler {
         let cold = boundary(&self.prices, memories, frames, expected.clone(), &mut self.order);
         self.cold[layer] = cold;
         classes(&self.prices, frames, cold, expected, &mut self.order, &mut self.expected);
-        let outlook = Outlook {
+        let expected_layer = ExpectedLayer {
             prices: &self.prices,
             prediction: self.setup.system.prediction,
             layer,
@@ -163,7 +233,7 @@ impl ExpertScheduler {
             memories,
         };
         let (placement, moves) = (&mut self.placements[layer], &mut self.schedule.moves);
-        self.migrator.migrate(&outlook, placement, &mut self.budget, moves);
+        self.migrator.migrate(&expected_layer, placement, &mut self.budget, moves);
         Ok(&self.schedule.moves)
     }
 

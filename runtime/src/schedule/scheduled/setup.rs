@@ -31,7 +31,7 @@ pub struct Setup {
     pub layers: usize,
     /// Routed experts of each layer.
     pub experts: usize,
-    /// Memories of the host, each with a near-data unit if the costs include one.
+    /// Memories of the host, each with an NDP unit if the costs include one.
     pub memories: usize,
     /// Frames of the GPU's memory for the experts of each layer.
     pub frames: usize,

@@ -5,7 +5,7 @@
 //! from its own memory only ([`super::Costs::contention`]). Experts on the GPU are not read. Reads of striped
 //! experts are counted once for all memories, so that an expert moves in constant time.
 
-use super::ticks::{NEVER, Ticks};
+use super::ticks::{FORBIDDEN, NEVER, Ticks};
 use crate::schedule::scheduled::ExpertUnit;
 
 /// Value of a memory for a striped expert.
@@ -60,6 +60,11 @@ impl Task {
     /// Whether a unit can compute it.
     pub(crate) fn can(&self, unit: ExpertUnit) -> bool {
         self.cost(unit) < NEVER
+    }
+
+    /// Makes the GPU unable to compute it.
+    pub(crate) fn refuse_gpu(&mut self) {
+        self.effects[ExpertUnit::Gpu as usize].gpu = FORBIDDEN;
     }
 
     /// The unit where it costs least.

@@ -79,7 +79,7 @@ impl Prices {
     }
 
     /// Time that an expert with `tokens` expected tokens takes from the CPU if it is striped, from a
-    /// near-data unit if it is localized, and from every memory if the CPU reads it.
+    /// NDP unit if it is localized, and from every memory if the CPU reads it.
     pub(crate) fn either(&self, tokens: f64) -> [Ticks; 3] {
         let chance = -(-tokens).exp_m1();
         let [_, cpu, near] = self.calculation(tokens / chance.max(f64::MIN_POSITIVE));

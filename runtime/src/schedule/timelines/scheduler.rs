@@ -93,9 +93,9 @@ impl TimelineScheduler {
             // The last two are solvers for sums, and were refused before.
             Solver::Cpu | Solver::Refined | Solver::Hottest(_) => {}
             Solver::Cheapest => {
-                let way = self.costs.bring_us;
+                let transfer_us = self.costs.bring_us;
                 for (on, t) in a.on_gpu.iter_mut().zip(&a.tasks) {
-                    *on = t.gpu + t.held.unwrap_or(way) <= t.cpu;
+                    *on = t.gpu + t.held.unwrap_or(transfer_us) <= t.cpu;
                 }
             }
         }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probabilities_are_those_of_the_softmax() {
+    fn log_probabilities_match_the_softmax() {
         let p = [0.05f32, 0.3, 0.5, 0.15];
         let logits: Vec<f32> = p.iter().map(|p| p.ln() - 7.0).collect();
         for (id, p) in p.into_iter().enumerate() {

@@ -18,7 +18,7 @@ pub use log_probabilities::LogProbabilities;
 pub use options::{MAX_TOP_LOGPROBS, Sampling};
 pub use random::SplitMix64;
 use softmax::{Weights, largest, largest_k};
-use stages::{CUTS, Candidate, History, ON_LOGITS};
+use stages::{CANDIDATE_FILTERS, Candidate, History, LOGITS_PROCESSORS};
 
 /// Constraint on an answer: the tokens that may come next, given the previous ones.
 pub trait Constraint: Send {
@@ -40,7 +40,7 @@ pub trait Constraint: Send {
 
 /// Chooses tokens from logits, one after the other.
 pub struct Sampler {
-    how: Sampling,
+    sampling: Sampling,
     rng: SplitMix64,
     constraints: Vec<Box<dyn Constraint>>,
     /// Tokens of the prompt and of the answer.
@@ -62,7 +62,7 @@ struct Buffers {
 impl std::fmt::Debug for Sampler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sampler")
-            .field("how", &self.how)
+            .field("sampling", &self.sampling)
             .field("constraints", &self.constraints.len())
             .finish_non_exhaustive()
     }
@@ -70,10 +70,10 @@ impl std::fmt::Debug for Sampler {
 
 impl Sampler {
     /// Creates a sampler at the start of its random numbers.
-    pub fn new(how: Sampling) -> Self {
-        let rng = SplitMix64(how.seed);
+    pub fn new(sampling: Sampling) -> Self {
+        let rng = SplitMix64(sampling.seed);
         Self {
-            how,
+            sampling,
             rng,
             constraints: Vec::new(),
             seen: History::new(),
@@ -91,8 +91,8 @@ impl Sampler {
     }
 
     /// Its options.
-    pub fn how(&self) -> &Sampling {
-        &self.how
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
     }
 
     /// Begins an answer to a prompt: penalties count from here. Random numbers and constraints continue.
@@ -112,7 +112,7 @@ impl Sampler {
         let id = self.choose(logits)?;
         self.constraints.iter_mut().try_for_each(|c| c.accept(id))?;
         self.seen.entry(id).or_default().answer += 1;
-        self.last = self.how.log_probabilities.map(|n| LogProbabilities::of(logits, id, n));
+        self.last = self.sampling.log_probabilities.map(|n| LogProbabilities::of(logits, id, n));
         Ok(id)
     }
 
@@ -127,18 +127,18 @@ impl Sampler {
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32> {
-        let Self { how, rng, constraints, seen, logits: changed, buffers, .. } = self;
-        let wanted = ON_LOGITS.iter().filter(|stage| (stage.wanted)(how));
-        if constraints.is_empty() && wanted.clone().next().is_none() {
-            return buffers.sample(how, rng, logits).ok_or_else(Error::not_finite);
+        let Self { sampling, rng, constraints, seen, logits: changed, buffers, .. } = self;
+        let active = LOGITS_PROCESSORS.iter().filter(|p| (p.is_active)(sampling));
+        if constraints.is_empty() && active.clone().next().is_none() {
+            return buffers.sample(sampling, rng, logits).ok_or_else(Error::not_finite);
         }
         // A fault of the model must not be attributed to the stages.
         largest(logits).ok_or_else(Error::not_finite)?;
         changed.clear();
         changed.extend_from_slice(logits);
-        wanted.for_each(|stage| (stage.apply)(how, seen, changed));
+        active.for_each(|p| (p.apply)(sampling, seen, changed));
         constraints.iter_mut().try_for_each(|c| c.mask(changed))?;
-        buffers.sample(how, rng, changed).ok_or_else(|| {
+        buffers.sample(sampling, rng, changed).ok_or_else(|| {
             Error::request("no token may come next: biases or a grammar forbid all of them")
                 .with_hint("give fewer biases of −∞, or a grammar that the vocabulary can write")
         })
@@ -150,15 +150,15 @@ impl Buffers {
     ///
     /// The work over the whole vocabulary is minimal. Top-k takes exponentials of its results only, and top-p
     /// and min-p keep only tokens that can remain. Without cuts, no candidates are made.
-    fn sample(&mut self, how: &Sampling, rng: &mut SplitMix64, logits: &[f32]) -> Option<u32> {
+    fn sample(&mut self, sampling: &Sampling, rng: &mut SplitMix64, logits: &[f32]) -> Option<u32> {
         let (best, max) = largest(logits)?;
-        if how.temperature <= 0.0 {
+        if sampling.temperature <= 0.0 {
             return Some(best);
         }
         let Self { largest, weights, candidates: c } = self;
-        let mut total = if (1..logits.len()).contains(&how.top_k) {
-            largest_k(logits, how.top_k, largest);
-            let temperature = f64::from(how.temperature);
+        let mut total = if (1..logits.len()).contains(&sampling.top_k) {
+            largest_k(logits, sampling.top_k, largest);
+            let temperature = f64::from(sampling.temperature);
             c.clear();
             c.extend(largest.iter().map(|&(l, id)| ((f64::from(l - max) / temperature).exp(), id)));
             c.retain(|(w, _)| *w > 0.0);
@@ -166,15 +166,15 @@ impl Buffers {
             c.sort_unstable_by(stages::likelier);
             stages::total(c)
         } else {
-            weights.set(logits, max, how.temperature);
-            if !CUTS.iter().any(|cut| (cut.wanted)(how)) {
+            weights.set(logits, max, sampling.temperature);
+            if !CANDIDATE_FILTERS.iter().any(|filter| (filter.is_active)(sampling)) {
                 return Some(weights.at(rng.unit()).unwrap_or(best));
             }
-            weights.at_least(stages::floor(how, weights.total(), logits.len()), c);
+            weights.at_least(stages::floor(sampling, weights.total(), logits.len()), c);
             weights.total()
         };
-        for cut in CUTS.iter().filter(|cut| (cut.wanted)(how)) {
-            (cut.apply)(how, c, total);
+        for filter in CANDIDATE_FILTERS.iter().filter(|filter| (filter.is_active)(sampling)) {
+            (filter.apply)(sampling, c, total);
             total = stages::total(c);
         }
         let mut left = rng.unit() * total;

@@ -133,7 +133,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn exponentials_are_right_to_the_last_places() {
+    fn exponential_is_accurate_to_the_last_digits() {
         for i in 0..=870_000 {
             let x = -(i as f32) / 10_000.0;
             let want = f64::from(x).exp();
@@ -156,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_largest_are_those_of_a_sort(logits in logits(), k in 1..90_usize) {
+        fn largest_logits_match_a_full_sort(logits in logits(), k in 1..90_usize) {
             let mut sorted: Vec<(f32, u32)> =
                 logits.iter().copied().zip(0..).filter(|(l, _)| *l > f32::NEG_INFINITY).collect();
             sorted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -171,7 +171,7 @@ mod tests {
         }
 
         #[test]
-        fn a_share_of_the_total_is_a_token(logits in logits(), share in 0.0..1.0_f64) {
+        fn share_of_the_total_weight_selects_a_token(logits in logits(), share in 0.0..1.0_f64) {
             let Some((_, max)) = largest(&logits) else { return Ok(()) };
             let mut weights = Weights::default();
             weights.set(&logits, max, 0.7);

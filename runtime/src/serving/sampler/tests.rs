@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn samples(how: Sampling, logits: &[f32], n: usize) -> Vec<u32> {
-    let mut sampler = Sampler::new(how);
+fn samples(sampling: Sampling, logits: &[f32], n: usize) -> Vec<u32> {
+    let mut sampler = Sampler::new(sampling);
     (0..n).map(|_| sampler.sample(logits).unwrap()).collect()
 }
 
@@ -26,14 +26,14 @@ fn greedy_takes_the_lowest_of_the_largest() {
 }
 
 #[test]
-fn no_numbers_no_token() {
+fn logits_without_numbers_yield_no_token() {
     for bad in [vec![f32::NAN; 3], vec![f32::NEG_INFINITY; 2], vec![0.0, f32::INFINITY], vec![]] {
         assert!(matches!(Sampler::new(hot()).sample(&bad), Err(Error::Model { .. })), "{bad:?}");
     }
 }
 
 #[test]
-fn draws_follow_the_softmax() {
+fn samples_follow_the_softmax() {
     let p = [0.5f32, 0.3, 0.15, 0.05];
     let logits: Vec<f32> = p.iter().map(|p| p.ln() + 4.0).collect();
     let found = shares(&samples(hot(), &logits, 40_000), 4);
@@ -51,7 +51,7 @@ fn draws_follow_the_softmax() {
 #[test]
 fn cuts() {
     let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
-    let kept = |how| shares(&samples(how, &logits, 4000), 4).iter().filter(|&&s| s > 0.0).count();
+    let kept = |sampling| shares(&samples(sampling, &logits, 4000), 4).iter().filter(|&&s| s > 0.0).count();
     assert_eq!(kept(Sampling { top_k: 2, ..hot() }), 2);
     assert_eq!(kept(Sampling { top_p: 0.4, ..hot() }), 1);
     assert_eq!(kept(Sampling { top_p: 0.79, ..hot() }), 2);
@@ -61,7 +61,7 @@ fn cuts() {
 }
 
 #[test]
-fn a_seed_is_a_sequence() {
+fn equal_seeds_give_equal_samples() {
     let logits = [0.0; 1000];
     assert_eq!(samples(hot(), &logits, 50), samples(hot(), &logits, 50));
     assert_ne!(samples(hot(), &logits, 50), samples(Sampling { seed: 8, ..hot() }, &logits, 50));
@@ -72,14 +72,14 @@ fn logits(p: &[f32]) -> Vec<f32> {
     p.iter().map(|p| p.ln() + 2.0).collect()
 }
 
-/// Ids that are ever sampled, each from the same history.
-fn kept(how: &Sampling, logits: &[f32]) -> Vec<u32> {
-    let sampled = samples(how.clone(), logits, 4000);
+/// Ids that are ever sampled after this history.
+fn kept(sampling: &Sampling, logits: &[f32]) -> Vec<u32> {
+    let sampled = samples(sampling.clone(), logits, 4000);
     (0..logits.len() as u32).filter(|id| sampled.contains(id)).collect()
 }
 
 #[test]
-fn min_p_is_a_share_of_the_likeliest() {
+fn min_p_is_relative_to_the_most_probable_token() {
     let logits = logits(&[0.1, 0.5, 0.26, 0.14]);
     let of = |min_p| kept(&Sampling { min_p, ..hot() }, &logits);
     assert_eq!(of(0.0), [0, 1, 2, 3]);
@@ -104,7 +104,7 @@ fn typical_tokens_are_near_the_entropy() {
 }
 
 #[test]
-fn each_cut_sees_what_the_one_before_has_left() {
+fn sampling_filters_apply_in_sequence() {
     let logits = logits(&[0.4, 0.3, 0.2, 0.1]);
     // Of the three that top-k leaves, two have 7/9; of all, they would have 0.7.
     assert_eq!(kept(&Sampling { top_k: 3, top_p: 0.75, ..hot() }, &logits), [0, 1]);
@@ -113,8 +113,8 @@ fn each_cut_sees_what_the_one_before_has_left() {
 
 #[test]
 fn penalties() {
-    let greedy = |how: Sampling, prompt: &[u32], logits: &[f32], n: usize| {
-        let mut sampler = Sampler::new(how);
+    let greedy = |sampling: Sampling, prompt: &[u32], logits: &[f32], n: usize| {
+        let mut sampler = Sampler::new(sampling);
         sampler.begin(prompt);
         (0..n).map(|_| sampler.sample(logits).unwrap()).collect::<Vec<_>>()
     };
@@ -172,9 +172,9 @@ impl Constraint for Script {
 }
 
 #[test]
-fn a_constraint_masks_and_is_told() {
-    for how in [Sampling::GREEDY, hot(), Sampling { repetition_penalty: 3.0, top_p: 0.2, ..hot() }] {
-        let mut sampler = Sampler::new(how).constrained(Box::new(Script(vec![2, 0, 2], 0)));
+fn constraint_masks_tokens_and_receives_the_choice() {
+    for sampling in [Sampling::GREEDY, hot(), Sampling { repetition_penalty: 3.0, top_p: 0.2, ..hot() }] {
+        let mut sampler = Sampler::new(sampling).constrained(Box::new(Script(vec![2, 0, 2], 0)));
         let mut ids = Vec::new();
         while !sampler.ended() {
             ids.push(sampler.sample(&[9.0, 8.0, -3.0]).unwrap());
@@ -185,10 +185,10 @@ fn a_constraint_masks_and_is_told() {
 }
 
 #[test]
-fn log_probabilities_are_the_models_own() {
+fn log_probabilities_ignore_sampling_options() {
     let logits = logits(&[0.5, 0.3, 0.2]);
-    let how = Sampling { bias: vec![(2, 50.0)], log_probabilities: Some(2), ..Sampling::GREEDY };
-    let mut sampler = Sampler::new(how);
+    let sampling = Sampling { bias: vec![(2, 50.0)], log_probabilities: Some(2), ..Sampling::GREEDY };
+    let mut sampler = Sampler::new(sampling);
     assert_eq!(sampler.sample(&logits).unwrap(), 2);
     let last = sampler.last().unwrap();
     assert!(last.id == 2 && (last.chosen - 0.2f64.ln()).abs() < 1e-6);
@@ -211,8 +211,8 @@ fn options_out_of_range_are_named() {
         (Sampling { bias: vec![(3, f32::NAN)], ..hot() }, "logit_bias"),
         (Sampling { log_probabilities: Some(21), ..hot() }, "log_probabilities"),
     ];
-    for (how, name) in bad {
-        assert!(how.check().unwrap_err().to_string().contains(name), "{name}");
+    for (sampling, name) in bad {
+        assert!(sampling.check().unwrap_err().to_string().contains(name), "{name}");
     }
     let biased = Sampling { bias: vec![(3, 1.0), (9, 1.0)], ..hot() };
     biased.check_ids(10).unwrap();

@@ -55,7 +55,7 @@ struct Sequence {
     /// Number of tokens whose states are in the slot.
     filled: usize,
     /// Position where its prompt diverges from the contents of a slot; a chunk ends there for a snapshot.
-    parts: Option<usize>,
+    diverges_at: Option<usize>,
 }
 
 /// Sequences after one prompt that have no slots yet.
@@ -140,7 +140,7 @@ impl Core {
         if let Some(s) = prompt {
             // Chunks begin at multiples of their length, as if the sequence ran alone.
             let end = ((s.filled / self.chunk + 1) * self.chunk).min(s.prompt);
-            let end = s.parts.filter(|&at| s.filled < at).map_or(end, |at| end.min(at));
+            let end = s.diverges_at.filter(|&at| s.filled < at).map_or(end, |at| end.min(at));
             let fits = self.spent == 0 || self.spent + (end - s.filled) <= self.budget;
             if fits || !runs {
                 let last = end == s.prompt && s.stage == Stage::Prompt { chooses: true };
@@ -189,7 +189,7 @@ impl Core {
         let stage = first.map_or(Stage::Unplaced(place), |on| Stage::Waits { on });
         let ids = request.prompt.clone();
         let (slot, prompt) = (place.slot, ids.len());
-        self.live.push(Sequence { id, slot, stage, prompt, ids, filled: 0, parts: None });
+        self.live.push(Sequence { id, slot, stage, prompt, ids, filled: 0, diverges_at: None });
         if first.is_none() {
             request.first = Some(id);
         }
@@ -224,7 +224,7 @@ impl Core {
         let Some(s) = self.live.iter_mut().find(|s| s.id == id) else { return };
         let Stage::Unplaced(place) = s.stage else { return };
         s.filled = kept;
-        s.parts = self.slots.parts(place, kept);
+        s.diverges_at = self.slots.parts(place, kept);
         // A sequence with its first token has its whole prompt, or computes the rest without choosing again.
         let chosen = s.ids.len() > s.prompt;
         let long_rope = self.slots.is_long_rope(s.prompt);
@@ -302,7 +302,7 @@ impl Core {
             }
             self.slots.leave(s.slot);
             if s.stage != Stage::Runs {
-                self.inherit(id);
+                self.reassign_prompt(id);
             }
             return true;
         }
@@ -320,14 +320,14 @@ impl Core {
     }
 
     /// Makes the first of the sequences that waited for the prompt of a removed sequence compute it itself.
-    fn inherit(&mut self, gone: Id) {
-        let mut heir = None;
-        for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: gone })) {
-            s.stage = match heir {
+    fn reassign_prompt(&mut self, removed: Id) {
+        let mut successor = None;
+        for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: removed })) {
+            s.stage = match successor {
                 None => Stage::Unplaced(SlotStart { slot: s.slot, ..SlotStart::default() }),
                 Some(on) => Stage::Waits { on },
             };
-            heir.get_or_insert(s.id);
+            successor.get_or_insert(s.id);
         }
     }
 }

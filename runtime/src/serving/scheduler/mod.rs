@@ -9,7 +9,7 @@
 //! chunks per token: neither starves. A sequence that ends frees its slot at once.
 //!
 //! **Equal prefixes are computed once.** A slot keeps its text when its sequence has ended. A prompt with the
-//! same beginning takes over the slot, or a copy of it ([`Sharing`]). States that fold tokens can only go
+//! same beginning takes over the slot, or a copy of it ([`Sharing`]). Recurrent states can only go
 //! back to snapshots. These are made at the end of a call with a prompt, at the end of a chunk of an answer,
 //! and where a prompt diverges from the contents of a slot. Several sequences after one prompt compute it
 //! once. If answers are decoded with fewer experts, only whole chunks of prompts are shared, which all
@@ -33,10 +33,10 @@ mod tests;
 
 use self::core::{Action, Core};
 use crate::error::{Error, Limit, Result};
-use crate::exec::engine::{Engine, Want};
+use crate::exec::engine::{Engine, LogitRows};
 use crate::serving::big_little::Decoder;
 use crate::serving::sampler::LogProbabilities;
-use crate::serving::speculate::Speculated;
+use crate::serving::speculate::DraftCounters;
 pub use job::{Choose, End, Event, Id, Job, check_context};
 use model::{Model, Served};
 pub use slots::Sharing;
@@ -219,7 +219,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
     }
 
     /// Counts of draft tokens.
-    pub fn speculated(&self) -> Speculated {
+    pub fn speculated(&self) -> DraftCounters {
         self.inner.speculated
     }
 
@@ -248,14 +248,14 @@ struct Inner<'j, M> {
     context: usize,
     live: BTreeMap<Id, Live<'j>>,
     counters: Counters,
-    speculated: Speculated,
+    speculated: DraftCounters,
 }
 
 impl<'j, M: Model> Inner<'j, M> {
     fn new(model: M, setting: &Setting, slots: Range<u32>, context: usize) -> Self {
         let capabilities = model.kv_capabilities();
         let core = Core::new(slots, capabilities, setting.budget.unwrap_or(capabilities.chunk));
-        let (counters, speculated) = (Counters::default(), Speculated::default());
+        let (counters, speculated) = (Counters::default(), DraftCounters::default());
         Self { model, core, queue: setting.queue, context, live: BTreeMap::new(), counters, speculated }
     }
 
@@ -347,13 +347,13 @@ impl<'j, M: Model> Inner<'j, M> {
         choose: &[Id],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
-        let want = if choose.is_empty() { Want::None } else { Want::Last };
+        let logit_rows = if choose.is_empty() { LogitRows::None } else { LogitRows::Last };
         let Self { model, live, core, .. } = self;
         let ids = core.ids(id, range.clone());
         let mut chosen = Vec::new();
         let mut choice =
             |logits: &[f32]| chosen.extend(choose.iter().map(|id| (*id, pick(live.get_mut(id), logits))));
-        match model.prompt(slot, range.start, ids, whole, want, &mut choice) {
+        match model.prompt(slot, range.start, ids, whole, logit_rows, &mut choice) {
             Ok(()) => {
                 self.counters.prompt_tokens += range.len() as u64;
                 self.model.snapshot(slot);
@@ -374,11 +374,11 @@ impl<'j, M: Model> Inner<'j, M> {
         // up to milliseconds.
         let Self { model, live, .. } = self;
         let mut of_row: BTreeMap<Id, &mut Live<'_>> = live.iter_mut().map(|(id, live)| (*id, live)).collect();
-        let seats: Vec<_> =
+        let cells: Vec<_> =
             rows.iter().map(|row| Mutex::new((of_row.remove(&row.0), None::<Choice>))).collect();
         let choose = |i: usize, logits: &[f32]| {
-            let mut seat = seats[i].lock().unwrap_or_else(PoisonError::into_inner);
-            let (live, choice) = &mut *seat;
+            let mut cell = cells[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let (live, choice) = &mut *cell;
             *choice = Some(pick(live.as_deref_mut(), logits));
         };
         let together = model.decode(&plain(rows), &choose);
@@ -388,7 +388,7 @@ impl<'j, M: Model> Inner<'j, M> {
             // too.
             let mut first = Some(e);
             for (i, row) in rows.iter().enumerate() {
-                if seats[i].lock().unwrap_or_else(PoisonError::into_inner).1.is_some() {
+                if cells[i].lock().unwrap_or_else(PoisonError::into_inner).1.is_some() {
                     continue;
                 }
                 let alone = match first.take_if(|e| rows.len() == 1 || matches!(e, Error::Interrupted)) {
@@ -402,9 +402,9 @@ impl<'j, M: Model> Inner<'j, M> {
                 }
             }
         }
-        let chosen: Vec<_> = seats
+        let chosen: Vec<_> = cells
             .into_iter()
-            .map(|seat| seat.into_inner().unwrap_or_else(PoisonError::into_inner).1)
+            .map(|cell| cell.into_inner().unwrap_or_else(PoisonError::into_inner).1)
             .collect();
         self.core.decoded(rows.iter().map(|row| row.0));
         for ((row, choice), failed) in rows.iter().zip(chosen).zip(failed) {
@@ -466,11 +466,11 @@ impl<'j, M: Model> Inner<'j, M> {
 
     /// Sends an event of a sequence; a sequence without a receiver ends. Returns whether there is a receiver.
     fn publish(&mut self, id: Id, event: Event, sink: &mut Sink<'_>) -> bool {
-        let heard = sink(id, event);
-        if !heard {
+        let goes_on = sink(id, event);
+        if !goes_on {
             self.end(id, &End::Cancelled, false);
         }
-        heard
+        goes_on
     }
 
     /// Ends a sequence; returns whether there was one.

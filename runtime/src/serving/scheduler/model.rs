@@ -3,8 +3,8 @@
 use super::slots::{KvCapabilities, Sharing};
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
-use crate::exec::engine::{self, Engine, Want};
-use crate::kv::cannot;
+use crate::exec::engine::{self, Engine, LogitRows};
+use crate::kv::unsupported;
 use crate::serving::big_little::Decoder;
 use moec_ir::EntryKind;
 
@@ -31,7 +31,7 @@ pub(super) trait Model {
         start: usize,
         ids: &[u32],
         whole: usize,
-        want: Want,
+        logit_rows: LogitRows,
         sink: &mut dyn FnMut(&[f32]),
     ) -> Result<()>;
 
@@ -72,14 +72,14 @@ fn kv_capabilities(program: &Program, exact: bool, reduced: bool) -> KvCapabilit
     let sharing = if !program.experts.policy.is_fixed() {
         // Units round differently, and the unit of an expert depends on earlier steps.
         Sharing::None
-    } else if exact || reduced || !program.sets.is_empty() {
+    } else if exact || reduced || !program.expert_sets.is_empty() {
         // The tokens that a chunk's experts drop depend on the whole chunk. Answers with fewer experts are
         // approximations, which no other sequence may continue: prompts are computed with all experts.
         Sharing::Chunks
     } else {
         Sharing::All
     };
-    let fork = cannot::check_fork(program).is_ok();
+    let fork = unsupported::check_fork(program).is_ok();
     let snapshots = program.states.iter().any(|s| s.kind.needs_snapshots());
     KvCapabilities {
         sharing,
@@ -127,10 +127,10 @@ impl Model for Served<'_, '_> {
         start: usize,
         ids: &[u32],
         whole: usize,
-        want: Want,
+        logit_rows: LogitRows,
         sink: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
-        self.engine.prefill_part(slot, start, ids, whole, want, &mut |_, logits| {
+        self.engine.prefill_part(slot, start, ids, whole, logit_rows, &mut |_, logits| {
             sink(logits);
             Ok(())
         })
@@ -145,7 +145,7 @@ impl Model for Served<'_, '_> {
     }
 
     fn max_draft_tokens(&self) -> usize {
-        let most = cannot::max_draft_tokens(self.engine.program()).unwrap_or(0);
+        let most = unsupported::max_draft_tokens(self.engine.program()).unwrap_or(0);
         if self.exact { 0 } else { most.min(self.engine.most_rows().saturating_sub(1)) }
     }
 
@@ -165,7 +165,7 @@ impl Model for Served<'_, '_> {
 
     fn take_back(&mut self, slot: u32, pos: usize, ids: &[u32]) -> Result<()> {
         match self.engine.rewind(slot, pos + ids.len()) {
-            // States that fold tokens go back to the first of them, and the accepted ones are folded in
+            // Recurrent states go back to the first of them, and the accepted ones are applied
             // again.
             Err(Error::State { .. }) => {
                 self.engine.rewind(slot, pos)?;

@@ -7,7 +7,7 @@
 use super::model::Model;
 use super::{Choice, Id, Inner, Sink, pick};
 use crate::error::{Error, Result};
-use crate::serving::speculate::{leads, prompt_lookup};
+use crate::serving::speculate::{is_clear_maximum, prompt_lookup};
 
 impl<M: Model> Inner<'_, M> {
     /// Decodes a sequence that runs alone, with draft tokens; `false` if there are none, or if no choice
@@ -28,7 +28,7 @@ impl<M: Model> Inner<'_, M> {
         let mut ids = vec![last];
         ids.extend_from_slice(prompt_lookup(core.text(id), most));
         if ids.len() == 1 {
-            did.alone += 1;
+            did.single_token_calls += 1;
             return Ok(false);
         }
         did.calls += 1;
@@ -39,9 +39,9 @@ impl<M: Model> Inner<'_, M> {
             if !open {
                 return;
             }
-            if !leads(logits) {
+            if !is_clear_maximum(logits) {
                 open = false;
-                did.close += 1;
+                did.close_choices += 1;
                 return;
             }
             let choice = pick(live.get_mut(&id), logits);
@@ -64,7 +64,7 @@ impl<M: Model> Inner<'_, M> {
             model.snapshot(slot);
         }
         if chosen.is_empty() {
-            did.alone += 1;
+            did.single_token_calls += 1;
             return Ok(false);
         }
         self.counters.decodes += 1;

@@ -145,7 +145,7 @@ impl Model for Toy {
         start: usize,
         ids: &[u32],
         whole: usize,
-        want: Want,
+        logit_rows: LogitRows,
         sink: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
         assert!(!ids.is_empty() && ids.len() <= CHUNK && (start + ids.len() - 1) / CHUNK == start / CHUNK);
@@ -153,7 +153,7 @@ impl Model for Toy {
         for (i, &id) in ids.iter().enumerate() {
             self.append(slot, start + i, id, whole)?;
         }
-        if want == Want::Last {
+        if logit_rows == LogitRows::Last {
             sink(&logits(&self.slots[slot as usize]));
         }
         Ok(())
@@ -245,7 +245,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn answers_are_those_of_single_runs(
+    fn scheduled_answers_match_single_runs(
         all in prop::collection::vec(request(), 1..14),
         sharing in prop::sample::select(vec![Sharing::None, Sharing::Chunks, Sharing::All]),
         (fork, rewind, room) in (any::<bool>(), any::<bool>(), 0..6_usize),
@@ -358,9 +358,9 @@ fn equal_prefixes_are_computed_once() {
         chat.extend(alone(&chat, 4, 7, None));
         chat.push(2);
     }
-    // States that fold tokens go back to a snapshot: of a chunk, of a prompt's end, or of a position where
+    // Recurrent states go back to a snapshot: of a chunk, of a prompt's end, or of a position where
     // prompts diverge.
-    let asked = |s: &mut Inner<'_, Toy>, prompt: &[u32]| {
+    let serve = |s: &mut Inner<'_, Toy>, prompt: &[u32]| {
         let before = s.counters;
         s.submit(job(prompt, 1, 4), SLOTS).unwrap();
         while s.step(&mut |_, _| true).unwrap().done != StepWork::Idle {}
@@ -381,7 +381,7 @@ fn equal_prefixes_are_computed_once() {
             edited(9, 4),
             [&system[..6], &[8]].concat(),
         ];
-        let found = prompts.map(|prompt| asked(&mut s, &prompt));
+        let found = prompts.map(|prompt| serve(&mut s, &prompt));
         assert_eq!(found, expected);
     }
     // Several sequences after one prompt compute it once, with any sharing.
@@ -392,7 +392,7 @@ fn equal_prefixes_are_computed_once() {
 }
 
 #[test]
-fn what_is_too_much_is_refused() {
+fn requests_over_a_scheduler_limit_are_rejected() {
     let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 2);
     for _ in 0..3 {
         s.submit(job(&[1], 1, 4), SLOTS).unwrap();
@@ -409,7 +409,7 @@ fn what_is_too_much_is_refused() {
 }
 
 #[test]
-fn time_ends_a_sequence() {
+fn time_limit_ends_a_sequence() {
     let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 2);
     s.submit(Job { limit: Some(Duration::ZERO), ..job(&[1], 1, 30) }, SLOTS).unwrap();
     let mut end = None;
@@ -427,33 +427,33 @@ fn time_ends_a_sequence() {
 
 /// All slots are taken. A sequence without time left waits for one, and ends only when it has got it.
 #[test]
-fn time_without_a_slot_does_not_count() {
+fn queue_time_does_not_count_toward_the_time_limit() {
     let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 9);
     let running = s.submit(Job { end: Vec::new(), ..job(&[1], 3, 20) }, SLOTS).unwrap();
     while s.core.live() < 3 {
         s.step(&mut |_, _| true).unwrap();
     }
     let waits = s.submit(Job { limit: Some(Duration::ZERO), ..job(&[2], 1, 20) }, SLOTS).unwrap();
-    let mut said: Vec<(Id, String)> = Vec::new();
+    let mut events: Vec<(Id, String)> = Vec::new();
     loop {
         let step = s.step(&mut |id, event| {
-            said.push((id, format!("{event:?}")));
+            events.push((id, format!("{event:?}")));
             true
         });
         if step.unwrap().done == StepWork::Idle {
             break;
         }
     }
-    let at = |id, event: &str| said.iter().position(|(of, what)| *of == id && what == event);
+    let at = |id, event: &str| events.iter().position(|(of, what)| *of == id && what == event);
     let left = running.iter().filter_map(|&id| at(id, "Ended(Length)")).min().unwrap();
-    assert!(at(waits[0], "Ended(Expired)").unwrap() > left, "{said:?}");
-    assert!(said.iter().any(|(id, what)| *id == waits[0] && what.starts_with("Began")), "{said:?}");
+    assert!(at(waits[0], "Ended(Expired)").unwrap() > left, "{events:?}");
+    assert!(events.iter().any(|(id, what)| *id == waits[0] && what.starts_with("Began")), "{events:?}");
 }
 
 /// One request needs all slots while a long sequence has one. It gets those that are free; a later request
 /// gets its own in turn; and the large one completes in the end.
 #[test]
-fn a_request_of_many_sequences_holds_up_nobody() {
+fn large_request_does_not_block_others() {
     let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 9);
     let endless = |prompt: &[u32], many, n| Job { end: Vec::new(), ..job(prompt, many, n) };
     let long = s.submit(endless(&[1], 1, 39), SLOTS).unwrap()[0];

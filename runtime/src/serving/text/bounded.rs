@@ -296,7 +296,7 @@ impl TryFrom<PreTokenizerWrapper> for PreTokenizers {
         let rewrites = steps.iter().filter(rewrites).count();
         if rewrites > REWRITES {
             return Err(format!(
-                "it has {rewrites} pre-tokenizers that write a text anew; {REWRITES} is the maximum"
+                "it has {rewrites} pre-tokenizers that rewrite a text; {REWRITES} is the maximum"
             ));
         }
         if steps.iter().any(|s| matches!(s, PreTokenizerWrapper::FixedLength(fixed) if fixed.length == 0)) {

@@ -6,14 +6,14 @@ use super::{Limit, Text};
 use crate::error::{Error, Result};
 
 /// Bytes per token of the limit up to which a text is encoded without counting its tokens first.
-const UNCOUNTED: usize = 4;
+const UNCOUNTED_BYTES_PER_TOKEN: usize = 4;
 /// Bytes of a piece, for counting tokens.
 const PIECE: usize = 16 << 10;
 /// Multiple of the limit that the tokens of all pieces must exceed: a text cut into pieces has other tokens
 /// at the cuts.
 const MARGIN: usize = 2;
 /// Maximum number of bytes that a normalizer makes one: compatibility forms (NFKC) turn four into one.
-const SHRINK: usize = 4;
+const MAX_SHRINK: usize = 4;
 
 impl Limit {
     fn refused(self) -> Error {
@@ -28,7 +28,7 @@ impl Text {
     pub fn at_most(mut self, tokens: usize, vocab: u32) -> Self {
         let bytes = |id| self.tokenizer.id_to_token(id).map_or(0, |token| token.len());
         let longest = (0..vocab).map(bytes).max().unwrap_or(0).max(1);
-        let shrink = if self.tokenizer.get_normalizer().is_some() { SHRINK } else { 1 };
+        let shrink = if self.tokenizer.get_normalizer().is_some() { MAX_SHRINK } else { 1 };
         self.limit = Some(Limit { tokens, longest: longest * shrink });
         self
     }
@@ -78,7 +78,7 @@ impl Text {
     /// Fails if a text certainly has more tokens than the limit: by its bytes, else by the tokens of its
     /// pieces.
     fn check(&self, text: &str, limit: Limit) -> Result<()> {
-        if text.len() <= limit.tokens.saturating_mul(UNCOUNTED) {
+        if text.len() <= limit.tokens.saturating_mul(UNCOUNTED_BYTES_PER_TOKEN) {
             return Ok(());
         }
         if text.len() > limit.tokens.saturating_mul(limit.longest) {

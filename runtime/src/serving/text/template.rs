@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_that_name_what_is_not_there_are_refused() {
+    fn templates_with_unknown_names_are_rejected() {
         let token = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
         let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
         assert_eq!(tokenizer(&json!([token("<s>"), text("A")])).unwrap().encode("a").unwrap(), [2, 1]);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Reason that weights cannot be loaded. All waiting threads get it.
 #[derive(Clone, Debug)]
-pub(super) enum Why {
+pub(super) enum LoadFailure {
     /// A piece cannot be read.
     Read(ReadError),
     /// A file is not the one that the build wrote.
@@ -30,7 +30,7 @@ pub(super) enum Why {
     Ended,
 }
 
-impl Why {
+impl LoadFailure {
     fn error(&self) -> Error {
         match self.clone() {
             Self::Read(e) => Error::Read(Box::new(e)),
@@ -44,11 +44,11 @@ impl Why {
 #[derive(Debug)]
 pub struct LoadProgress {
     /// Number of pieces from the front of the order that may be used.
-    there: AtomicUsize,
+    loaded: AtomicUsize,
     order: Vec<u32>,
     needs: Vec<usize>,
     state: Mutex<State>,
-    news: Condvar,
+    changed: Condvar,
     start: Instant,
 }
 
@@ -57,27 +57,27 @@ struct State {
     /// By piece: whether it was read.
     read: Vec<bool>,
     /// By piece: whether its file is verified or needs no check. Only then it may be used.
-    proven: Vec<bool>,
-    why: Option<Why>,
+    verified: Vec<bool>,
+    failure: Option<LoadFailure>,
     stop: bool,
     took: Option<Duration>,
 }
 
 impl LoadProgress {
     /// Progress without any loaded piece. `pieces` is the number of all pieces; `order` lists those to load.
-    /// `needs` has the number of these by segment. `unproven` pieces may not be used before
-    /// [`LoadProgress::prove`].
+    /// `needs` has the number of these by segment. `unverified` pieces may not be used before
+    /// [`LoadProgress::set_verified`].
     pub(super) fn new(
         pieces: usize,
         order: Vec<u32>,
         needs: Vec<usize>,
-        unproven: impl Iterator<Item = usize>,
+        unverified: impl Iterator<Item = usize>,
     ) -> Self {
-        let mut proven = vec![true; pieces];
-        unproven.for_each(|piece| proven[piece] = false);
-        let state = State { read: vec![false; pieces], proven, why: None, stop: false, took: None };
-        let (there, news) = (AtomicUsize::new(0), Condvar::new());
-        Self { there, order, needs, state: Mutex::new(state), news, start: Instant::now() }
+        let mut verified = vec![true; pieces];
+        unverified.for_each(|piece| verified[piece] = false);
+        let state = State { read: vec![false; pieces], verified, failure: None, stop: false, took: None };
+        let (loaded, changed) = (AtomicUsize::new(0), Condvar::new());
+        Self { loaded, order, needs, state: Mutex::new(state), changed, start: Instant::now() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -91,7 +91,7 @@ impl LoadProgress {
 
     /// Whether all pieces are loaded.
     pub fn is_complete(&self) -> bool {
-        self.there.load(Ordering::Acquire) >= self.order.len()
+        self.loaded.load(Ordering::Acquire) >= self.order.len()
     }
 
     /// Waits until `pieces` pieces are loaded. Their content is then visible to the caller.
@@ -101,15 +101,15 @@ impl LoadProgress {
     /// another one. Later calls for as many pieces return the same error.
     pub fn wait(&self, pieces: usize) -> Result<()> {
         // Acquire: pairs with the store in `advance`.
-        if self.there.load(Ordering::Acquire) >= pieces {
+        if self.loaded.load(Ordering::Acquire) >= pieces {
             return Ok(());
         }
         let mut state = self.lock();
-        while self.there.load(Ordering::Acquire) < pieces {
-            if let Some(why) = &state.why {
-                return Err(why.error());
+        while self.loaded.load(Ordering::Acquire) < pieces {
+            if let Some(failure) = &state.failure {
+                return Err(failure.error());
             }
-            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         Ok(())
     }
@@ -127,7 +127,7 @@ impl LoadProgress {
     /// # Errors
     /// As [`LoadProgress::wait`], without waiting.
     pub fn check(&self) -> Result<()> {
-        self.lock().why.as_ref().map_or(Ok(()), |why| Err(why.error()))
+        self.lock().failure.as_ref().map_or(Ok(()), |failure| Err(failure.error()))
     }
 
     /// Time from the start until the last piece was loaded; `None` before that.
@@ -148,43 +148,43 @@ impl LoadProgress {
     }
 
     /// Records that pieces are those that the build wrote.
-    pub(super) fn prove(&self, pieces: impl Iterator<Item = usize>) {
+    pub(super) fn set_verified(&self, pieces: impl Iterator<Item = usize>) {
         let mut state = self.lock();
-        pieces.for_each(|piece| state.proven[piece] = true);
+        pieces.for_each(|piece| state.verified[piece] = true);
         self.advance(state);
     }
 
     /// Publishes the loaded pieces. Nothing is published after a failure, so that all threads of a call see
     /// the same.
     fn advance(&self, mut state: MutexGuard<'_, State>) {
-        if state.why.is_none() {
-            let first = self.there.load(Ordering::Relaxed);
-            let ready = |&&piece: &&u32| state.read[piece as usize] && state.proven[piece as usize];
-            let there = first + self.order[first..].iter().take_while(ready).count();
-            if there == self.order.len() && state.took.is_none() {
+        if state.failure.is_none() {
+            let first = self.loaded.load(Ordering::Relaxed);
+            let ready = |&&piece: &&u32| state.read[piece as usize] && state.verified[piece as usize];
+            let loaded = first + self.order[first..].iter().take_while(ready).count();
+            if loaded == self.order.len() && state.took.is_none() {
                 state.took = Some(self.start.elapsed());
             }
             // Release: a thread that sees the number sees the bytes, which were read before.
-            self.there.store(there, Ordering::Release);
+            self.loaded.store(loaded, Ordering::Release);
         }
         drop(state);
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 
     /// Ends the loading with a failure. Only the first reason counts.
-    pub(super) fn fail(&self, why: Why) {
-        self.lock().why.get_or_insert(why);
-        self.news.notify_all();
+    pub(super) fn fail(&self, failure: LoadFailure) {
+        self.lock().failure.get_or_insert(failure);
+        self.changed.notify_all();
     }
 
     /// Waits until a piece was read. False if it will not be read, or is no longer needed.
     pub(super) fn was_read(&self, piece: usize) -> bool {
         let mut state = self.lock();
         while !state.read[piece] {
-            if state.stop || state.why.is_some() {
+            if state.stop || state.failure.is_some() {
                 return false;
             }
-            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         !state.stop
     }
@@ -192,12 +192,12 @@ impl LoadProgress {
     /// Ends the loading: no more pieces are needed.
     pub(super) fn stop(&self) {
         self.lock().stop = true;
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 
     /// Whether to continue reading.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn should_continue(&self) -> bool {
         let state = self.lock();
-        !state.stop && state.why.is_none()
+        !state.stop && state.failure.is_none()
     }
 }

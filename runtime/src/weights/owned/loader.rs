@@ -1,6 +1,6 @@
 //! Threads that load weights: some populate memory and request reads, one computes SHA-256.
 
-use super::load_progress::{LoadProgress, Why};
+use super::load_progress::{LoadFailure, LoadProgress};
 use super::order::{PIECE, Piece, Pieces};
 use super::page_cache::PageCache;
 use crate::error::{Error, Result};
@@ -20,15 +20,15 @@ use std::time::Duration;
 const AHEAD: usize = 8;
 
 /// Time that a thread waits for reads before it checks whether to end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Most threads that populate memory. The kernel clears every page first. One core does that slower than a
 /// good drive reads, and much slower on a virtual machine whose host must provide the memory.
-const TOUCHING: usize = 4;
+const MAX_THREADS: usize = 4;
 
 /// Number of threads that read.
 fn threads() -> usize {
-    cpu::cores().min(TOUCHING)
+    cpu::cores().min(MAX_THREADS)
 }
 
 /// The threads. Dropping it ends them: it waits for reads in flight, at most a second.
@@ -83,7 +83,7 @@ struct NotifyOnDrop<'a>(&'a LoadProgress);
 
 impl Drop for NotifyOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.fail(Why::Ended);
+        self.0.fail(LoadFailure::Ended);
     }
 }
 
@@ -98,11 +98,11 @@ pub(super) struct Reading {
     /// By file of the program, if it is read.
     caches: Vec<Option<PageCache>>,
     /// By piece: whether its bytes were not in the page cache.
-    passing: Vec<AtomicBool>,
+    bypass: Vec<AtomicBool>,
     /// Number of pieces of the order that were requested.
     requested: AtomicUsize,
     /// Number of these that are in flight or not handled yet.
-    flying: AtomicUsize,
+    in_flight: AtomicUsize,
     /// Number of pieces of the order that are not loaded yet.
     left: AtomicUsize,
     /// Number of threads that still read.
@@ -124,9 +124,9 @@ impl Reading {
         buffers: Vec<Option<Buffer>>,
         caches: Vec<Option<PageCache>>,
     ) -> Self {
-        let passing = pieces.all.iter().map(|_| AtomicBool::new(false)).collect();
+        let bypass = pieces.all.iter().map(|_| AtomicBool::new(false)).collect();
         let left = AtomicUsize::new(progress.order().len());
-        let (requested, flying, last) =
+        let (requested, in_flight, last) =
             (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(threads()));
         Self {
             progress,
@@ -134,9 +134,9 @@ impl Reading {
             pieces,
             buffers: Mutex::new(buffers),
             caches,
-            passing,
+            bypass,
             requested,
-            flying,
+            in_flight,
             left,
             last,
         }
@@ -146,27 +146,27 @@ impl Reading {
     /// both.
     fn run(&self) {
         let guard = NotifyOnDrop(&self.progress);
-        while self.left.load(Relaxed) > 0 && self.progress.is_wanted() {
+        while self.left.load(Relaxed) > 0 && self.progress.should_continue() {
             let more = |n: usize| (n < AHEAD).then_some(n + 1);
             if self.requested.load(Relaxed) < self.progress.order().len()
-                && self.flying.fetch_update(Relaxed, Relaxed, more).is_ok()
+                && self.in_flight.fetch_update(Relaxed, Relaxed, more).is_ok()
             {
                 let next = self.progress.order().get(self.requested.fetch_add(1, Relaxed));
                 match next.map(|&piece| self.request(piece as usize)) {
                     Some(Ok(())) => {}
                     Some(Err(why)) => return self.progress.fail(why),
-                    None => drop(self.flying.fetch_sub(1, Relaxed)),
+                    None => drop(self.in_flight.fetch_sub(1, Relaxed)),
                 }
                 continue;
             }
-            match self.disk.wait(Some(LOOK)) {
+            match self.disk.wait(Some(POLL_INTERVAL)) {
                 Some(Event::Done { ticket, .. }) => {
-                    self.flying.fetch_sub(1, Relaxed);
+                    self.in_flight.fetch_sub(1, Relaxed);
                     self.progress.read(ticket.buffer());
-                    self.let_go(ticket.buffer());
+                    self.drop_from_page_cache(ticket.buffer());
                     self.left.fetch_sub(1, Relaxed);
                 }
-                Some(Event::Failed { error, .. }) => return self.progress.fail(Why::Read(error)),
+                Some(Event::Failed { error, .. }) => return self.progress.fail(LoadFailure::Read(error)),
                 Some(Event::Arrived { .. } | Event::Cancelled { .. } | Event::Released { .. }) | None => {}
             }
         }
@@ -182,12 +182,12 @@ impl Reading {
     /// The thread runs only on idle cores.
     fn leave_in_cache(&self) {
         cpu::only_when_idle();
-        for (Piece { file, offset, bytes }, passing) in self.pieces.all.iter().zip(&self.passing) {
+        for (Piece { file, offset, bytes }, bypass) in self.pieces.all.iter().zip(&self.bypass) {
             let room = available().is_some_and(|free| free >= RESERVE + bytes);
-            if !room || !self.progress.is_wanted() {
+            if !room || !self.progress.should_continue() {
                 return;
             }
-            if passing.load(Relaxed)
+            if bypass.load(Relaxed)
                 && let Some(cache) = self.cache(*file)
             {
                 cache.fetch(*offset, *bytes);
@@ -197,19 +197,21 @@ impl Reading {
 
     /// Populates the memory of a piece, and requests its bytes: through the page cache if it has them, else
     /// past it.
-    fn request(&self, piece: usize) -> Result<(), Why> {
-        let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece) else { return Err(Why::Ended) };
+    fn request(&self, piece: usize) -> Result<(), LoadFailure> {
+        let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece) else {
+            return Err(LoadFailure::Ended);
+        };
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let buffer = buffers.get_mut(piece).and_then(Option::take);
         drop(buffers);
-        let mut buffer = buffer.ok_or(Why::Ended)?;
+        let mut buffer = buffer.ok_or(LoadFailure::Ended)?;
         buffer.populate(bytes);
         let cached = self.cache(file).is_some_and(|cache| cache.holds(offset, bytes));
-        self.passing[piece].store(!cached, Relaxed);
+        self.bypass[piece].store(!cached, Relaxed);
         match self.disk.submit(extent(piece, cached), 1, Priority::Demand, buffer) {
             Ok(_) => Ok(()),
-            Err(Error::Read(e)) => Err(Why::Read(*e)),
-            Err(_) => Err(Why::Ended),
+            Err(Error::Read(e)) => Err(LoadFailure::Read(*e)),
+            Err(_) => Err(LoadFailure::Ended),
         }
     }
 
@@ -218,9 +220,9 @@ impl Reading {
     }
 
     /// Drops a piece from the page cache, if the file system had to read it through there.
-    fn let_go(&self, piece: usize) {
+    fn drop_from_page_cache(&self, piece: usize) {
         if let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece)
-            && self.passing[piece].load(Relaxed)
+            && self.bypass[piece].load(Relaxed)
             && let Some(cache) = self.cache(file)
         {
             cache.forget(offset, bytes);
@@ -256,10 +258,10 @@ impl Whole {
         }
         let found: [u8; 32] = hash.finalize().into();
         if found == self.sha256 {
-            progress.prove(pieces);
+            progress.set_verified(pieces);
             return true;
         }
-        progress.fail(Why::Changed { path: self.path.clone(), expected: self.sha256, found });
+        progress.fail(LoadFailure::Changed { path: self.path.clone(), expected: self.sha256, found });
         false
     }
 }

@@ -52,14 +52,14 @@ pub struct OwnedStore {
 
 /// Options of reads.
 #[derive(Clone, Copy, Debug)]
-pub struct How {
+pub struct LoadOptions {
     /// Options of the disk reader.
     pub disk: disk::Options,
     /// Wrapper of the reader, for tests.
     pub wrap: Option<Wrap>,
 }
 
-impl How {
+impl LoadOptions {
     /// Options of the environment: `MOEC_DISK_READER` names the reader.
     ///
     /// # Errors
@@ -79,15 +79,20 @@ impl OwnedStore {
     /// # Errors
     /// A file that is missing or has another size; a file without segments that has other content; a segment
     /// outside of its file; memory or threads refused.
-    pub fn open(program: &Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
-        Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
+    pub fn open(program: &Program, bundle: &Path, check: CheckLevel, options: &LoadOptions) -> Result<Self> {
+        Self::of(program, &BundleFiles::open(program, bundle)?, check, options)
     }
 
     /// As [`OwnedStore::open`], for open files.
     ///
     /// # Errors
     /// As [`OwnedStore::open`].
-    pub(crate) fn of(program: &Program, opened: &BundleFiles, check: CheckLevel, how: &How) -> Result<Self> {
+    pub(crate) fn of(
+        program: &Program,
+        opened: &BundleFiles,
+        check: CheckLevel,
+        options: &LoadOptions,
+    ) -> Result<Self> {
         let pieces = Arc::new(Pieces::new(program)?);
         let files =
             || (0_u32..).zip(&program.files).zip(opened.iter()).map(|((i, info), file)| (i, info, file));
@@ -107,20 +112,24 @@ impl OwnedStore {
             inside.then(|| memory.base().plus(first.unwrap_or(0)))
         })?;
         let table = Arc::new(table(&pieces, files())?);
-        let options = disk::Options { verify_reads: false, ..how.disk };
+        let disk_options = disk::Options { verify_reads: false, ..options.disk };
         let clock = Arc::new(SystemClock::default());
         let disk =
-            ThreadedDisk::with_reader(table, Arc::clone(&memory), &options, clock, |reader| {
-                match how.wrap {
+            ThreadedDisk::with_reader(
+                table,
+                Arc::clone(&memory),
+                &disk_options,
+                clock,
+                |reader| match options.wrap {
                     Some(wrap) => (wrap.0)(reader),
                     None => reader,
-                }
-            })?;
+                },
+            )?;
         let reader = disk.describe().to_owned();
 
         let Order { pieces: order, needs } = Order::new(program, &pieces, &is_whole);
-        let unproven = files().filter(|&(i, ..)| is_whole(i)).flat_map(|(i, ..)| pieces.of_file(i));
-        let progress = Arc::new(LoadProgress::new(pieces.all.len(), order, needs, unproven));
+        let unverified = files().filter(|&(i, ..)| is_whole(i)).flat_map(|(i, ..)| pieces.of_file(i));
+        let progress = Arc::new(LoadProgress::new(pieces.all.len(), order, needs, unverified));
         let mut buffers: Vec<_> = pieces.all.iter().map(|_| memory.take(PIECE)).collect();
         buffers.sort_by_key(|b| b.as_ref().map(disk::Buffer::index));
         let cache = |(i, _, BundleFile { path, file }): (u32, &FileRef, &BundleFile)| {

@@ -2,7 +2,7 @@
 //! once. After the first prompt they are copied to memory of our own, and used there. If that fails they stay
 //! mapped.
 
-use super::{How, LoadProgress, OwnedStore, PageCache, Pieces};
+use super::{LoadOptions, LoadProgress, OwnedStore, PageCache, Pieces};
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
 use crate::error::{Fault, Result};
@@ -16,7 +16,7 @@ pub struct MovingStore<'p> {
     program: &'p Program,
     files: BundleFiles,
     check: CheckLevel,
-    how: How,
+    options: LoadOptions,
     /// The mapped weights, until they have moved.
     from: Option<MappedStore>,
     /// Memory of our own, from the beginning of the copy.
@@ -34,8 +34,13 @@ impl<'p> MovingStore<'p> {
     ///
     /// # Errors
     /// As [`MappedStore::open`].
-    pub fn open(program: &'p Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
-        Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
+    pub fn open(
+        program: &'p Program,
+        bundle: &Path,
+        check: CheckLevel,
+        options: &LoadOptions,
+    ) -> Result<Self> {
+        Self::of(program, &BundleFiles::open(program, bundle)?, check, options)
     }
 
     /// As [`MovingStore::open`], for open files.
@@ -46,11 +51,21 @@ impl<'p> MovingStore<'p> {
         program: &'p Program,
         files: &BundleFiles,
         check: CheckLevel,
-        how: &How,
+        options: &LoadOptions,
     ) -> Result<Self> {
         let from = Some(MappedStore::of(program, files, check, &|_| true)?);
-        let (files, how) = (files.clone(), *how);
-        Ok(Self { program, files, check, how, from, to: None, refused: None, warning: None, moved: false })
+        let (files, options) = (files.clone(), *options);
+        Ok(Self {
+            program,
+            files,
+            check,
+            options,
+            from,
+            to: None,
+            refused: None,
+            warning: None,
+            moved: false,
+        })
     }
 
     /// Bytes of the files with weights, if the page cache has nearly all of them; else `None`. A first prompt
@@ -97,7 +112,7 @@ unsafe impl Store for MovingStore<'_> {
             return;
         }
         // The copy is used from now on, so its files are checked as those of the mapping were.
-        match OwnedStore::of(self.program, &self.files, self.check, &self.how) {
+        match OwnedStore::of(self.program, &self.files, self.check, &self.options) {
             Ok(to) => self.to = Some(to),
             Err(e) => {
                 self.refused = Some(format!("memory of its own was refused: {e}"));

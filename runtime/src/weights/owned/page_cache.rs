@@ -31,13 +31,13 @@ impl PageCache {
 
 /// Share of the pages of a range that must be in the page cache for a read through it: `.1` of every `.0`.
 #[cfg(target_os = "linux")]
-const MOSTLY: (usize, usize) = (8, 7);
+const RESIDENT_SHARE: (usize, usize) = (8, 7);
 
 /// Most samples of a file that [`PageCache::holds_most`] checks, and bytes of each sample.
 #[cfg(target_os = "linux")]
-const PLACES: u64 = 1024;
+const MAX_SAMPLES: u64 = 1024;
 #[cfg(target_os = "linux")]
-const STRETCH: u64 = 256 << 10;
+const SAMPLE_BYTES: u64 = 256 << 10;
 
 #[cfg(target_os = "linux")]
 impl PageCache {
@@ -56,18 +56,19 @@ impl PageCache {
         let mut pages = vec![0_u8; len.div_ceil(page)];
         // SAFETY: the range is in the mapping, from which nothing is read, and there is a byte for each of
         // its pages.
-        let asked = unsafe { libc::mincore(map.as_ptr().add(at).cast_mut().cast(), len, pages.as_mut_ptr()) };
-        let there = pages.iter().filter(|&&p| p & 1 == 1).count();
-        asked == 0 && there * MOSTLY.0 >= pages.len() * MOSTLY.1
+        let status =
+            unsafe { libc::mincore(map.as_ptr().add(at).cast_mut().cast(), len, pages.as_mut_ptr()) };
+        let resident = pages.iter().filter(|&&p| p & 1 == 1).count();
+        status == 0 && resident * RESIDENT_SHARE.0 >= pages.len() * RESIDENT_SHARE.1
     }
 
     /// Whether the page cache has nearly all of the file, which has `bytes` bytes. At most a thousand samples
     /// are checked: checking each page of 16 GB would delay the first token too much.
     pub(super) fn holds_most(&self, bytes: u64) -> bool {
-        let pitch = (bytes / PLACES).next_multiple_of(STRETCH);
-        (0..bytes).step_by(usize::try_from(pitch.max(STRETCH)).unwrap_or(usize::MAX)).all(|at| {
-            let stretch = STRETCH.min(bytes - at);
-            self.holds(at, stretch)
+        let pitch = (bytes / MAX_SAMPLES).next_multiple_of(SAMPLE_BYTES);
+        (0..bytes).step_by(usize::try_from(pitch.max(SAMPLE_BYTES)).unwrap_or(usize::MAX)).all(|at| {
+            let sample = SAMPLE_BYTES.min(bytes - at);
+            self.holds(at, sample)
         })
     }
 
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_there_until_it_is_let_go_and_when_it_was_fetched() {
+    fn page_cache_residency_follows_release_and_prefetch() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).unwrap();

@@ -36,9 +36,9 @@ fn larger_batches_have_more_hot_neurons() {
 }
 
 #[test]
-fn what_attention_does_not_hide_stays_cold() {
+fn neurons_not_hidden_by_attention_stay_cold() {
     let free = hot_share(&layer(4), None).unwrap().hot;
-    // 128 neurons fit into attention's time.
+    // The time of attention is enough for 128 neurons.
     let window = 128.0 * 8192.0 / 4e9;
     let tight = Tables { held: 256, attention: window, read: 0.0, ..layer(4) };
     let found = hot_share(&tight, None).unwrap().hot;
@@ -47,7 +47,7 @@ fn what_attention_does_not_hide_stays_cold() {
 }
 
 #[test]
-fn tables_that_say_nothing_are_refused() {
+fn invalid_hot_share_tables_are_rejected() {
     for bad in [
         Tables { active: vec![], ..layer(1) },
         Tables { active: vec![0.1, 0.2], ..layer(1) },
@@ -59,22 +59,21 @@ fn tables_that_say_nothing_are_refused() {
         Tables { sparse: -1.0, ..layer(1) },
         Tables { disk: 0.0, ..layer(1) },
         Tables { memory: f64::NAN, ..layer(1) },
-        // The missing neurons follow from a trace only.
+        // Which neurons are missing is known only from a trace.
         Tables { held: 14_335, ..layer(1) },
     ] {
         assert!(hot_share(&bad, None).is_err());
     }
     assert!(time_of(&layer(1), None, 14_337).is_err() && time_of(&layer(1), None, 100).is_err());
-    // No attention to hide reads, but reads that take no time: nothing is missing, and nothing has to be
-    // hidden.
+    // Without attention there is no time to hide reads, but these reads take no time.
     let fast = Tables { attention: 0.0, disk: f64::INFINITY, ..layer(1) };
     assert!(hides(&fast, 0) && hot_share(&fast, None).is_ok());
     let one = Tables { dense: vec![(100, 1.0)], memory: f64::INFINITY, ..layer(1) };
     assert!((time_of(&one, None, 256).unwrap().dense - 2.56).abs() < 1e-12);
 }
 
-/// A dense layer of 64 neurons that keep their state for some tokens, half of which are decoded first.
-fn drawn(batch: usize, sparsity: f64, persistence: f64) -> Activations {
+/// A dense layer of 64 neurons, half of which are decoded first. Neurons keep their state for some tokens.
+fn sampled(batch: usize, sparsity: f64, persistence: f64) -> Activations {
     let recipe = Recipe {
         layers: 1,
         experts: 1,
@@ -86,10 +85,10 @@ fn drawn(batch: usize, sparsity: f64, persistence: f64) -> Activations {
         tokens: 48 * batch as u32,
         seed: 7,
     };
-    recipe.draw().unwrap().batched(batch)
+    recipe.sample().unwrap().batched(batch)
 }
 
-/// Its tables, in milliseconds for a neuron: what a unit takes, and a read of the disk.
+/// Tables of the layer, in milliseconds per neuron: computing on each unit, and reading from disk.
 fn small(trace: &Activations, held: usize, dense: f64, sparse: f64, read: f64) -> Tables {
     Tables {
         active: trace.frequencies(),
@@ -106,8 +105,8 @@ fn small(trace: &Activations, held: usize, dense: f64, sparse: f64, read: f64) -
     }
 }
 
-/// Time of a share if every neuron goes through the pipeline by itself, with one worker that computes and one
-/// that reads.
+/// Time of a share if every neuron passes through the pipeline separately, with one worker that computes and
+/// one that reads.
 fn simulated(tables: &Tables, recorded: &Recorded<'_>, hot: usize) -> f64 {
     let ns = |time: f64| Some((time * 1e6) as u64);
     let steps = recorded.replay(hot, tables.held, tables.cluster).unwrap();
@@ -132,10 +131,10 @@ fn simulated(tables: &Tables, recorded: &Recorded<'_>, hot: usize) -> f64 {
 }
 
 #[test]
-fn the_optimum_is_that_of_simulating_every_share() {
+fn planned_hot_share_matches_exhaustive_simulation() {
     let mut chosen = Vec::new();
     for (batch, sparsity, persistence) in [(1, 0.7, 0.9), (4, 0.7, 0.9), (1, 0.5, 0.6), (2, 0.85, 0.9)] {
-        let trace = drawn(batch, sparsity, persistence);
+        let trace = sampled(batch, sparsity, persistence);
         let recorded = Recorded { activations: &trace, warmup: 16 };
         for (held, dense, sparse, read) in
             [(64, 0.5, 1.0, 1.0), (32, 0.5, 1.0, 2.0), (32, 0.2, 1.0, 4.0), (48, 1.0, 1.0, 3.0)]
@@ -147,7 +146,7 @@ fn the_optimum_is_that_of_simulating_every_share() {
                 shares.map(|hot| (simulated(&tables, &recorded, hot), hot)).collect();
             let least = all.iter().map(|a| a.0).fold(f64::INFINITY, f64::min);
             let own = all.iter().find(|a| a.1 == best.hot).unwrap().0;
-            // The simulation has a beginning and an end, in which one worker waits for the other.
+            // At the beginning and the end of the simulation, one worker waits for the other.
             assert!(own <= least * 1.01, "{batch} {sparsity} {held} {dense} {read}: {best:?} {all:?}");
             chosen.push(best.hot);
         }
@@ -158,10 +157,10 @@ fn the_optimum_is_that_of_simulating_every_share() {
 }
 
 #[test]
-fn frequencies_alone_do_not_say_what_is_read() {
-    // The same frequencies: in one trace every token is independent, in the other neighbouring tokens have
-    // similar requests.
-    let [anew, same] = [0.0, 0.97].map(|p| drawn(1, 0.7, p));
+fn reads_depend_on_more_than_frequencies() {
+    // Both traces have the same frequencies. In one, tokens are independent; in the other, neighbouring
+    // tokens activate similar neurons.
+    let [anew, same] = [0.0, 0.97].map(|p| sampled(1, 0.7, p));
     let hot = |trace: &Activations| {
         let tables = Tables { active: same.frequencies(), ..small(trace, 32, 0.9, 1.0, 6.0) };
         hot_share(&tables, Some(&Recorded { activations: trace, warmup: 16 })).unwrap()
@@ -171,27 +170,27 @@ fn frequencies_alone_do_not_say_what_is_read() {
 }
 
 #[test]
-fn traces_of_something_else_are_refused() {
-    let trace = drawn(1, 0.7, 0.5);
+fn mismatched_activation_traces_are_rejected() {
+    let trace = sampled(1, 0.7, 0.5);
     let tables = small(&trace, 32, 0.5, 1.0, 1.0);
-    let said = |trace: &Activations, warmup| {
+    let error_of = |trace: &Activations, warmup| {
         hot_share(&tables, Some(&Recorded { activations: trace, warmup })).unwrap_err().to_string()
     };
-    assert!(said(&Activations { neurons: 65, ..trace.clone() }, 0).contains("another layer"));
-    assert!(said(&trace, 48).contains("no step"));
+    assert!(error_of(&Activations { neurons: 65, ..trace.clone() }, 0).contains("another layer"));
+    assert!(error_of(&trace, 48).contains("no step"));
     let with = |step| Activations { tokens: vec![vec![(0, step)]], ..trace.clone() };
-    assert!(said(&with(vec![64]), 0).contains("do not exist"));
-    assert!(said(&with(vec![3, 2]), 0).contains("not in order"));
+    assert!(error_of(&with(vec![64]), 0).contains("do not exist"));
+    assert!(error_of(&with(vec![3, 2]), 0).contains("not in order"));
 }
 
 proptest! {
     #[test]
-    fn no_share_is_better(
+    fn no_other_hot_share_is_better(
         cluster in 1..9_usize, batch in 1..4_usize, persistence in 0.0..0.95_f64, sparsity in 0.1..0.9_f64,
         dense in proptest::collection::vec(0.0..3.0_f64, 1..6), sparse in 0.0..1.0_f64, predict in 0.0..0.1_f64,
         attention in 0.0..4.0_f64, read in 0.0..2.0_f64, held in 0..80_usize, memory in 1.0..30.0_f64, is_recorded: bool
     ) {
-        let trace = drawn(batch, sparsity, persistence);
+        let trace = sampled(batch, sparsity, persistence);
         let dense = dense.into_iter().enumerate().map(|(i, t)| (1 + 7 * i, t)).collect();
         let held = if is_recorded { held } else { 64 };
         let tables = Tables {

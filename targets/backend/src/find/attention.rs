@@ -1,7 +1,7 @@
 //! Attention of a layer: from the projections of the normed rows to the output projection.
 //!
-//! The norm before it and the residual stay on the CPU. What is found here has grouped queries; latent
-//! attention is found by in every backend, of the same steps.
+//! The norm before it and the residual stay on the CPU. This module finds attention with grouped queries;
+//! each backend finds latent attention by the same steps.
 
 use super::{Linear, MatchResult, Rms, Walk, input, value};
 use moec_ir::op::AttentionDesc;
@@ -46,13 +46,13 @@ pub struct Grouped {
     pub v: Chain,
     /// Projection that joins the heads.
     pub o: Linear,
-    /// One more column of the softmax for each head.
+    /// Weight of an additional column of the softmax for each head (attention sink).
     pub sinks: Option<WeightId>,
 }
 
 /// Place of an attention in an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
+pub struct AttentionBoundary {
     /// Normed rows.
     pub x: ValueId,
     /// Angles, if there is a rotation.
@@ -74,7 +74,7 @@ pub fn attention<'a>(walk: &mut Walk<'a>) -> MatchResult<(&'a AttentionDesc, &'a
     if desc.chunked {
         return Err("its window is cut into chunks: that of a graph slides".into());
     }
-    let y = *node.outputs.first().ok_or("attention gives nothing")?;
+    let y = *node.outputs.first().ok_or("attention has no result")?;
     walk.node(Operand::Value(y))?;
     Ok((desc, &node.inputs, y))
 }
@@ -82,7 +82,7 @@ pub fn attention<'a>(walk: &mut Walk<'a>) -> MatchResult<(&'a AttentionDesc, &'a
 /// Operand `i` of an attention.
 ///
 /// # Errors
-/// It has none.
+/// Fails if there is no such operand.
 pub fn operand(inputs: &[Operand], i: usize) -> MatchResult<Operand> {
     inputs.get(i).copied().ok_or_else(|| format!("attention has no operand {i}"))
 }
@@ -94,7 +94,7 @@ pub fn operand(inputs: &[Operand], i: usize) -> MatchResult<Operand> {
 pub fn cache(module: &Module, walk: &mut Walk<'_>, state: Operand) -> MatchResult<(usize, Operand)> {
     let node = walk.node(state)?;
     let (Op::CacheWrite, Operand::State(StateId(id))) = (&node.op, input(node, 0)?) else {
-        return Err(format!("`{}` stands where the cache is written", node.op.name()));
+        return Err(format!("expected a cache write, found `{}`", node.op.name()));
     };
     let context = module.states.get(id as usize).and_then(|s| s.ty.shape.get(2)).copied();
     Ok((context.ok_or("the cache has no positions")?, input(node, 1)?))
@@ -107,7 +107,7 @@ pub fn cache(module: &Module, walk: &mut Walk<'_>, state: Operand) -> MatchResul
 pub fn rope(walk: &mut Walk<'_>, at: Operand) -> MatchResult<(Rope, ValueId, Operand)> {
     let node = walk.node(at)?;
     let Op::Rope { offset, style, .. } = node.op else {
-        return Err(format!("`{}` stands where a rotation is wanted", node.op.name()));
+        return Err(format!("expected a rotation, found `{}`", node.op.name()));
     };
     let angles = value(input(node, 1)?)?;
     let channels = walk.graph.ty(angles).cols();
@@ -116,14 +116,14 @@ pub fn rope(walk: &mut Walk<'_>, at: Operand) -> MatchResult<(Rope, ValueId, Ope
 
 /// Steps up from queries, keys or values to the rows that they are projected from.
 fn chain(walk: &mut Walk<'_>, mut at: Operand) -> MatchResult<(Chain, Option<ValueId>, ValueId)> {
-    let (mut turned, mut angles, mut clip, mut norm) = (None, None, None, None);
+    let (mut rotation, mut angles, mut clip, mut norm) = (None, None, None, None);
     if matches!(walk.peek(at).map(|n| &n.op), Some(Op::Rope { .. })) {
         let (found, with, next) = rope(walk, at)?;
-        (turned, angles, at) = (Some(found), Some(with), next);
+        (rotation, angles, at) = (Some(found), Some(with), next);
     }
     if let Some(Op::Clamp { lo, hi }) = walk.peek(at).map(|n| &n.op) {
         if *lo != -*hi {
-            return Err(format!("it is clipped to {lo} … {hi}, which is not even"));
+            return Err(format!("it is clipped to {lo} … {hi}, which is not symmetric"));
         }
         clip = Some(*hi);
         at = input(walk.node(at)?, 0)?;
@@ -133,7 +133,7 @@ fn chain(walk: &mut Walk<'_>, mut at: Operand) -> MatchResult<(Chain, Option<Val
         (norm, at) = (Some(found), next);
     }
     let (linear, x) = walk.linear(at)?;
-    Ok((Chain { linear, norm, clip, rope: turned }, angles, value(x)?))
+    Ok((Chain { linear, norm, clip, rope: rotation }, angles, value(x)?))
 }
 
 /// Finds attention with grouped queries, of an [`attention`] that was stepped to: `y` is its result.
@@ -146,7 +146,7 @@ pub fn grouped(
     desc: &AttentionDesc,
     inputs: &[Operand],
     y: ValueId,
-) -> MatchResult<(Grouped, Ends)> {
+) -> MatchResult<(Grouped, AttentionBoundary)> {
     let (q, angles, x) = chain(walk, operand(inputs, 0)?)?;
     let (context, k) = cache(module, walk, operand(inputs, 1)?)?;
     let (k, k_angles, k_x) = chain(walk, k)?;
@@ -156,10 +156,10 @@ pub fn grouped(
         return Err("queries, keys and values are projected from different rows".into());
     }
     if angles != k_angles || q.rope != k.rope || v_angles.is_some() || v.norm.is_some() {
-        return Err("queries and keys are not rotated alike, or values are".into());
+        return Err("queries and keys are rotated differently, or values are rotated".into());
     }
     if q.clip != k.clip || q.clip != v.clip {
-        return Err("queries, keys and values are not clipped alike".into());
+        return Err("queries, keys and values are clipped differently".into());
     }
     for (what, chain, heads) in [("queries", &q, desc.heads), ("keys", &k, desc.kv_heads)] {
         let joined = |n: &Rms| n.groups != heads && (n.groups != 1 || n.weight.is_none());
@@ -177,7 +177,7 @@ pub fn grouped(
     };
     let (o, y) = walk.reader(y)?;
     let found = Grouped { desc: desc.clone(), context, q, k, v, o, sinks };
-    Ok((found, Ends { x, angles, y }))
+    Ok((found, AttentionBoundary { x, angles, y }))
 }
 
 impl Grouped {

@@ -33,7 +33,7 @@ pub fn dense(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Dense, ValueI
     let down = |n: &&Node| rounds(module, n) && n.inputs.first().is_some_and(|o| joins(*o));
     let found: Vec<_> = walk.nodes().filter(down).collect();
     let [node] = *found.as_slice() else {
-        return Err(format!("{} gated networks stand in one place", found.len()));
+        return Err(format!("{} gated networks where one is expected", found.len()));
     };
     let y = result(node)?;
     let (down, at) = walk.linear(Operand::Value(y))?;
@@ -43,7 +43,7 @@ pub fn dense(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Dense, ValueI
             let bias = bias.then(|| weight(join, 2)).transpose()?;
             (glu, vec![weight(join, 1)?], bias.into_iter().collect(), input(join, 0)?)
         }
-        Op::Glu(glu) => apart(walk, glu, input(join, 0)?, input(join, 1)?)?,
+        Op::Glu(glu) => split_gate_up(walk, glu, input(join, 0)?, input(join, 1)?)?,
         _ => {
             let (a, b) = (input(join, 0)?, input(join, 1)?);
             let act = |o| match walk.peek(o).map(|n| &n.op) {
@@ -56,7 +56,7 @@ pub fn dense(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Dense, ValueI
                 _ => return Err("gate and up join without an activation".into()),
             };
             let gate = input(walk.node(gate)?, 0)?;
-            apart(walk, Glu::Gated(act), gate, up)?
+            split_gate_up(walk, Glu::Gated(act), gate, up)?
         }
     };
     let dense = Dense { glu, gate_up, gate_up_bias, down: down.weight, down_bias: down.bias };
@@ -66,10 +66,10 @@ pub fn dense(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Dense, ValueI
 type Joined = (Glu, Vec<WeightId>, Vec<WeightId>, Operand);
 
 /// Gate and up as projections of their own.
-fn apart(walk: &mut Walk<'_>, glu: Glu, gate: Operand, up: Operand) -> MatchResult<Joined> {
+fn split_gate_up(walk: &mut Walk<'_>, glu: Glu, gate: Operand, up: Operand) -> MatchResult<Joined> {
     let ((gate, x), (up, up_x)) = (walk.linear(gate)?, walk.linear(up)?);
     if x != up_x || gate.bias.is_some() != up.bias.is_some() {
-        return Err("gate and up are not projected alike".into());
+        return Err("gate and up are projected differently".into());
     }
     let biases = [gate.bias, up.bias].into_iter().flatten().collect();
     Ok((glu, vec![gate.weight, up.weight], biases, x))

@@ -5,7 +5,7 @@ mod dense;
 mod head;
 mod walk;
 
-pub use attention::{Chain, Ends, Grouped, Rope, attention, cache, grouped, operand, rope};
+pub use attention::{AttentionBoundary, Chain, Grouped, Rope, attention, cache, grouped, operand, rope};
 pub use dense::{Dense, dense};
 pub use head::head;
 pub use walk::{

@@ -50,12 +50,12 @@ impl<'a> Walk<'a> {
     /// Steps to the node that gives an operand.
     pub fn node(&mut self, operand: Operand) -> MatchResult<&'a Node> {
         let Operand::Value(value) = operand else {
-            return Err("a weight stands where a value is wanted".into());
+            return Err("expected a value, found a weight".into());
         };
         let id = self.graph.def(value).ok_or("it reads an input of the entry point")?.0 as usize;
         let node = &self.graph.nodes[id];
         if node.scope != *self.scope {
-            return Err(format!("it reaches out of `{}`, to `{}`", self.scope, node.op.name()));
+            return Err(format!("it reads a value outside of `{}`, in `{}`", self.scope, node.op.name()));
         }
         self.passed.insert(id);
         Ok(node)
@@ -72,7 +72,7 @@ impl<'a> Walk<'a> {
     pub fn linear(&mut self, operand: Operand) -> MatchResult<(Linear, Operand)> {
         let node = self.node(operand)?;
         let Op::Linear { bias } = node.op else {
-            return Err(format!("`{}` stands where a projection is wanted", node.op.name()));
+            return Err(format!("expected a projection, found `{}`", node.op.name()));
         };
         let bias = bias.then(|| weight(node, 2)).transpose()?;
         Ok((Linear { weight: weight(node, 1)?, bias }, input(node, 0)?))
@@ -82,7 +82,7 @@ impl<'a> Walk<'a> {
     pub fn rms(&mut self, operand: Operand) -> MatchResult<(Rms, Operand)> {
         let node = self.node(operand)?;
         let Op::RmsNorm { eps, groups, weight: has } = node.op else {
-            return Err(format!("`{}` stands where a norm is wanted", node.op.name()));
+            return Err(format!("expected a norm, found `{}`", node.op.name()));
         };
         let weight = has.then(|| weight(node, 1)).transpose()?;
         Ok((Rms { weight, eps, groups }, input(node, 0)?))
@@ -96,15 +96,15 @@ impl<'a> Walk<'a> {
     /// The one projection that reads a value, which the walk then ends with. Gives it and its result.
     pub fn reader(&mut self, of: ValueId) -> MatchResult<(Linear, ValueId)> {
         let [node] = *self.readers(of) else {
-            return Err("what it gives is not read by one projection".into());
+            return Err("its result is not read by exactly one projection".into());
         };
         let y = result(node)?;
         let (linear, _) = self.linear(Operand::Value(y))?;
         Ok((linear, y))
     }
 
-    /// Ends the walk at its result: the nodes passed, in order, none of whose other results is read from
-    /// elsewhere.
+    /// Ends the walk at its result. Returns the passed nodes, in order; none of their other results may be
+    /// read elsewhere.
     pub fn close(self, y: ValueId) -> MatchResult<Vec<NodeId>> {
         let inner: BTreeSet<ValueId> = self
             .passed
@@ -137,14 +137,14 @@ pub fn weight(node: &Node, i: usize) -> MatchResult<WeightId> {
 
 /// Result of a projection.
 pub fn result(node: &Node) -> MatchResult<ValueId> {
-    node.outputs.first().copied().ok_or_else(|| "a projection gives nothing".into())
+    node.outputs.first().copied().ok_or_else(|| "a projection has no result".into())
 }
 
 /// An operand that is a value.
 pub fn value(operand: Operand) -> MatchResult<ValueId> {
     match operand {
         Operand::Value(v) => Ok(v),
-        _ => Err("a weight stands where a value is wanted".into()),
+        _ => Err("expected a value, found a weight".into()),
     }
 }
 

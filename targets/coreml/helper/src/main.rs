@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Makes the packages of a virtual environment visible, and hands over.
+/// Makes the packages of a virtual environment importable, and runs the script.
 fn run(py: Python<'_>, venv: Option<&Path>, args: &[String]) -> PyResult<u8> {
     let sys = py.import("sys")?;
     // Whatever prints to stdout must not come between the lines that moec reads.

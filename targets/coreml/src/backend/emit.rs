@@ -5,8 +5,8 @@ use super::sizes;
 use super::weights::RawFile;
 use crate::emit::{ExpertGroup, Networks};
 use crate::helper::{Helper, HelperError, Package};
-use crate::parts::{self, CoreMlSubgraph};
 use crate::program::Program;
+use crate::subgraphs::{self, CoreMlSubgraph};
 use moec_backend::Emit;
 use moec_backend::LayerExperts;
 use moec_backend::error::{Error, Result, io_error};
@@ -71,20 +71,20 @@ impl Batch<'_> {
         Ok(&self.raw)
     }
 
-    /// Adds programs with that many raw bytes; gives the bytes of weights that the helper wrote of all that
-    /// waited.
+    /// Adds programs with this many raw bytes. Returns the bytes of weights that the helper wrote for the
+    /// waiting programs.
     fn add(&mut self, programs: Vec<Program>, bytes: u64) -> Result<u64> {
         self.programs.extend(programs);
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes < BATCH { Ok(0) } else { self.write() }
     }
 
-    /// Hands all to the helper; gives the bytes of weights that it wrote.
+    /// Passes all waiting programs to the helper; returns the bytes of weights that it wrote.
     fn write(&mut self) -> Result<u64> {
         if self.programs.is_empty() {
             return Ok(0);
         }
-        let outs: Vec<_> = self.programs.iter().map(|p| self.root.join(parts::path(&p.name))).collect();
+        let outs: Vec<_> = self.programs.iter().map(|p| self.root.join(subgraphs::path(&p.name))).collect();
         let jobs = self.programs.iter().zip(&outs);
         let jobs: Vec<_> = jobs.map(|(program, out)| Package { program, weights: &self.raw, out }).collect();
         let emitted = self.helper.emit(&jobs, &mut |_| ()).map_err(|e| failed(&e))?;
@@ -139,6 +139,6 @@ fn group(emit: &Emit<'_>, table: &ExpertTable, group: usize, raw: &Path) -> Resu
         weights,
         capacities,
     };
-    let program = group.emit(&parts::limits(emit.unit));
+    let program = group.emit(&subgraphs::limits(emit.unit));
     Ok((program.map_err(|e| Error::limit(format!("`{name}` cannot be a graph")).because(e))?, bytes))
 }

@@ -23,7 +23,7 @@ struct Loaded {
 #[derive(Default)]
 pub struct Emulated {
     graphs: Vec<Loaded>,
-    /// By package and slot.
+    /// States by package and slot.
     states: Mutex<Vec<Vec<States>>>,
 }
 
@@ -90,7 +90,7 @@ impl Graphs for Emulated {
         for (name, out) in loaded.outputs.iter().zip(outputs) {
             match results.get(name).map(Tensor::data) {
                 Some(Data::F16(values)) if values.len() == out.len() => out.copy_from_slice(values),
-                _ => return Err(failed(format!("`{name}` came in another form"))),
+                _ => return Err(failed(format!("`{name}` has another shape or type"))),
             }
         }
         Ok(())

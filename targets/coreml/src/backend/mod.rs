@@ -2,7 +2,7 @@
 //!
 //! A group of experts is in `artifacts/layers.L.group.G.mlpackage`. Its functions `cap{C}` take the packed
 //! rows of the group's experts (NPUMoE, §4.2), each with room for C of every expert. Attention, dense
-//! networks and the head are [`parts`]. Weights are the checkpoint's, cast to f16, or codes with scales.
+//! networks and the head are [`subgraphs`]. Weights are the checkpoint's, cast to f16, or codes with scales.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 mod emit;
@@ -13,7 +13,7 @@ mod weights;
 pub use host::Emulated;
 
 use crate::helper::{Helper, INSTALL, PROGRAM};
-use crate::parts;
+use crate::subgraphs;
 use include_dir::{Dir, include_dir};
 use moec_backend::LayerExperts;
 use moec_backend::error::Result;
@@ -106,7 +106,7 @@ impl Backend for CoreMl {
                     "`{PROGRAM}` with coremltools {}, Python {}, numpy {}",
                     v.coremltools, v.python, v.numpy
                 ),
-                hint: format!("`{INSTALL}` installs them anew"),
+                hint: format!("`{INSTALL}` installs them again"),
             },
             Err(e) => Diagnosis {
                 name,
@@ -120,18 +120,18 @@ impl Backend for CoreMl {
 }
 
 impl StaticGraphs for CoreMl {
-    fn part(&self, module: &Module, scope: &Scope, unit: &DeviceUnit) -> Result<StaticSubgraph, String> {
-        let found = parts::CoreMlSubgraph::find(module, scope)?;
+    fn subgraph(&self, module: &Module, scope: &Scope, unit: &DeviceUnit) -> Result<StaticSubgraph, String> {
+        let found = subgraphs::CoreMlSubgraph::find(module, scope)?;
         found.check(module, unit)?;
         let graphs = found.graphs(module, unit)?.iter().map(described).collect::<Result<_, String>>()?;
-        let limits = parts::limits(unit);
+        let limits = subgraphs::limits(unit);
         let context =
             found.context(&limits).map(|context| StaticAttention { context, window: found.window() });
         let matrices = found.matrices();
         let legalised = found.legalised(module, unit)?;
         let legalised =
             vec![("convolutions", legalised.convolutions), ("layout_changes", legalised.layout_changes)];
-        let parts::CoreMlSubgraph { name, scope, boundaries, .. } = found;
+        let subgraphs::CoreMlSubgraph { name, scope, boundaries, .. } = found;
         Ok(StaticSubgraph { name, scope, boundaries, attention: context, graphs, matrices, legalised })
     }
 
@@ -155,7 +155,7 @@ impl StaticGraphs for CoreMl {
     }
 
     fn bytes(&self, unit: &DeviceUnit, weight: &Weight, numbers: u64) -> u64 {
-        parts::graph_bytes(unit, weight, numbers)
+        subgraphs::graph_bytes(unit, weight, numbers)
     }
 
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
@@ -176,9 +176,9 @@ impl StaticGraphs for CoreMl {
 }
 
 /// A function as a plan has it: its tensors have four axes.
-fn described(graph: &parts::StaticGraph) -> Result<SubgraphFunction, String> {
-    let tensors = |list: &[parts::GraphTensor]| {
-        let tensor = |p: &parts::GraphTensor| {
+fn described(graph: &subgraphs::StaticGraph) -> Result<SubgraphFunction, String> {
+    let tensors = |list: &[subgraphs::GraphTensor]| {
+        let tensor = |p: &subgraphs::GraphTensor| {
             let shape: Option<Vec<u32>> = p.shape.iter().map(|&n| u32::try_from(n).ok()).collect();
             Some(GraphTensor { name: p.name.clone(), shape: shape?.try_into().ok()? })
         };
@@ -193,7 +193,7 @@ fn described(graph: &parts::StaticGraph) -> Result<SubgraphFunction, String> {
 
 /// Path of a group's package in a bundle.
 fn path(table: &ExpertTable, group: usize) -> String {
-    parts::path(&table.group_name(group))
+    subgraphs::path(&table.group_name(group))
 }
 
 /// Name of the function that takes this many rows of each expert.

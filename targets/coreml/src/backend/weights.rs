@@ -4,8 +4,8 @@
 //! same importance of channels.
 
 use crate::emit::Raw;
-use crate::parts;
 use crate::program::Blocks;
+use crate::subgraphs;
 use half::f16;
 use moec_backend::Numbers;
 use moec_backend::error::{Error, Result, io_error};
@@ -75,7 +75,7 @@ impl RawFile {
         let parts: Vec<_> = entries.iter().map(part).collect();
         let count = entries.len() * rows.len();
         let shape = if vector { vec![count] } else { vec![count, weight.cols()] };
-        let bits = if vector { None } else { parts::code_bits(unit, weight) };
+        let bits = if vector { None } else { subgraphs::code_bits(unit, weight) };
         self.append(&parts, shape, bits, numbers)
     }
 
@@ -89,7 +89,7 @@ impl RawFile {
         unit: &DeviceUnit,
         numbers: &dyn Numbers,
     ) -> Result<Raw> {
-        let (shape, bits) = parts::joined(unit, weights);
+        let (shape, bits) = subgraphs::joined(unit, weights);
         let matrices = weights.iter().flat_map(|&weight| {
             (0..weight.matrices()).map(move |matrix| WeightRect {
                 weight,
@@ -116,14 +116,14 @@ impl RawFile {
             self.strips(part, bits, numbers, &mut sha, &mut scales)?;
         }
         // Codes of whole groups are an even number of bytes, so that scales are aligned.
-        let behind = self.offset - start;
+        let scales_at = self.offset - start;
         self.put(&scales, &mut sha)?;
         let offset = *self.known.entry(sha.finalize().into()).or_insert(start);
         if offset != start {
             self.out.seek(SeekFrom::Start(start)).map_err(|e| io_error("write", &self.path, &e))?;
             self.offset = start;
         }
-        let blocks = bits.map(|bits| Blocks { bits, size: GROUP, scales: offset + behind });
+        let blocks = bits.map(|bits| Blocks { bits, size: GROUP, scales: offset + scales_at });
         Ok(Raw { file: self.name.clone(), offset, shape, blocks })
     }
 

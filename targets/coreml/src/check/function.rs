@@ -86,11 +86,11 @@ pub(super) fn types(scope: &mut Scope<'_>, name: &str, f: &Function) {
         let place = || value(name, f, ValueId(i));
         match (&v.origin, v.ty.dtype) {
             (Origin::Constant(c), Dtype::F32) if c.ty.elements() > 1 => {
-                scope.error(place(), format!("a constant of {}: fp16 is wanted", v.ty));
+                scope.error(place(), format!("a constant of {}: expected fp16", v.ty));
             }
             // Parameters, and what `constexpr` operators read.
             (Origin::Constant(_), _) | (_, Dtype::F16) | (Origin::Input, Dtype::I32) => {}
-            _ => scope.error(place(), format!("{}: fp16 is wanted", v.ty)),
+            _ => scope.error(place(), format!("{}: expected fp16", v.ty)),
         }
     }
 }

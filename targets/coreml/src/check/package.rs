@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 pub(super) fn signatures(scope: &mut Scope<'_>) {
     let program = &scope.package.program;
     for name in program.described.keys().filter(|n| !program.functions.contains_key(*n)) {
-        scope.error(Place::function(name), "described, but not there");
+        scope.error(Place::function(name), "described, but missing");
     }
     for (name, f) in &program.functions {
         let Some(described) = program.described.get(name) else {
@@ -48,7 +48,7 @@ fn compare(
             _ => {}
         }
         if feature.flexible {
-            scope.error(place(), "described with several shapes: the Neural Engine wants one");
+            scope.error(place(), "described with several shapes: the Neural Engine requires one");
         }
         if feature.optional {
             scope.error(place(), "described as optional: the function needs it");
@@ -82,7 +82,7 @@ pub(super) fn about(scope: &mut Scope<'_>) {
             };
             let shape = program.functions.get(name).and_then(|f| known(f));
             if feature.about.is_empty() {
-                scope.warning(place(), "nothing says what it is");
+                scope.warning(place(), "it has no description");
             } else if let Some(shape) = shape.filter(|shape| !feature.about.contains(shape.as_str())) {
                 scope.warning(place(), format!("its description is of another shape than {shape}"));
             }
@@ -126,7 +126,7 @@ pub(super) fn shared(scope: &mut Scope<'_>) {
     for (name, f) in &package.program.functions {
         for value in &f.values {
             let Origin::Constant(c) = &value.origin else { continue };
-            // Small types are packed, and masks of zeros alike: weights are what counts.
+            // Only weights count: constants of small types are packed, and equal masks occur often.
             let Stored::Blob(blob) = c.stored else { continue };
             if c.ty.dtype != Dtype::Bool {
                 readers

@@ -70,13 +70,13 @@ pub struct Attention {
     pub clip_qkv: Option<f32>,
     /// Norm of queries: per head if its weight has `qk_dim` channels, else over all.
     pub q_norm: Option<Norm>,
-    /// Norm of keys, likewise.
+    /// Norm of keys.
     pub k_norm: Option<Norm>,
     /// Rotation.
     pub rope: Option<Rope>,
     /// Logit per head that takes part in the softmax and is dropped, `[heads]` (gpt-oss).
     pub sinks: Option<Raw>,
-    /// Norm of the input, where it is not done outside.
+    /// Norm of the input, if it is part of the graph.
     pub norm: Option<Norm>,
     /// Chunks; each becomes a function.
     pub chunks: Vec<Chunk>,

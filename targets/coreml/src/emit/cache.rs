@@ -1,4 +1,4 @@
-//! Places of a layer's keys and values, and the writing of a chunk among them.
+//! Positions of a layer's keys and values, and how a chunk is written to them.
 //!
 //! **State.** One state of a graph, `kv[parts, kv_heads, context, width]`. The width is that of the widest
 //! part, up to the unit's multiple; what is beyond is zero.
@@ -13,7 +13,7 @@
 //! * At a fixed position ([`Chunk::start`]): `slice_update` between constants, and the scores cover no more
 //!   than what has been written by then. A prompt that is read in whole chunks calls one function after the
 //!   other: half of the scores on average, and functions share weights, so that they cost no memory. Padding
-//!   rows are stored as well; those places are written anew before a mask lets anyone see them.
+//!   rows are stored as well; these places are overwritten before a mask makes them visible.
 
 use super::{EmitError, Limits, Result, check_rows};
 use crate::program::{FunctionBuilder, OpKind, ValueId};
@@ -40,7 +40,7 @@ impl Chunk {
         }
     }
 
-    /// Way in which chunks are written into the state, for people.
+    /// Describes, for people, how chunks are written to the state.
     pub(super) fn written(chunks: &[Self]) -> &'static str {
         if chunks.iter().any(|c| c.start.is_some()) {
             "chunks with a place of their own are written there by slice_update, all others by a product with `write`"
@@ -54,7 +54,7 @@ impl Chunk {
         self.start.map_or(context, |start| start + self.rows)
     }
 
-    /// Refuses chunks that the unit does not take, that come twice, or that end past the context.
+    /// Fails if the unit does not support a chunk, if a chunk occurs twice, or if one ends past the context.
     pub(super) fn check(graph: &str, chunks: &[Self], context: usize, limits: &Limits) -> Result<()> {
         for (i, chunk) in chunks.iter().enumerate() {
             let end = chunk.start.unwrap_or(0).saturating_add(chunk.rows);
@@ -108,7 +108,7 @@ pub(super) fn fill(b: &mut FunctionBuilder, x: ValueId, width: usize) -> Result<
         return Ok(x);
     }
     *channels = width.saturating_sub(*channels);
-    // Repeated from one number: an array of zeros would be stored, for every shape anew.
+    // Repeated from one number: an array of zeros would be stored, once for every shape.
     let zero = b.splat(0.0, &[1; 4])?;
     let zeros = b.tile(zero, &shape)?;
     Ok(b.concat(&[x, zeros], 3)?)

@@ -26,7 +26,7 @@ pub enum EmitError {
         fits: usize,
     },
     /// A tensor of another shape than its part of the model has.
-    #[error("graph `{graph}`: `{tensor}` is {found:?}, {expected:?} is wanted")]
+    #[error("graph `{graph}`: `{tensor}` is {found:?}, expected {expected:?}")]
     Shape {
         /// Name of the graph.
         graph: String,
@@ -40,7 +40,7 @@ pub enum EmitError {
     /// Capacities or chunks that the unit does not take.
     #[error(
         "graph `{graph}`: {}\nhint: {what} are different multiples of {multiple}",
-        value.map_or_else(|| format!("there are no {what}"), |v| format!("{v} is not among possible {what}"))
+        value.map_or_else(|| format!("there are no {what}"), |v| format!("{v} is not one of the possible {what}"))
     )]
     Rows {
         /// Name of the graph.
@@ -53,13 +53,13 @@ pub enum EmitError {
         multiple: usize,
     },
     /// No operator of the unit joins gate and up so.
-    #[error("gate and up join by {0}, which no operator of the unit computes")]
+    #[error("gate and up are combined by {0}, which no operator of the unit computes")]
     Join(&'static str),
     /// A network that joins nothing.
     #[error("a network without a gate is not written as a graph")]
     NoGate,
-    /// A legalised operator in a place where no program has it: our bug.
-    #[error("no program has `{0}` in that place")]
+    /// A legalised operator at a position where programs have none, which is a bug of ours.
+    #[error("`{0}` is not supported in this place")]
     Form(String),
     /// Numbers that do not go together.
     #[error("graph `{graph}`: {what}")]

@@ -1,10 +1,10 @@
 //! Experts in a group: one graph, one launch (NPUMoE, §4.2).
 //!
-//! If rows are the last axis, experts are side by side in the channel axis, `[1, G·H, 1, C]`, and a grouped
-//! convolution serves as many of them as the unit's largest extent permits. One convolution for each of 16
-//! experts was measured to be slower than a grouped one (Anemll-PhiMoe-exp, on an M2), and there a grouped
-//! one needs fewer than 65536 channels. If rows are the first axis, every expert has its slice of them and
-//! its own convolutions.
+//! If rows are the last axis, experts are adjacent in the channel axis, `[1, G·H, 1, C]`. A grouped
+//! convolution computes as many of them as the unit's largest extent permits. One convolution for each of 16
+//! experts was measured to be slower than a grouped one (Anemll-PhiMoe-exp, on an M2). There a grouped one
+//! needs fewer than 65536 channels. If rows are the first axis, every expert has its slice of them and its
+//! own convolutions.
 
 use super::{Layout, Limits, Networks, Result, check_rows, checked, within};
 use crate::program::{FunctionBuilder, Program, ValueId, blob_bytes};

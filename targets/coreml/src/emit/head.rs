@@ -22,7 +22,7 @@ pub struct Head {
     pub entries: Range<usize>,
     /// Most channels of one result; the unit's largest extent bounds it, too.
     pub split: usize,
-    /// Norm of the input, where it is not done outside.
+    /// Norm of the input, if it is part of the graph.
     pub norm: Option<Norm>,
     /// Rows of each function.
     pub rows: Vec<usize>,

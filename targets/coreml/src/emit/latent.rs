@@ -164,7 +164,7 @@ impl LatentAttention {
             let attr = t.attr(Attr::Slice { heads, start, len });
             t.add(Form::Slice([attr, x]))
         };
-        let turn = |t: &mut Term, x, heads| {
+        let rotate = |t: &mut Term, x, heads| {
             let attr = t.attr(Attr::Rope(self.rope(), heads));
             t.add(Form::Rope([attr, x, angles]))
         };
@@ -174,18 +174,18 @@ impl LatentAttention {
         let q = t.add(Form::ByHead([heads, q]));
         let plain = slice(&mut t, q, self.heads, 0, self.nope);
         let plain = t.head_linear(self.heads, plain, "k_up", &self.k_up);
-        let turned = slice(&mut t, q, self.heads, self.nope, self.rotated);
-        let turned = turn(&mut t, turned, self.heads);
-        let q = t.add(Form::Concat([heads, plain, turned]));
+        let rotary = slice(&mut t, q, self.heads, self.nope, self.rotated);
+        let rotary = rotate(&mut t, rotary, self.heads);
+        let q = t.add(Form::Concat([heads, plain, rotary]));
         // The rows' entries of the state.
         let kv = t.linear(x, "kv_down", &self.kv_down.weight, self.kv_down.bias.as_ref());
         let latent = slice(&mut t, kv, 1, 0, self.latent);
         let norm = t.attr(Attr::Norm("kv_norm", self.kv_norm.clone(), None));
         let latent = t.add(Form::Norm([norm, latent]));
-        let turned = slice(&mut t, kv, 1, self.latent, self.rotated);
-        let turned = turn(&mut t, turned, 1);
+        let rotary = slice(&mut t, kv, 1, self.latent, self.rotated);
+        let rotary = rotate(&mut t, rotary, 1);
         let one = t.attr(Attr::Heads(1));
-        let k = t.add(Form::Concat([one, latent, turned]));
+        let k = t.add(Form::Concat([one, latent, rotary]));
 
         let channels = t.attr(Attr::Channels(self.heads * self.latent));
         let y = t.add(Form::Attention([channels, q, k].into()));

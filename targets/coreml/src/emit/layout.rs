@@ -14,7 +14,7 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
-    /// From `x[rows, channels, 1, 1]`.
+    /// Converts from `x[rows, channels, 1, 1]`.
     pub(super) fn enter(self, b: &mut FunctionBuilder, x: ValueId) -> Result<ValueId> {
         Ok(match self {
             Self::Rows => x,
@@ -22,7 +22,7 @@ impl Layout {
         })
     }
 
-    /// To `[rows, channels, 1, 1]`.
+    /// Converts to `[rows, channels, 1, 1]`.
     pub(super) fn leave(self, b: &mut FunctionBuilder, y: ValueId) -> Result<ValueId> {
         Ok(match self {
             Self::Rows => y,

@@ -72,7 +72,7 @@ impl Limits {
 fn legal(graph: &str, term: &Term, layout: Layout) -> Result<Legal> {
     term.legalise(layout).ok_or_else(|| EmitError::Description {
         graph: graph.to_owned(),
-        what: "no rule leads to a form that the unit runs".to_owned(),
+        what: "no rewrite leads to a form that the unit runs".to_owned(),
     })
 }
 
@@ -117,7 +117,7 @@ fn check_rows(graph: &str, what: &'static str, rows: &[usize], limits: &Limits) 
     }
 }
 
-/// A finished program that the unit may run, with what people are told of its inputs, states and results.
+/// A finished program that the unit may run, with descriptions of its inputs, states and results.
 fn checked(mut program: Program, limits: &Limits) -> Result<Program> {
     for function in &mut program.functions {
         for id in function.inputs.iter().chain(&function.states).chain(&function.outputs) {

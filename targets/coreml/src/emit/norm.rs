@@ -1,6 +1,6 @@
 //! Norms out of operators that the Neural Engine runs.
 //!
-//! It has no layer norm (NPUMoE, figure 4), so norms of tokens are computed on the CPU, unless the device
+//! It has no layer norm (NPUMoE, figure 4). So norms of tokens are computed on the CPU, unless the device
 //! file permits them in the graph. Norms of queries and keys are between a projection and a rotation, and are
 //! always here.
 //!

@@ -37,16 +37,16 @@ impl Rope {
     pub(super) fn apply(self, b: &mut FunctionBuilder, x: ValueId, angles: &Angles) -> Result<ValueId> {
         let &[_, heads, dim, rows] = b.shape(x) else { return Ok(x) };
         let (half, end) = (self.channels / 2, self.offset + self.channels);
-        let turned = b.slice(x, 2, self.offset, self.channels)?;
-        let turned = match self.style {
+        let rotated = b.slice(x, 2, self.offset, self.channels)?;
+        let rotated = match self.style {
             RopeStyle::Half => {
-                let (first, second) = (b.slice(turned, 2, 0, half)?, b.slice(turned, 2, half, half)?);
+                let (first, second) = (b.slice(rotated, 2, 0, half)?, b.slice(rotated, 2, half, half)?);
                 let pair = rotate(b, first, second, angles.cos, angles.sin)?;
                 b.concat(&pair, 2)?
             }
             RopeStyle::Interleaved => {
                 // [heads, R/2, 2, T]: the pair has an axis of its own.
-                let pairs = b.reshape(turned, &[heads, half, 2, rows])?;
+                let pairs = b.reshape(rotated, &[heads, half, 2, rows])?;
                 let (first, second) = (b.slice(pairs, 2, 0, 1)?, b.slice(pairs, 2, 1, 1)?);
                 let cos = b.reshape(angles.cos, &[1, half, 1, rows])?;
                 let sin = b.reshape(angles.sin, &[1, half, 1, rows])?;
@@ -59,7 +59,7 @@ impl Rope {
         if self.offset > 0 {
             parts.push(b.slice(x, 2, 0, self.offset)?);
         }
-        parts.push(turned);
+        parts.push(rotated);
         if end < dim {
             parts.push(b.slice(x, 2, end, dim - end)?);
         }

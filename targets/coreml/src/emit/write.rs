@@ -66,7 +66,7 @@ impl<'t, 'b, 'w> Writer<'t, 'b, 'w> {
         Self { b, legal, layout, extent, rows, x, angles: None, attention: None, known: BTreeMap::new() }
     }
 
-    /// With what an attention has besides.
+    /// Adds an attention and its angles.
     pub(super) fn attending(self, attention: &'t dyn Attend, angles: Option<Angles>) -> Self {
         Self { attention: Some(attention), angles, ..self }
     }
@@ -257,7 +257,8 @@ impl<'t, 'b, 'w> Writer<'t, 'b, 'w> {
         }
     }
 
-    /// Refuses angles other than the second input, which becomes channels-first as the function begins.
+    /// Fails if the angles are not the second input, which is converted to channels-first at the function's
+    /// beginning.
     fn check_angles(&self, angles: Id) -> Result<()> {
         let Some(Form::ToNchw(rows)) = self.legal.node(angles) else { return Err(self.fault(angles)) };
         match self.legal.node(*rows) {
@@ -269,13 +270,13 @@ impl<'t, 'b, 'w> Writer<'t, 'b, 'w> {
     /// Finds queries of a latent attention in the operands of a concatenation.
     fn absorbed(&self, first: Id, second: Id) -> Result<Option<Absorbed>> {
         let node = |id: Id| self.legal.node(id);
-        let (Some(Form::Conv1x1Groups([_, plain, up])), Some(Form::Rope([rope, turned, angles]))) =
+        let (Some(Form::Conv1x1Groups([_, plain, up])), Some(Form::Rope([rope, rotary, angles]))) =
             (node(first), node(second))
         else {
             return Ok(None);
         };
-        let (Some(Form::Slice([plain, of])), Some(Form::Slice([turned, also]))) =
-            (node(*plain), node(*turned))
+        let (Some(Form::Slice([plain, of])), Some(Form::Slice([rotary, also]))) =
+            (node(*plain), node(*rotary))
         else {
             return Ok(None);
         };
@@ -289,7 +290,7 @@ impl<'t, 'b, 'w> Writer<'t, 'b, 'w> {
             Attr::Slice { start: 0, len: nope, .. },
             Attr::Slice { start, len: rotated, .. },
             Attr::Rope(rope, _),
-        ) = (self.attr(*plain)?, self.attr(*turned)?, self.attr(*rope)?)
+        ) = (self.attr(*plain)?, self.attr(*rotary)?, self.attr(*rope)?)
         else {
             return Ok(None);
         };
@@ -311,7 +312,7 @@ impl<'t, 'b, 'w> Writer<'t, 'b, 'w> {
         }))
     }
 
-    /// Writes them, as many heads at once as the unit's largest extent lets through.
+    /// Writes the queries, for as many heads at once as the unit's largest extent permits.
     fn write_absorbed(&mut self, queries: &Absorbed) -> Result<ValueId> {
         let Absorbed { x, q, name, heads: all, nope, rotated, rope, up } = queries;
         let (all, rows, dim) = (*all, self.rows, nope + rotated);
@@ -328,8 +329,8 @@ impl<'t, 'b, 'w> Writer<'t, 'b, 'w> {
             let name = if most == all { name.clone() } else { format!("{name}{first}") };
             let q = part.apply(b, x, &name)?;
             let q = b.reshape(q, &[1, heads, dim, rows])?;
-            let turned = b.slice(q, 2, *nope, *rotated)?;
-            let turned = rope.apply(b, turned, angles)?;
+            let rotary = b.slice(q, 2, *nope, *rotated)?;
+            let rotary = rope.apply(b, rotary, angles)?;
             let plain = (0..heads).map(|h| {
                 let q = b.slice(q, 1, h, 1)?;
                 let q = b.slice(q, 2, 0, *nope)?;
@@ -340,7 +341,7 @@ impl<'t, 'b, 'w> Writer<'t, 'b, 'w> {
             });
             let plain = plain.collect::<Result<Vec<_>>>()?;
             let plain = b.concat(&plain, 1)?;
-            parts.push(b.concat(&[plain, turned], 2)?);
+            parts.push(b.concat(&[plain, rotary], 2)?);
         }
         Ok(b.concat(&parts, 1)?)
     }

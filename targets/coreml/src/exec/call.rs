@@ -2,7 +2,7 @@
 
 use super::error::Fault;
 use super::gemm::GemmRows;
-use super::tensor::{Data, Tensor, room};
+use super::tensor::{Data, Tensor, checked_elements};
 use crate::package::{Constant, Dtype, Function, Op, Origin, TensorType, ValueId, Weights};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ impl<'a> Call<'a> {
     }
 
     fn numbers_of(&self, parameter: &'static str, constant: &Constant) -> Result<Vec<f32>, Fault> {
-        let count = room(&constant.ty.shape);
+        let count = checked_elements(&constant.ty.shape);
         let count =
             count.ok_or_else(|| Fault::argument(parameter, format!("{} is too large", constant.ty)))?;
         let mut values = vec![0.0; count];
@@ -146,7 +146,7 @@ impl<'a> Call<'a> {
     /// An argument of integers or booleans, where there is one.
     pub(super) fn integers(&self, parameter: &'static str) -> Result<Option<Vec<i64>>, Fault> {
         let Some(id) = self.optional(parameter)? else { return Ok(None) };
-        let wrong = || Fault::argument(parameter, "integers are wanted");
+        let wrong = || Fault::argument(parameter, "expected integers");
         if let Some(constant) = self.function.constant(id) {
             return constant.integers(self.weights).map(Some).ok_or_else(wrong);
         }
@@ -161,7 +161,7 @@ impl<'a> Call<'a> {
         match self.integers(parameter)?.as_deref() {
             None => Ok(None),
             Some(&[x]) => Ok(Some(x)),
-            Some(_) => Err(Fault::argument(parameter, "a single integer is wanted")),
+            Some(_) => Err(Fault::argument(parameter, "expected a single integer")),
         }
     }
 
@@ -177,7 +177,7 @@ impl<'a> Call<'a> {
         }
         match self.floats(parameter)?.values.as_slice() {
             &[x] => Ok(Some(x)),
-            _ => Err(Fault::argument(parameter, "a single number is wanted")),
+            _ => Err(Fault::argument(parameter, "expected a single number")),
         }
     }
 
@@ -185,14 +185,14 @@ impl<'a> Call<'a> {
     pub(super) fn text(&self, parameter: &'static str) -> Result<Option<Cow<'a, str>>, Fault> {
         let Some(id) = self.optional(parameter)? else { return Ok(None) };
         let text = self.function.constant(id).and_then(Constant::text);
-        text.map(|t| Some(Cow::Borrowed(t))).ok_or_else(|| Fault::argument(parameter, "a string is wanted"))
+        text.map(|t| Some(Cow::Borrowed(t))).ok_or_else(|| Fault::argument(parameter, "expected a string"))
     }
 
     /// Name and type of the state that an argument is.
     pub(super) fn state(&self, parameter: &'static str) -> Result<(&'a str, &'a TensorType), Fault> {
         match self.function.value(self.required(parameter)?) {
             Some(value) if value.origin == Origin::State => Ok((&value.name, &value.ty)),
-            _ => Err(Fault::argument(parameter, "a state is wanted")),
+            _ => Err(Fault::argument(parameter, "expected a state")),
         }
     }
 

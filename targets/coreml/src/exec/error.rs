@@ -52,7 +52,7 @@ impl ExecError {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Fault {
     /// The operator is not in the table.
-    #[error("the operator is not known; known are {}", super::table::names().join(", "))]
+    #[error("the operator is not supported; supported are {}", super::table::names().join(", "))]
     UnknownOp,
     /// A parameter that the operator needs has no argument.
     #[error("no argument for `{0}`")]
@@ -68,7 +68,7 @@ pub enum Fault {
         /// The fault.
         message: String,
     },
-    /// The result is not what the package declares.
+    /// The result differs from the package's declaration.
     #[error("the result is {computed}, the package declares {declared}")]
     Declared {
         /// Computed type.
@@ -100,11 +100,9 @@ impl Fault {
     /// Remedy.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::UnknownOp | Self::UnknownParameter(_) => {
-                "moec executes what it emits; other programs need other tools"
-            }
+            Self::UnknownOp | Self::UnknownParameter(_) => "moec executes only programs that it emits",
             Self::Missing(_) | Self::Argument { .. } | Self::Declared { .. } | Self::Results { .. } => {
-                "build the package anew: it was written by a faulty tool"
+                "build the package again: it was written by a faulty tool"
             }
             Self::Overflow { .. } => {
                 "scale the values down before this operation: the largest number of fp16 is 65504"

@@ -19,11 +19,11 @@ const SMALL: usize = 1 << 22;
 /// A matrix that is read row by row.
 #[derive(Clone, Copy)]
 pub(super) enum GemmRows<'a> {
-    /// In the package.
+    /// A constant of the package.
     Stored(&'a Constant, &'a Weights),
-    /// In memory, fp16.
+    /// Numbers in memory, fp16.
     Half(&'a [f16]),
-    /// In memory, fp32.
+    /// Numbers in memory, fp32.
     Single(&'a [f32]),
 }
 
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_the_definition_at_any_size_and_number_of_threads() {
+    fn gemm_matches_the_definition_at_any_size_and_threads() {
         for (m, k, n, threads) in
             [(1, 1, 1, 1), (3, 5, 2, 1), (4, 8, 8, 1), (5, 33, 17, 2), (67, 512, 131, 3)]
         {

@@ -7,11 +7,11 @@
 //! `conv`, `linear`, `matmul` and reductions, and the steps of `softmax`, `layer_norm`, `gelu` and `silu`.
 //! Sums run in the order of the inner dimension, without fused multiply-adds.
 //!
-//! Apple documents little of the Neural Engine's arithmetic. Measurements by others (*The Apple Neural
-//! Engine: Architecture, Programming, and Performance*, arXiv 2606.22283, chapter "Numerics") find fp16
-//! inputs, weights and results around an accumulator as wide as fp32, which is what is done here. The engine
-//! differs in its tables for activations (half a unit in the last place) and in the order of its sums; and
-//! its exponentials and composite operators may overflow inside where these do not (apple/coremltools, issues
+//! Apple documents little of the Neural Engine's arithmetic. Others have measured it (*The Apple Neural
+//! Engine: Architecture, Programming, and Performance*, arXiv 2606.22283, chapter "Numerics"). They find fp16
+//! inputs, weights and results around an accumulator as wide as fp32, as implemented here. The engine differs
+//! in its tables for activations (half a unit in the last place) and in the order of its sums. Its
+//! exponentials and composite operators may overflow inside where these do not (apple/coremltools, issues
 //! 2690 and 2729). So the evaluator shows what a package computes up to rounding, not the engine's bits.
 //!
 //! A grouped feed-forward network evaluated here differs from f64 arithmetic on the same fp16 weights by 4e-4
@@ -75,7 +75,7 @@ pub struct Executor {
     function: Arc<Function>,
     /// Values that are known already, by number: the results of `constexpr` operations.
     loaded: Vec<Option<Arc<Tensor>>>,
-    /// The operation after which each value is read no more.
+    /// The last operation that reads each value.
     last_use: Vec<usize>,
     threads: usize,
 }
@@ -110,7 +110,7 @@ impl Executor {
         Ok(executor)
     }
 
-    /// Computes with at most that many threads. Results do not depend on it.
+    /// Sets the maximum number of threads. Results do not depend on it.
     pub fn threads(mut self, threads: NonZero<usize>) -> Self {
         self.threads = threads.get();
         self
@@ -250,7 +250,8 @@ impl Executor {
                 }
                 Some(_) => {}
                 None => {
-                    let small = tensor::room(&value.ty.shape).and_then(|_| Tensor::zeros(&value.ty));
+                    let small =
+                        tensor::checked_elements(&value.ty.shape).and_then(|_| Tensor::zeros(&value.ty));
                     let zeros = small.ok_or_else(|| fail(format!("{} cannot be a state here", value.ty)))?;
                     kept.0.insert(value.name.clone(), Arc::new(zeros));
                 }

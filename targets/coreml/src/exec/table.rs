@@ -18,11 +18,11 @@ pub(super) fn one(tensor: Result<Tensor, Fault>) -> Results {
 /// Function of an operator.
 #[derive(Clone, Copy)]
 pub(super) enum OpFn {
-    /// From its arguments.
+    /// Computes results from arguments.
     Plain(fn(&Call<'_>) -> Results),
-    /// From its arguments and states.
+    /// Computes results from arguments and states.
     Stateful(fn(&Call<'_>, &mut States) -> Results),
-    /// From constants, when the function is loaded.
+    /// Computes results from constants, when the function is loaded.
     Load(fn(&Call<'_>) -> Results),
 }
 

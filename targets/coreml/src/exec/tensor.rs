@@ -59,7 +59,7 @@ impl Data {
 }
 
 /// Number of elements of a shape, if that many may be computed.
-pub(super) fn room(shape: &[usize]) -> Option<usize> {
+pub(super) fn checked_elements(shape: &[usize]) -> Option<usize> {
     elements(shape).filter(|&n| n <= super::MAX_COMPUTED)
 }
 
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn views_show_what_they_say() {
+    fn tensor_views_select_the_right_elements() {
         let x: Vec<usize> = (0..24).collect();
         let whole = View::whole(&[2, 3, 4]);
         assert_eq!(whole.take(&x), x);

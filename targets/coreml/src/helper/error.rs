@@ -29,21 +29,21 @@ pub enum HelperError {
         venv: PathBuf,
     },
     /// The program does not start.
-    #[error("`{}` does not start: {what}", path.display())]
+    #[error("`{}` cannot be started: {what}", path.display())]
     Start {
         /// The program.
         path: PathBuf,
         /// Message of the operating system.
         what: String,
     },
-    /// The program starts, but ends without having said why.
-    #[error("`{}` failed ({status}){}", path.display(), said(stderr))]
+    /// The program starts, but ends without a reply.
+    #[error("`{}` failed ({status}){}", path.display(), stderr_suffix(stderr))]
     Died {
         /// The program.
         path: PathBuf,
         /// Exit status.
         status: String,
-        /// The end of what it said on stderr.
+        /// The end of its output on stderr.
         stderr: String,
     },
     /// The program is of another version of moec.
@@ -84,15 +84,15 @@ impl HelperError {
             }
             Self::Coremltools { venv, .. } => {
                 format!(
-                    "`{INSTALL}` installs it anew; or: {}/bin/pip install coremltools==9.0",
+                    "`{INSTALL}` installs it again; or: {}/bin/pip install coremltools==9.0",
                     venv.display()
                 )
             }
             Self::Died { stderr, .. } if stderr.contains("libpython") => {
-                format!("the Python that it was built with is gone: `{INSTALL}` builds it anew")
+                format!("the Python that it was built with is gone: `{INSTALL}` builds it again")
             }
             Self::Start { .. } | Self::Died { .. } | Self::Protocol { .. } | Self::Talk { .. } => {
-                format!("`{INSTALL}` builds it anew")
+                format!("`{INSTALL}` builds it again")
             }
             Self::Package { hint, .. } => {
                 hint.clone().unwrap_or_else(|| "this is a fault of moec: please report it".to_owned())
@@ -101,7 +101,7 @@ impl HelperError {
     }
 }
 
-fn said(stderr: &str) -> String {
+fn stderr_suffix(stderr: &str) -> String {
     if stderr.is_empty() { String::new() } else { format!(":\n{stderr}") }
 }
 
@@ -113,7 +113,7 @@ pub(super) fn refused(kind: &str, what: String, hint: Option<String>, venv: &Pat
     }
 }
 
-/// The error of a helper that has not reported any.
+/// Error of a helper that ended without reporting one.
 pub(super) fn died(path: &Path, status: ExitStatus, stderr: String) -> HelperError {
     HelperError::Died { path: path.to_owned(), status: status.to_string(), stderr }
 }

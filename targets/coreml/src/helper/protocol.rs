@@ -57,7 +57,7 @@ pub struct Versions {
     pub numpy: String,
 }
 
-/// A line of what the helper says.
+/// A line of the helper's output.
 #[derive(Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(super) enum Event {

@@ -1,4 +1,4 @@
-//! The language of Core ML's legalisation: a part of a model as an e-graph sees it.
+//! The language of Core ML's legalisation: operators of a part of a model in the e-graph.
 //!
 //! Two forms of values exist. *Rows*, `[rows, channels]`, are what the Graph computes with and what crosses
 //! the border of a program. *Channels-first* values are what a convolution takes. Operators on the channels

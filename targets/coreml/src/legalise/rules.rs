@@ -1,8 +1,9 @@
-//! Linear layers as 1×1 convolutions, and where values become channels-first (NPUMoE, Figure 4 and §3.2).
+//! Rules that make linear layers 1×1 convolutions, and that move the changes of layout (NPUMoE, Figure 4 and
+//! §3.2).
 //!
-//! `rows` is `from_nchw`, `nchw` is `to_nchw`. Becoming rows is drawn towards results and becoming
-//! channels-first towards operands: between two convolutions they meet, and both vanish. One rule a row,
-//! after the equation that it states.
+//! `rows` is `from_nchw`, `nchw` is `to_nchw`. The rules move `from_nchw` towards results and `to_nchw`
+//! towards operands, so between two convolutions they meet and cancel. Each rule is a row, after the equation
+//! that it states.
 
 use super::language::{Facts, Form};
 use egg::{Rewrite, rewrite};

@@ -1,5 +1,5 @@
-//! Every rule, checked numerically: both sides are evaluated on the same numbers. And what extraction makes
-//! of parts.
+//! Tests of the rewrite rules, with both sides evaluated on the same numbers; and of extraction on whole
+//! parts.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use super::language::{Attr, Facts, Form, Leaf};
@@ -12,12 +12,12 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Rows.
+/// Number of rows.
 const T: usize = 5;
 /// Channels of the input.
 const C: usize = 8;
 
-/// A value: `[rows, channels]`, or `[channels, rows]` where it is channels-first.
+/// A tensor: `[rows, channels]`, or `[channels, rows]` if it is channels-first.
 #[derive(Clone, Debug, PartialEq)]
 struct Value {
     nchw: bool,
@@ -33,25 +33,25 @@ impl Value {
     fn at(&self, t: usize, c: usize) -> f32 {
         self.data[if self.nchw { c * T + t } else { t * self.channels + c }]
     }
-    /// The same channels of each row by another function.
+    /// Applies a function to every element.
     fn map(&self, of: impl Fn(f32) -> f32) -> Self {
         Self { data: self.data.iter().map(|x| of(*x)).collect(), ..self.clone() }
     }
 }
 
-/// A number between −1 and 1 that depends on a name and a place only.
+/// A number between −1 and 1 that depends only on a name and an index.
 fn number(name: &str, place: usize) -> f32 {
     let mut hasher = DefaultHasher::new();
     (name, place).hash(&mut hasher);
     (hasher.finish() >> 40) as f32 / (1_u32 << 23) as f32 - 1.0
 }
 
-/// Evaluates a term; gives the value of every node that has one.
+/// Evaluates a term; returns the value of every node that has one.
 fn evaluate(nodes: &[Form], facts: &Facts) -> Vec<Option<Value>> {
     let mut values: Vec<Option<Value>> = Vec::new();
     for node in nodes {
         let value = |id: &Id| values[usize::from(*id)].clone().unwrap();
-        // Layers read rows, convolutions channels-first values, and no operator mixes the two.
+        // Linear layers read rows, convolutions read channels-first values; no operator accepts both.
         let form = |id: &Id, nchw: bool| {
             let value = value(id);
             assert_eq!(value.nchw, nchw, "{node}");
@@ -100,7 +100,7 @@ fn evaluate(nodes: &[Form], facts: &Facts) -> Vec<Option<Value>> {
             Form::Conv1x1Bias([x, w, b]) => layer(true, 1, x, w, Some(b)),
             Form::Conv1x1Groups([h, x, w]) => layer(true, heads(h), x, w, None),
             Form::Attention(of) => {
-                // Anything that mixes rows will do.
+                // Not real attention: any function that mixes rows is enough.
                 let Attr::Channels(channels) = attr(&of[0]) else { panic!("{node}") };
                 let operands: Vec<Value> = of[1..].iter().map(|id| form(id, false)).collect();
                 Value::new(false, channels, |t, c| {
@@ -204,7 +204,7 @@ fn raw(shape: &[usize]) -> Raw {
 const ROPE: Rope = Rope { offset: 1, channels: 2, style: RopeStyle::Interleaved };
 
 impl Term {
-    /// Rows that come from a channels-first value.
+    /// Rows that were converted from a channels-first value.
     fn rows(&mut self, name: &str) -> Id {
         let x = self.input(C);
         let first = self.nodes.add(Form::ToNchw(x));
@@ -256,9 +256,9 @@ impl Legal {
 
 type Build = fn(&mut Term) -> Id;
 
-/// The left side of every rule.
+/// Terms for the left side of every rule.
 fn cases() -> Vec<(&'static str, Build)> {
-    /// Channels-first form after an operator on rows of the input.
+    /// Applies an operator to rows of the input, and converts the result to channels-first.
     fn first(t: &mut Term, of: impl FnOnce(&mut Term, Id) -> Id) -> Id {
         let x = t.input(C);
         let y = of(t, x);
@@ -350,7 +350,7 @@ fn cases() -> Vec<(&'static str, Build)> {
 }
 
 #[test]
-fn both_sides_of_every_rule_are_equal() {
+fn coreml_rewrite_rules_preserve_values() {
     let mut seen = BTreeSet::new();
     for (name, build) in cases() {
         let mut term = Term::new();
@@ -376,9 +376,9 @@ fn both_sides_of_every_rule_are_equal() {
     assert_eq!(all, seen, "every rule needs a case here");
 }
 
-/// Rows that attention reads and gives are rows; all else between the border and it is channels-first.
+/// Attention reads and writes rows; everything else inside the graph is channels-first.
 #[test]
-fn forms_change_at_the_border_and_at_attention_only() {
+fn layouts_change_only_at_the_border_and_attention() {
     let mut t = Term::new();
     let (x, angles) = (t.input(C), t.input(ROPE.channels));
     let normed = t.norm(x);
@@ -398,14 +398,14 @@ fn forms_change_at_the_border_and_at_attention_only() {
         let legal = t.legalise(layout).unwrap();
         let counts = legal.counts();
         assert_eq!(counts.convolutions, 4);
-        // Input and angles, queries, keys and values, what attention gives, the result.
+        // Input, angles, queries, keys, values, result of attention, result of the part.
         assert_eq!(counts.layout_changes, 7, "{:?}", legal.nodes);
         close("attention", &t.values()[usize::from(y)].clone().unwrap(), &legal.values()[0]);
     }
 }
 
 #[test]
-fn what_no_rule_makes_legal_is_no_program() {
+fn term_without_legal_form_yields_no_program() {
     let mut t = Term::new();
     let x = t.input(C);
     let y = t.clamp(x);
@@ -413,10 +413,10 @@ fn what_no_rule_makes_legal_is_no_program() {
     assert!(t.legalise(Layout::Columns).is_none());
 }
 
-/// One step of a random part: what it does with the values so far.
+/// One step of a random part: its kind and its operands.
 type Step = (u8, usize, usize);
 
-/// A layer before, one after, and what rows can meet between.
+/// A linear layer, operators on rows by these steps, and another linear layer.
 fn chain(t: &mut Term, steps: &[Step]) -> Id {
     let x = t.input(C);
     let mut values = vec![t.linear(x, "first", &raw(&[C, C]), None)];
@@ -438,7 +438,7 @@ fn chain(t: &mut Term, steps: &[Step]) -> Id {
             }
         });
     }
-    // Whatever is left over takes part, so that nothing is dropped.
+    // All unused values are multiplied together, so that none is dropped.
     let all = values.iter().copied().reduce(|a, v| t.add(Form::Mul([a, v]))).unwrap();
     t.linear(all, "last", &raw(&[C, C]), None)
 }
@@ -446,10 +446,10 @@ fn chain(t: &mut Term, steps: &[Step]) -> Id {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A chain of layers becomes channels-first once and rows once, whatever is between them, and every layer
-    /// is a convolution. No number changes.
+    /// A chain of layers is converted to channels-first once and back to rows once, whatever operators are in
+    /// it. Every linear layer becomes a convolution, and no number changes.
     #[test]
-    fn forms_change_at_the_ends_of_a_chain_only(
+    fn layouts_change_only_at_the_ends_of_a_chain(
         steps in prop::collection::vec((0..9_u8, any::<usize>(), any::<usize>()), 0..8)
     ) {
         let mut t = Term::new();

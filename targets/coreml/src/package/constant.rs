@@ -11,11 +11,11 @@ use half::slice::HalfFloatSliceExt;
 /// Place of a constant's elements.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stored {
-    /// In the model: little-endian, booleans as bytes, packed as in a weight file.
+    /// Bytes in the model: little-endian, booleans as bytes, packed as in a weight file.
     Inline(Vec<u8>),
-    /// In the model, strings.
+    /// Strings in the model.
     Text(Vec<String>),
-    /// In a weight file.
+    /// Bytes in a weight file.
     Blob(Blob),
 }
 
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn integers_of_few_bits_are_read_lowest_bit_first() {
-        // 3-bit numbers 1, 2, 3, 4, 5: 001 010 011 100 101, each further left.
+        // The 3-bit numbers 1, 2, 3, 4, 5: 001 010 011 100 101, each shifted further left.
         let word = 0b101_100_011_010_001_u32.to_le_bytes();
         assert_eq!((0..5).map(|i| number(&word, i, 3, false)).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
         assert_eq!(number(&[0xF8], 0, 4, true), -8);

@@ -53,9 +53,9 @@ impl PackageError {
         match self {
             Self::Read(_) => "give the path of the `.mlpackage` folder itself, copied whole",
             Self::TooLarge { .. } => {
-                "constants of ten elements and more belong into `weights/weight.bin`, not into the model"
+                "constants of ten or more elements must be in `weights/weight.bin`, not in the model"
             }
-            Self::Manifest { .. } | Self::Decode { .. } => "build the package anew: it is damaged",
+            Self::Manifest { .. } | Self::Decode { .. } => "build the package again: it is damaged",
             Self::Model { flaw, .. } => flaw.hint(),
         }
     }
@@ -104,10 +104,10 @@ pub enum Flaw {
     /// A shape is not fixed.
     #[error("a shape is not fixed")]
     Flexible,
-    /// It means nothing.
+    /// Part of the model has no valid meaning.
     #[error("{0}")]
     Invalid(String),
-    /// It may mean something, but moec does not write it and does not read it.
+    /// Part of the model may be valid, but moec supports neither reading nor writing it.
     #[error("{0} is not supported")]
     Unsupported(String),
     /// A name refers to nothing that was computed before.
@@ -116,7 +116,7 @@ pub enum Flaw {
     /// A name refers to two values.
     #[error("`{0}` is defined twice")]
     Twice(String),
-    /// A weight is not where the model says.
+    /// A weight is not at the place that the model gives.
     #[error("weight at offset {offset} of `{file}`: {message}")]
     Weight {
         /// The file, as the model names it.
@@ -142,10 +142,10 @@ impl Flaw {
         match self {
             Self::Flexible => "export the model with fixed shapes, one function per capacity or length",
             Self::Invalid(_) | Self::Undefined(_) | Self::Twice(_) => {
-                "build the package anew: it is damaged, or was written by a faulty tool"
+                "build the package again: it is damaged, or was written by a faulty tool"
             }
             Self::Unsupported(_) => "moec reads ML programs of tensors and states, as it writes them itself",
-            Self::Weight { .. } => "copy the package whole, model and weights together, or build it anew",
+            Self::Weight { .. } => "copy the package whole, model and weights together, or build it again",
             Self::TooMany { .. } => "split the model into several packages",
         }
     }

@@ -42,7 +42,7 @@ pub struct Function {
 pub struct Value {
     /// Name; empty for a constant that is in the argument itself.
     pub name: String,
-    /// Type; for a state, of what it holds.
+    /// Type; for a state, the type of its contents.
     pub ty: TensorType,
     /// Origin.
     pub origin: Origin,
@@ -51,13 +51,13 @@ pub struct Value {
 /// Origin of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Origin {
-    /// From the caller.
+    /// Input of the function.
     Input,
-    /// It is a state, kept by the caller.
+    /// State, which the caller keeps.
     State,
-    /// From the package.
+    /// Constant of the package.
     Constant(Constant),
-    /// From the operation of that number.
+    /// Result of the operation with this number.
     Op(usize),
 }
 
@@ -103,7 +103,7 @@ impl Function {
         }
     }
 
-    /// The operation that a value comes from.
+    /// The operation that computes a value.
     pub fn source(&self, id: ValueId) -> Option<&Op> {
         match self.value(id)?.origin {
             Origin::Op(op) => self.ops.get(op),

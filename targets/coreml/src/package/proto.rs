@@ -129,7 +129,7 @@ pub struct ArrayFeatureType {
     pub shape_range: Option<Flexible>,
 }
 
-/// Stands for a message of which only the presence matters.
+/// A message of which only the presence matters.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Flexible {}
 

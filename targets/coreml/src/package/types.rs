@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_has_a_row_and_numbers_of_its_own() {
+    fn every_dtype_has_unique_codes() {
         for (i, a) in TABLE.iter().enumerate() {
             assert_eq!(a.0.name(), a.1);
             assert_eq!(Dtype::from_mil(a.2), Some(a.0));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_bytes_count_as_whole_ones() {
+    fn partial_bytes_are_rounded_up() {
         let ty = |dtype, n| TensorType { dtype, shape: vec![n] };
         assert_eq!(ty(Dtype::U3, 3).bytes(), 2);
         assert_eq!(ty(Dtype::I4, 4).bytes(), 2);

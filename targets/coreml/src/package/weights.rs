@@ -101,7 +101,7 @@ impl Weights {
         let map = &self.files[file].map;
         let header = usize::try_from(offset).map_err(|_| wrong("past the end of the file".into()))?;
         if !header.is_multiple_of(ALIGN) || header < ALIGN {
-            return Err(wrong(format!("metadata lies at multiples of {ALIGN} bytes after the header")));
+            return Err(wrong(format!("metadata must be at multiples of {ALIGN} bytes after the header")));
         }
         let (Some(sentinel), Some(dtype), Some(len), Some(start)) = (
             u32_at(map, header),
@@ -115,7 +115,7 @@ impl Weights {
             return Err(wrong(format!("{sentinel:#010x} in place of {SENTINEL:#010x}")));
         }
         if Some(dtype) != ty.dtype.blob() {
-            return Err(wrong(format!("element type number {dtype}, the model says {}", ty.dtype)));
+            return Err(wrong(format!("element type number {dtype}, but the model has {}", ty.dtype)));
         }
         if len != ty.bytes() as u64 {
             return Err(wrong(format!("{len} bytes, {ty} has {}", ty.bytes())));

@@ -119,7 +119,7 @@ impl<'a> FunctionBuilder<'a> {
         self.grouped_conv(x, weight, bias, 1)
     }
 
-    /// As [`Self::conv`], channels in groups that do not meet: `weight[O, C / groups, 1, 1]`.
+    /// Like [`Self::conv`], with channels in independent groups: `weight[O, C / groups, 1, 1]`.
     pub fn grouped_conv(
         &mut self,
         x: ValueId,
@@ -197,7 +197,7 @@ impl<'a> FunctionBuilder<'a> {
         self.one(OpKind::Transpose, &[("x", Arg::Value(x)), ("perm", Arg::Ints(perm.to_vec()))])
     }
 
-    /// The same elements under another shape; no operator where it is the same.
+    /// Changes the shape of a value; without an operator if the shape is the same.
     pub fn reshape(&mut self, x: ValueId, shape: &[usize]) -> Result<ValueId> {
         if self.shape(x) == shape {
             return Ok(x);

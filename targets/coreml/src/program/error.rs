@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// A program that is not what it claims to be, or not what the unit runs.
+/// A program that is malformed, or that the unit does not run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("program `{program}`, function `{function}`: {place}{what}")]
 pub struct ProgramError {

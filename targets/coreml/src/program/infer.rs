@@ -158,7 +158,7 @@ fn conv<'a, F: Fn(ValueId) -> Option<&'a [usize]>>(args: &Args<'a, F>) -> Result
         Some(other) => return Err(format!("{out} outputs in groups of {other:?}")),
     };
     if c2.checked_mul(groups) != Some(c) {
-        return Err(format!("{c} channels meet a weight for {groups} times {c2}"));
+        return Err(format!("{c} channels with a weight for {groups} times {c2}"));
     }
     if args.op.arg("bias").is_some() && args.shape("bias")? != [out] {
         return Err(format!("a bias of {:?} for {out} channels", args.shape("bias")?));
@@ -257,5 +257,5 @@ fn inside(x: &[usize], begin: &[usize], size: &[usize]) -> Result<()> {
     let fine = begin.len() == x.len()
         && size.len() == x.len()
         && x.iter().zip(begin).zip(size).all(|((d, b), s)| b.checked_add(*s).is_some_and(|end| end <= *d));
-    if fine { Ok(()) } else { Err(format!("{size:?} at {begin:?} does not lie in {x:?}")) }
+    if fine { Ok(()) } else { Err(format!("{size:?} at {begin:?} is outside of {x:?}")) }
 }

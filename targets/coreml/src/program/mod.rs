@@ -1,9 +1,9 @@
 //! Programs in Core ML's model intermediate language (MIL), as data.
 //!
-//! A [`Program`] is what one `.mlpackage` holds: functions of final operators over fixed shapes in f16, and
-//! references to raw f16 files for their weights. Functions of a program share weights, so a group of experts
-//! at three capacities is stored once. Nothing here reads or writes a file: [`crate::emit`] makes programs,
-//! [`Program::verify`] checks them, [`crate::helper`] turns them into packages.
+//! A [`Program`] is the content of one `.mlpackage`: functions of final operators over fixed shapes in f16,
+//! and references to raw f16 files for their weights. Functions of a program share weights, so a group of
+//! experts at three capacities is stored once. Nothing here reads or writes a file: [`crate::emit`] makes
+//! programs, [`Program::verify`] checks them, [`crate::helper`] turns them into packages.
 //!
 //! | | |
 //! |---|---|
@@ -90,7 +90,7 @@ pub struct Value {
 pub struct ValueId(pub u32);
 
 impl ValueId {
-    /// As an index.
+    /// The id as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }

@@ -11,10 +11,7 @@ use std::collections::BTreeMap;
 /// Kinds of operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(
-    missing_docs,
-    reason = "the names are MIL's; what an operator does that needs saying stands in the table"
-)]
+#[expect(missing_docs, reason = "the names are MIL's; the table has descriptions")]
 pub enum OpKind {
     Const,
     Conv,
@@ -75,7 +72,7 @@ pub enum ArgKind {
 pub struct Param {
     /// MIL's name.
     pub name: &'static str,
-    /// Values that it takes.
+    /// Kind of values that are accepted.
     pub kind: ArgKind,
     /// Whether it must be there.
     pub required: bool,
@@ -107,8 +104,8 @@ const TABLE: &[(OpKind, &str, &[Param])] = &[
             optional("shape", ArgKind::Ints),
         ],
     ),
-    // x[N, C, H, W], weight[O, C / groups, 1, 1], bias[O]: kernel 1×1, stride 1, no padding, one group if not
-    // said.
+    // x[N, C, H, W], weight[O, C / groups, 1, 1], bias[O]: kernel 1×1, stride 1, no padding, one group by
+    // default.
     (
         OpKind::Conv,
         "conv",
@@ -178,9 +175,9 @@ impl OpKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Mode {
-    /// With the error function.
+    /// By the error function.
     Exact,
-    /// With the hyperbolic tangent.
+    /// By the hyperbolic tangent.
     TanhApproximation,
 }
 

@@ -11,8 +11,8 @@ type Result<T> = std::result::Result<T, ProgramError>;
 const F16_MAX: f32 = 65504.0;
 
 impl Program {
-    /// Checks that every function is well formed, that shapes follow from operators, that numbers are finite
-    /// in f16, and that the rules of the unit are met.
+    /// Checks that every function is well formed and that shapes follow from operators. Also checks that
+    /// numbers are finite in f16, and that the unit's rules are satisfied.
     ///
     /// # Errors
     /// The first fault, with its function and operator.
@@ -26,7 +26,7 @@ impl Program {
         }
         for function in &self.functions {
             let checked = if !names.insert(&*function.name) {
-                Err(ProgramError::function(&function.name, "there are two of that name"))
+                Err(ProgramError::function(&function.name, "the name is a duplicate"))
             } else if !identifier(&function.name) {
                 Err(ProgramError::function(&function.name, "its name is not an identifier"))
             } else {
@@ -49,7 +49,10 @@ fn identifier(name: &str) -> bool {
 fn weight(weight: &WeightRef) -> std::result::Result<(), String> {
     let inside = Path::new(&weight.file).components().all(|c| matches!(c, Component::Normal(_)));
     if !inside || weight.file.is_empty() {
-        return Err(format!("weight `{}` stands in `{}`, outside of the weights", weight.name, weight.file));
+        return Err(format!(
+            "weight `{}` is in `{}`, outside of the weights folder",
+            weight.name, weight.file
+        ));
     }
     let size = weight.blocks.map_or(ELEMENT, |_| 1);
     let end = weight.offset.checked_add(weight.elements().saturating_mul(size));
@@ -79,7 +82,7 @@ fn verify(function: &Function, weights: &[WeightRef], rules: &Rules) -> Result<(
     for value in &function.values {
         if !identifier(&value.name) || !names.insert(&*value.name) {
             return fail(format!(
-                "a value cannot be called `{}`: it is not an identifier, or it is taken",
+                "`{}` cannot be a value's name: it is not an identifier, or a duplicate",
                 value.name
             ));
         }
@@ -99,7 +102,7 @@ fn verify(function: &Function, weights: &[WeightRef], rules: &Rules) -> Result<(
             .map_err(|what| ProgramError::op(&function.name, i, op.op.name(), what))?;
     }
     if function.outputs.is_empty() {
-        return fail("it gives nothing".into());
+        return fail("it has no result".into());
     }
     for id in &function.outputs {
         if !defined.get(id.index()).is_some_and(|d| *d) || function.states.contains(id) {
@@ -204,7 +207,7 @@ fn op(
     };
     let shapes = infer::results(op, &Shapes { value, weights })?;
     if shapes.len() != op.results.len() {
-        return Err(format!("{} results are named, there are {}", op.results.len(), shapes.len()));
+        return Err(format!("{} results are named, expected {}", op.results.len(), shapes.len()));
     }
     for (&id, shape) in op.results.iter().zip(&shapes) {
         define(defined, id)?;

@@ -1,4 +1,4 @@
-//! Small packages, written through the messages that moec reads.
+//! Builds small packages with the protobuf messages that moec reads.
 
 use half::f16;
 use moec_coreml::exec::{Data, ExecError, Executor, States, Tensor};
@@ -28,7 +28,7 @@ fn tensor_type(ty: &TensorType) -> proto::ValueType {
     proto::ValueType { kind: Some(Kind::Tensor(ty.write())) }
 }
 
-/// An argument.
+/// Argument of an operation.
 #[derive(Clone)]
 pub(crate) enum Arg {
     Name(&'static str),
@@ -82,7 +82,7 @@ pub(crate) fn raw(dtype: Dtype, shape: &[usize], values: Vec<u8>) -> Arg {
     Arg::Value(immediate(&ty(dtype, shape), Elements::Bytes(proto::Bytes { values })))
 }
 
-/// A function that is being built.
+/// Builder of a function.
 #[derive(Clone, Default)]
 pub(crate) struct Builder {
     pub(crate) inputs: Vec<proto::NamedValueType>,
@@ -173,7 +173,7 @@ impl Builder {
         self.constant(name, &ty, offset)
     }
 
-    /// A constant whose metadata is said to be at `offset`.
+    /// A constant whose metadata is at this offset of the weight file.
     pub(crate) fn constant(self, name: &str, ty: &TensorType, offset: u64) -> Self {
         let file_name = "@model_path/weights/weight.bin".into();
         let value = proto::Value {
@@ -201,7 +201,7 @@ impl Builder {
         }
     }
 
-    /// A model of this function alone, called `main`.
+    /// A model with only this function, named `main`.
     pub(crate) fn model(&self) -> proto::Model {
         model(&[("main", self)])
     }
@@ -216,7 +216,7 @@ impl Builder {
     }
 }
 
-/// A model of several functions, of which the first is the default.
+/// A model with several functions; the first is the default.
 pub(crate) fn model(functions: &[(&str, &Builder)]) -> proto::Model {
     let described = |(name, b): &(&str, &Builder)| proto::FunctionDescription {
         name: (*name).into(),
@@ -263,7 +263,7 @@ impl Saved {
         fs::write(self.0.path().join(file), bytes).expect("written");
     }
 
-    /// Opens it as a part of a bundle in which one of its files was another.
+    /// Opens the package as part of a bundle whose manifest has another hash for this file.
     pub(crate) fn open_changed(&self, file: &str) -> Result<Package, PackageError> {
         let bytes = fs::metadata(self.0.path().join(file)).expect("there").len();
         let listed = [FileRef { path: file.to_owned(), bytes, sha256: [0; 32] }];
@@ -299,7 +299,7 @@ pub(crate) fn run(
     Executor::new(package, None)?.run(&inputs, &mut States::default())
 }
 
-/// One operator on an fp16 input `x`: its only result, of shape `shape`.
+/// Runs one operator on an fp16 input `x`; returns its only result, of shape `shape`.
 pub(crate) fn eval(
     kind: &str,
     (x_shape, x): (&[usize], &[f32]),

@@ -1,4 +1,4 @@
-//! Each rule finds what breaks it, and nothing else.
+//! Each rule reports the packages that violate it, and no others.
 
 use crate::builder::{Arg, Builder, Saved, halves, int, ints, model, name, text, ty};
 use moec_coreml::check::{Finding, Limits, Severity, check, rules};
@@ -8,7 +8,7 @@ fn half(shape: &[usize]) -> moec_coreml::package::TensorType {
     ty(Dtype::F16, shape)
 }
 
-/// An expert's projection over 16 rows that breaks no rule.
+/// A linear layer with 16 rows that violates no rule.
 fn good() -> Builder {
     let t = half(&[16, 8, 1, 1]);
     let w: Vec<f32> = (0..64).map(|i| i as f32).collect();
@@ -23,7 +23,7 @@ fn done(f: Builder) -> Builder {
     f.output("y", &half(&[16, 8, 1, 1]))
 }
 
-/// Rules that a package breaks, with severity.
+/// Rules that a package violates, with severity.
 fn broken(saved: &Saved, limits: &Limits) -> Vec<(&'static str, Severity)> {
     let findings: Vec<Finding> = check(&saved.open().expect("opens"), limits);
     let mut rules: Vec<_> = findings.iter().map(|f| (f.rule, f.severity)).collect();
@@ -42,7 +42,7 @@ fn a_good_package_has_no_findings() {
 }
 
 #[test]
-fn packages_and_their_boundaries_say_what_they_are() {
+fn package_descriptions_match_their_boundaries() {
     let sound = done(good()).model();
     let change = |change: fn(&mut proto::ModelDescription), what: &str| {
         let mut model = sound.clone();
@@ -54,7 +54,7 @@ fn packages_and_their_boundaries_say_what_they_are() {
     };
     change(|d| d.metadata = None, "it has no author");
     change(|d| d.metadata.as_mut().unwrap().license.clear(), "it has no license");
-    change(|d| d.functions[0].input[0].short_description.clear(), "nothing says what it is");
+    change(|d| d.functions[0].input[0].short_description.clear(), "it has no description");
     change(
         |d| d.functions[0].output[0].short_description = "y of [1, 2]".into(),
         "another shape than [16, 8, 1, 1]",
@@ -172,7 +172,7 @@ fn weights_are_finite_few_and_stored_once() {
 }
 
 #[test]
-fn descriptions_say_what_functions_are() {
+fn descriptions_match_their_functions() {
     let change = |f: fn(&mut proto::FunctionDescription)| {
         let mut built = done(good());
         f(&mut built.described);

@@ -1,10 +1,10 @@
-//! Compressed weights, by hand.
+//! Compressed weights, with results computed by hand.
 
 use crate::builder::{Arg, Builder, halves, int, name, raw, run, tensor, ty};
 use moec_coreml::exec::{ExecError, Executor, Fault};
 use moec_coreml::package::Dtype;
 
-/// The dense weights, times one.
+/// The dense weights, multiplied by one.
 fn dense(kind: &str, args: &[(&str, Arg)], shape: &[usize]) -> Result<Vec<f32>, ExecError> {
     let (t, one) = (ty(Dtype::F16, shape), ty(Dtype::F16, &[1]));
     let package = Builder::default()
@@ -17,7 +17,7 @@ fn dense(kind: &str, args: &[(&str, Arg)], shape: &[usize]) -> Result<Vec<f32>, 
 }
 
 #[test]
-fn blocks_share_a_scale_and_an_offset() {
+fn quantized_blocks_share_a_scale_and_an_offset() {
     // int4, lowest bits first: 1, -1, 7, -8.
     let data = ("data", raw(Dtype::I4, &[1, 4], vec![0xF1, 0x87]));
     let scale = ("scale", halves(&[1, 2], &[0.5, 2.0]));
@@ -32,7 +32,7 @@ fn blocks_share_a_scale_and_an_offset() {
 }
 
 #[test]
-fn bytes_are_scaled_along_an_axis() {
+fn quantized_bytes_are_scaled_along_an_axis() {
     let data = ("quantized_data", raw(Dtype::U8, &[2, 2], vec![0, 128, 255, 130]));
     let args = [
         data,
@@ -44,7 +44,7 @@ fn bytes_are_scaled_along_an_axis() {
 }
 
 #[test]
-fn indices_stand_for_entries_of_tables() {
+fn indices_select_entries_of_lookup_tables() {
     // Two groups of one row each, with tables of four entries; 2-bit indices 2, 3 and 1, 0.
     let indices = ("indices", raw(Dtype::U2, &[2, 2], vec![0b00_01_11_10]));
     let lut = ("lut", halves(&[2, 1, 4, 1], &[1.0, 5.0, 9.0, 13.0, 2.0, 10.0, 18.0, 26.0]));

@@ -1,4 +1,4 @@
-//! Whatever is in a package, reading, checking and running it ends without a panic.
+//! For any bytes in a package, reading, checking and executing it does not panic.
 
 use crate::builder::{Builder, MODEL, Saved, WEIGHTS, golden};
 use moec_coreml::check::{Limits, check};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
-/// Elements of a function above which it is not run here.
+/// Functions with larger values are not executed here.
 const SMALL: usize = 1 << 16;
 
 fn exercise(package: Package) {
@@ -39,9 +39,9 @@ fn files(name: &str) -> [Vec<u8>; 2] {
     [MODEL, WEIGHTS].map(|file| fs::read(folder.join(file)).expect("a file"))
 }
 
-/// Changed bytes: where (as a share of the file), and to what.
+/// Changed bytes: whether in the model, the position as a share of the file, the new value.
 fn changes() -> impl Strategy<Value = Vec<(bool, u32, u8)>> {
-    // The headers of the weights are few; the model is where the structure is.
+    // Most changes are in the model, since only few bytes of the weights are headers.
     prop::collection::vec((prop::bool::weighted(0.8), any::<u32>(), any::<u8>()), 1..6)
 }
 
@@ -74,7 +74,7 @@ proptest! {
 }
 
 #[test]
-fn packages_that_are_whole_run() {
+fn undamaged_packages_run() {
     for name in ["experts", "attention", "compressed"] {
         let saved: Saved = Builder::default().save();
         let files = files(name);

@@ -1,4 +1,4 @@
-//! Packages that are not as they must be are refused, and the error says where.
+//! Invalid packages are refused, and the error names the place.
 
 use crate::builder::{Arg, Builder, MODEL, Saved, WEIGHTS, halves, name, raw, ty};
 use moec_coreml::package::proto::{self, Bound, Kind};
@@ -31,8 +31,8 @@ fn flaw(saved: &Saved) -> Flaw {
 fn metadata_of_weights_must_agree_with_the_model() {
     let good = weighted();
     assert!(good.save().open().is_ok());
-    // Byte of the metadata, new value, what the error says.
-    for (at, value, says) in [
+    // Byte of the metadata, its new value, expected words of the error.
+    for (at, value, expected) in [
         (64, 0, "0xdeadbe00"),
         (68, 2, "element type number 2"),
         (72, 9, "9 bytes"),
@@ -44,7 +44,7 @@ fn metadata_of_weights_must_agree_with_the_model() {
         let mut bad = good.clone();
         bad.weights[at] = value;
         let error = refused(&bad.save());
-        assert!(error.contains(says) && error.contains("hint: "), "{says}: {error}");
+        assert!(error.contains(expected) && error.contains("hint: "), "{expected}: {error}");
     }
     for len in [0, 63, 64, 100, 128, 135] {
         let mut short = good.clone();
@@ -59,7 +59,7 @@ fn metadata_of_weights_must_agree_with_the_model() {
 }
 
 #[test]
-fn no_path_leaves_the_package() {
+fn paths_outside_the_package_are_rejected() {
     let secret = tempfile::tempdir().expect("a folder");
     fs::write(secret.path().join("weight.bin"), vec![0; 4096]).expect("written");
     let outside = secret.path().join("weight.bin").display().to_string();
@@ -81,7 +81,7 @@ fn no_path_leaves_the_package() {
         let error = refused(&Saved::new(&model, &weighted().weights));
         assert!(error.contains("outside of the package"), "`{path}`: {error}");
         if path.starts_with("@model_path//") {
-            continue; // In a manifest that is an ordinary folder.
+            continue; // In a manifest this is a valid folder name.
         }
         let saved = weighted().save();
         let manifest = format!(
@@ -102,15 +102,15 @@ fn no_path_leaves_the_package() {
 }
 
 #[test]
-fn a_manifest_must_lead_to_a_model() {
+fn manifest_without_a_model_is_rejected() {
     let saved = weighted().save();
-    for (text, says) in [
+    for (text, expected) in [
         ("", "EOF"),
         ("{}", "missing field"),
         (r#"{"rootModelIdentifier": "B", "itemInfoEntries": {}}"#, "no item `B`"),
     ] {
         saved.write("Manifest.json", text.as_bytes());
-        assert!(refused(&saved).contains(says), "{text}");
+        assert!(refused(&saved).contains(expected), "{text}");
     }
     fs::remove_file(saved.path().join("Manifest.json")).expect("removed");
     assert!(refused(&saved).contains("Manifest.json` is missing"));
@@ -122,7 +122,7 @@ fn a_manifest_must_lead_to_a_model() {
 }
 
 #[test]
-fn no_file_may_be_another_than_the_bundle_lists() {
+fn package_files_changed_after_the_build_are_rejected() {
     let saved = weighted().save();
     for file in ["Manifest.json", MODEL, WEIGHTS] {
         let error = saved.open_changed(file).expect_err("another file").to_string();

@@ -1,10 +1,10 @@
-//! Distance of fp16 from exact arithmetic.
+//! Rounding errors of fp16 compared with exact arithmetic.
 
 use crate::builder::{Arg, Builder, int, name, run, tensor, ty};
 use half::f16;
 use moec_coreml::package::Dtype;
 
-/// Normal numbers, always the same, rounded to fp16.
+/// Reproducible normal random numbers, rounded to fp16.
 struct Normal(u64);
 
 impl Normal {
@@ -28,7 +28,7 @@ fn times(w: &[f32], x: &[f64]) -> Vec<f64> {
     w.chunks(x.len()).map(|row| row.iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum()).collect()
 }
 
-/// Relative root mean square of the difference between a group of experts in fp16 and the same in f64.
+/// Relative root mean square of the error of an expert group in fp16, compared with f64.
 fn grouped(experts: usize, hidden: usize, inner: usize, rows: usize) -> f64 {
     let mut normal = Normal(7);
     let t = |shape: &[usize]| ty(Dtype::F16, shape);
@@ -87,12 +87,12 @@ fn grouped(experts: usize, hidden: usize, inner: usize, rows: usize) -> f64 {
 fn a_grouped_ffn_is_within_rounding_of_exact_arithmetic() {
     for (experts, hidden, inner, rows) in [(2, 64, 96, 16), (4, 256, 128, 16)] {
         let relative = grouped(experts, hidden, inner, rows);
-        // Three roundings of 2⁻¹² or so each; none of them is missing, and no more is added.
+        // Three roundings of about 2⁻¹² each; fewer or more would be outside of these bounds.
         assert!((2e-4..8e-4).contains(&relative), "{relative:.2e}");
     }
 }
 
-/// The size of a group on a real model: `cargo test -p moec-coreml -- --ignored --nocapture full_size`.
+/// An expert group of a real model's size: `cargo test -p moec-coreml -- --ignored --nocapture full_size`.
 #[test]
 #[ignore = "computes a second, and its reference in f64 a minute"]
 fn a_grouped_ffn_of_full_size_is_as_exact() {

@@ -1,4 +1,4 @@
-//! Packages that coremltools wrote compute what numpy did.
+//! Packages written by coremltools compute the same as numpy.
 
 use crate::builder::{golden, tensor};
 use moec_coreml::check::{Limits, Severity, check};
@@ -34,13 +34,13 @@ fn open(name: &str) -> Arc<Package> {
     )
 }
 
-/// The findings of errors in a golden package, as text.
+/// The check's errors for a golden package, as text.
 fn errors(name: &str) -> Vec<String> {
     let findings = check(&open(name), &Limits::default());
     findings.iter().filter(|f| f.severity == Severity::Error).map(ToString::to_string).collect()
 }
 
-/// Runs every case, in order on the same states, and compares.
+/// Runs every case, in order and on the same states, and compares.
 fn agrees(name: &str, tolerance: f64) {
     let package = open(name);
     let cases = fs::read(golden().join(name).join("cases.json")).expect("cases");
@@ -81,7 +81,7 @@ fn experts_of_several_capacities_share_their_weights() {
 #[test]
 fn attention_reads_what_earlier_calls_wrote_into_the_state() {
     agrees("attention", 2e-3);
-    // It is written like the output of exporters that ignore the Neural Engine: the check reports it.
+    // The package resembles the output of exporters that ignore the Neural Engine; the check reports it.
     let errors = errors("attention");
     assert!(errors.iter().filter(|e| e.contains("(projections)")).count() == 3, "{errors:?}");
 }

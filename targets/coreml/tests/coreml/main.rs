@@ -1,4 +1,4 @@
-//! Packages read back, executed and checked.
+//! Tests of reading, executing and checking packages.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::panic,

@@ -1,10 +1,10 @@
-//! Every operator on numbers small enough to compute by hand.
+//! Tests of every operator, with numbers computed by hand.
 
 use crate::builder::{Arg, Builder, eval, flag, flags, halves, int, ints, name, run, tensor, text, ty};
 use moec_coreml::exec::{ExecError, Executor, Fault, operators};
 use moec_coreml::package::Dtype;
 
-/// Whether numbers are equal up to the rounding of fp16.
+/// Whether numbers are equal up to fp16 rounding.
 fn near(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= b.abs() * 1e-3 + 1e-6)
 }
@@ -26,7 +26,7 @@ const V: (&[usize], &[f32]) = (&[4], &[-2.0, -0.5, 0.0, 1.5]);
 const M: (&[usize], &[f32]) = (&[2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
 
 #[test]
-fn functions_of_one_number() {
+fn unary_operators_are_evaluated() {
     let table: [(&str, [f32; 4]); 11] = [
         ("abs", [2.0, 0.5, 0.0, 1.5]),
         ("exp", [0.135_335_3, 0.606_530_7, 1.0, 4.481_689]),
@@ -70,7 +70,7 @@ fn functions_of_one_number() {
 }
 
 #[test]
-fn functions_of_two_numbers_broadcast() {
+fn binary_operators_broadcast() {
     let y = ("y", halves(&[2, 1], &[2.0, -1.0]));
     for (kind, expect) in [
         ("add", [2.0, 3.0, 4.0, 2.0, 3.0, 4.0]),
@@ -117,7 +117,7 @@ fn reductions() {
 }
 
 #[test]
-fn parts_of_tensors() {
+fn slices_and_gathers_are_evaluated() {
     let by_size = |b: &[i32], s: &[i32]| [("begin", ints(b)), ("size", ints(s))];
     check("slice_by_size", M, &by_size(&[1, 0], &[1, 2]), &[1, 2], &[3.0, 4.0]);
     check("slice_by_size", M, &by_size(&[0, 1], &[-1, -1]), &[2, 2], &[1.0, 2.0, 4.0, 5.0]);
@@ -143,7 +143,7 @@ fn parts_of_tensors() {
 }
 
 #[test]
-fn elements_are_moved() {
+fn transposes_and_reshapes_are_evaluated() {
     check("transpose", M, &[("perm", ints(&[1, 0]))], &[3, 2], &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
     check("reshape", M, &[("shape", ints(&[3, -1]))], &[3, 2], M.1);
     check("expand_dims", M, &[("axes", ints(&[0, -1]))], &[1, 2, 3, 1], M.1);
@@ -195,12 +195,12 @@ fn tensors_are_joined_and_split() {
 }
 
 #[test]
-fn products() {
+fn matrix_products_are_evaluated() {
     let w = ("weight", halves(&[2, 3], &[1.0, 0.0, 2.0, -1.0, 1.0, 0.5]));
     let bias = ("bias", halves(&[2], &[10.0, 20.0]));
     check("linear", M, &[w.clone(), bias.clone()], &[2, 2], &[14.0, 22.0, 23.0, 23.5]);
     check("linear", M, &[w], &[2, 2], &[4.0, 2.0, 13.0, 3.5]);
-    // One image of three channels and two places; then two of one place each.
+    // One image with three channels and two pixels; then two images of one pixel each.
     let w = ("weight", halves(&[2, 3, 1, 1], &[1.0, 0.0, 2.0, -1.0, 1.0, 0.5]));
     check("conv", (&[1, 3, 1, 2], M.1), &[w.clone(), bias], &[1, 2, 1, 2], &[18.0, 21.0, 24.0, 24.5]);
     check("conv", (&[2, 3, 1, 1], M.1), &[w], &[2, 2, 1, 1], &[4.0, 2.0, 13.0, 3.5]);
@@ -221,7 +221,7 @@ fn products() {
         &[3, 3],
         &[-3.0, 3.0, 1.5, -3.0, 4.0, 4.0, -3.0, 5.0, 6.5],
     );
-    // Each of two matrices of `x` meets the only one of `y`.
+    // Both matrices of `x` are multiplied by the only one of `y`.
     check("matmul", (&[2, 1, 3], M.1), &[y(&[1, 3, 2])], &[2, 1, 2], &[4.0, 0.0, 16.0, -1.5]);
     assert!(matches!(fault("matmul", M, &[y(&[2, 3])], &[2, 3]), Fault::Argument { .. }));
 }
@@ -258,7 +258,7 @@ fn values_between_operations_are_rounded_to_fp16() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_by_name() {
+fn unknown_operators_and_parameters_are_rejected_by_name() {
     let error = eval("topk", V, &[], V.0).expect_err("refused").to_string();
     assert!(error.contains("topk `y`") && operators().iter().all(|op| error.contains(op)), "{error}");
     let error = fault("relu", V, &[("slope", halves(&[], &[0.1]))], V.0);

@@ -1,4 +1,4 @@
-//! States are kept between calls, and only by calls that succeed.
+//! States persist between calls, and only successful calls change them.
 
 use crate::builder::{Arg, Builder, flags, ints, model, name, tensor, ty};
 use moec_coreml::exec::ExecError;
@@ -21,7 +21,7 @@ fn counter() -> Builder {
 }
 
 #[test]
-fn a_state_holds_what_the_last_call_wrote() {
+fn state_keeps_the_value_of_the_last_call() {
     let package = counter().open();
     let executor = Executor::new(&package, None).expect("loads");
     let mut states = States::default();
@@ -40,7 +40,7 @@ fn a_state_holds_what_the_last_call_wrote() {
 }
 
 #[test]
-fn functions_share_states_of_a_name() {
+fn functions_share_states_of_equal_name() {
     let t = ty(Dtype::F16, &[2]);
     let reader = Builder::default()
         .state("sum", &t)
@@ -60,7 +60,7 @@ fn functions_share_states_of_a_name() {
 }
 
 #[test]
-fn a_slice_at_a_position_that_comes_in_is_updated() {
+fn state_slice_is_updated_at_a_dynamic_position() {
     let cache = ty(Dtype::F16, &[4, 2]);
     let (row, at) = (ty(Dtype::F16, &[1, 2]), ty(Dtype::I32, &[2]));
     let package = Builder::default()

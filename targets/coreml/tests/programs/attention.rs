@@ -1,4 +1,4 @@
-//! Attention over chunks, against the reference of the Graph.
+//! Attention over chunks, compared with the Graph's reference.
 
 use crate::interpret::{Rounding, States, call, difference};
 use crate::store::{Store, ane};
@@ -13,13 +13,13 @@ const CONTEXT: usize = 64;
 const ROWS: usize = 16;
 
 #[test]
-fn a_chunk_reads_as_projections_store_scores_and_output() {
+fn printed_attention_chunk_matches_its_snapshot() {
     let mut attention = Store::default().attention();
     attention.chunks.push(Chunk { rows: 16, start: Some(32) });
     insta::assert_snapshot!(attention.emit(&ane()).unwrap());
 }
 
-/// Frequencies of a rotation.
+/// Frequencies of rotary embeddings.
 fn frequencies(rope: Option<Rope>) -> Vec<f32> {
     let half = rope.map_or(0, |r| r.channels / 2);
     (0..half).map(|i| 100.0_f32.powf(-(i as f32) / half as f32)).collect()
@@ -29,7 +29,7 @@ fn op(op: &Op, args: &[&Tensor]) -> Tensor {
     eval::op(op, args.iter().map(|t| Arg::Tensor(t)).collect()).unwrap().remove(0)
 }
 
-/// The reference: caches of keys and values, as the Graph has them.
+/// The reference: caches of keys and values as in the Graph.
 struct Reference<'a> {
     store: &'a Store,
     of: &'a Attention,
@@ -43,7 +43,7 @@ impl<'a> Reference<'a> {
         Self { store, of, keys: cache(of.qk_dim), values: cache(of.v_dim) }
     }
 
-    /// `x[T, H]` at positions, −1 for padding; `window` of the attention.
+    /// Attention of rows `x[T, H]` at these positions (−1 for padding), with this window.
     fn chunk(&mut self, x: &[f32], pos: &[i32], angles: &Tensor, window: Option<usize>) -> Vec<f32> {
         let a = self.of;
         let x = Tensor::f32([pos.len(), a.hidden], x.to_vec());
@@ -59,7 +59,7 @@ impl<'a> Reference<'a> {
             Some(c) => op(&Op::Clamp { lo: -c, hi: c }, &[&x]),
             None => x,
         };
-        let turned = |mut x: Tensor, norm: &Option<moec_coreml::emit::Norm>, heads: usize| {
+        let rotated = |mut x: Tensor, norm: &Option<moec_coreml::emit::Norm>, heads: usize| {
             if let Some(n) = norm {
                 let weight = self.store.tensor(n.weight.as_ref().unwrap());
                 let groups = heads * a.qk_dim / weight.as_f32().len();
@@ -71,8 +71,8 @@ impl<'a> Reference<'a> {
                 None => x,
             }
         };
-        let q = turned(linear(&x, &a.q), &a.q_norm, a.heads);
-        let k = turned(linear(&x, &a.k), &a.k_norm, a.kv_heads);
+        let q = rotated(linear(&x, &a.q), &a.q_norm, a.heads);
+        let k = rotated(linear(&x, &a.k), &a.k_norm, a.kv_heads);
         let v = clipped(linear(&x, &a.v));
         for (cache, new) in [(&mut self.keys, &k), (&mut self.values, &v)] {
             let args = vec![Arg::State(cache), Arg::Tensor(new), Arg::Tensor(&pos), Arg::Tensor(&slot)];
@@ -97,7 +97,7 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// Inputs by the runtime for rows at `start ..`, of which `valid` are not padding.
+/// Inputs that the runtime passes for the rows from `start` on; the first `valid` are not padding.
 fn inputs(a: &Attention, chunk: Chunk, start: usize, valid: usize, window: Option<usize>) -> [Vec<f32>; 3] {
     let rows = |t| start + t;
     let seen = chunk.start.map_or(CONTEXT, |s| s + chunk.rows);
@@ -111,9 +111,9 @@ fn inputs(a: &Attention, chunk: Chunk, start: usize, valid: usize, window: Optio
         (0..CONTEXT).flat_map(|p| (0..chunk.rows).map(move |t| (t < valid && p == rows(t)) as u8 as f32));
     let frequencies = frequencies(a.rope);
     let angles = (0..chunk.rows).flat_map(|t| {
-        let turn = |f: &f32| rows(t) as f32 * f;
-        let cos = frequencies.iter().map(|f| turn(f).cos()).collect::<Vec<_>>();
-        let sin = frequencies.iter().map(|f| turn(f).sin()).collect::<Vec<_>>();
+        let angle = |f: &f32| rows(t) as f32 * f;
+        let cos = frequencies.iter().map(|f| angle(f).cos()).collect::<Vec<_>>();
+        let sin = frequencies.iter().map(|f| angle(f).sin()).collect::<Vec<_>>();
         [cos, sin].concat()
     });
     let rounded = |x: f32| f16::from_f32(x).to_f32();
@@ -151,12 +151,12 @@ fn check(
         let error = difference(&got["y"][..rows], &want[..rows]);
         assert!(error < bound, "{what}, rows from {start}: {error}");
     }
-    // The state holds keys, then values, as wide as the wider, with zeros at the end.
+    // The state holds keys, then values; both are as wide as the wider of the two, padded with zeros.
     let (state, width) = (&states["kv"], a.state_width(&ane()));
     for (half, cache) in [&reference.keys, &reference.values].into_iter().enumerate() {
         let dim = cache.ty.shape[3];
         let cells = cache.as_f32().chunks(dim).zip(state[half * state.len() / 2..].chunks(width));
-        // Values that padding rows wrote to fixed places do not count.
+        // Values that padding rows wrote to fixed positions are ignored.
         for (i, (want, got)) in cells.enumerate().filter(|(i, _)| i % CONTEXT < 40) {
             if want.iter().any(|x| *x != 0.0) {
                 let error = difference(&got[..dim], want);
@@ -167,7 +167,7 @@ fn check(
     }
 }
 
-/// A name, heads and channels, and what differs from plain attention.
+/// A name; query heads, key-value heads, channels of keys and of values; a change to plain attention.
 type Case = (&'static str, [usize; 4], fn(&mut Store, &mut Attention));
 
 #[test]
@@ -208,7 +208,7 @@ fn every_kind_of_attention_agrees_with_the_reference() {
 }
 
 #[test]
-fn f16_costs_a_few_thousandths() {
+fn f16_attention_error_is_a_few_thousandths() {
     let mut store = Store::default();
     let mut attention = store.attention();
     (attention.q_norm, attention.k_norm) = (Some(store.norm(32)), Some(store.norm(32)));
@@ -216,7 +216,7 @@ fn f16_costs_a_few_thousandths() {
 }
 
 #[test]
-fn the_bytes_of_a_graph_are_known_before_it_is_written() {
+fn graph_size_is_predicted_before_writing() {
     for dims in [[4, 2, 32, 32], [4, 2, 24, 16], [2, 1, 16, 48], [2, 2, 24, 24]] {
         let mut store = Store::default();
         let mut attention = store.attention_of(dims, true);
@@ -233,18 +233,18 @@ fn the_bytes_of_a_graph_are_known_before_it_is_written() {
     }
 }
 
-/// Name of a fault in a description, and the change that makes it.
+/// Expected words of an error, and the change to a description that causes it.
 type Fault = (&'static str, fn(&mut Attention));
 
 #[test]
-fn descriptions_that_contradict_themselves_are_refused() {
+fn inconsistent_attention_descriptions_are_rejected() {
     let cases: [Fault; 5] = [
         ("4 query heads share 3 of keys", |a| a.kv_heads = 3),
         ("does not fit 64 positions", |a| a.chunks = vec![Chunk { rows: 16, start: Some(56) }]),
         ("in heads of 32 channels", |a| {
             a.rope = Some(Rope { offset: 16, channels: 32, style: RopeStyle::Half });
         }),
-        ("`v` is [64, 32], [32, 32] is wanted", |a| a.v_dim = 16),
+        ("`v` is [64, 32], expected [32, 32]", |a| a.v_dim = 16),
         ("there are no numbers of rows", |a| a.chunks.clear()),
     ];
     for (what, change) in cases {

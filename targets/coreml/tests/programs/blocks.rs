@@ -1,4 +1,4 @@
-//! Weights that are stored as codes with scales: their results, their sizes, and their permitted places.
+//! Weights that are stored as codes with scales: their results, their sizes, and where they are permitted.
 
 use crate::interpret::{Rounding, States, call, difference};
 use crate::packages::{folder, helper};
@@ -39,7 +39,7 @@ fn groups(store: &mut Store, bits: u8) -> [ExpertGroup; 2] {
 }
 
 #[test]
-fn codes_compute_what_the_same_values_in_f16_do_in_less_memory() {
+fn quantized_weights_match_f16_values_in_less_memory() {
     let Some(helper) = helper() else { return };
     for bits in [4, 8] {
         let mut store = Store::default();
@@ -74,7 +74,7 @@ fn codes_compute_what_the_same_values_in_f16_do_in_less_memory() {
             assert_eq!(results[0], results[1], "{bits} bits: codes give other bits than their values");
             let dense = programs[1].weight_bytes();
             assert_eq!(programs[0].counted_bytes(Counted::Dense), dense);
-            // A scale of 16 bits for 32 codes: 4.5 and 8.5 bits a weight in place of 16, besides metadata.
+            // One 16-bit scale for 32 codes: 4.5 and 8.5 bits per weight in place of 16, without metadata.
             let share = programs[0].weight_bytes() as f64 / dense as f64;
             let plain = (f64::from(bits) + 0.5) / 16.0;
             assert!(share > plain && share < plain + 0.05, "{bits} bits: {share}");
@@ -83,7 +83,7 @@ fn codes_compute_what_the_same_values_in_f16_do_in_less_memory() {
 }
 
 #[test]
-fn a_limit_counts_what_is_stored_or_what_it_stands_for() {
+fn size_limit_counts_stored_or_dense_bytes() {
     let [codes, halves] = groups(&mut Store::default(), 4);
     let dense = halves.emit(&padded()).unwrap().weight_bytes();
     let limits = |counted| Limits { graph_bytes: dense - 1, counted, ..padded() };
@@ -95,7 +95,7 @@ fn a_limit_counts_what_is_stored_or_what_it_stands_for() {
 }
 
 #[test]
-fn the_check_counts_as_it_is_told_and_refuses_a_last_axis_of_one() {
+fn check_counts_as_configured_and_rejects_last_axis_of_one() {
     let Some(helper) = helper() else { return };
     let mut store = Store::default();
     let [codes, halves] = groups(&mut store, 4);
@@ -116,13 +116,13 @@ fn the_check_counts_as_it_is_told_and_refuses_a_last_axis_of_one() {
     let fits = check::Limits { graph_bytes: dense, counted: Counted::Dense, ..limits.clone() };
     assert!(rules(&fits).is_empty());
     assert_eq!(rules(&check::Limits { last_axis_bytes: 64, ..limits }), ["last_axis"]);
-    // The writer's own verifier says the same.
+    // The program's verifier reports the same error.
     let error = halves.emit(&ane()).unwrap().verify(&padded().rules).unwrap_err().to_string();
     assert!(error.contains("pads a last axis of 1 to 64 bytes"), "{error}");
 }
 
 #[test]
-fn blocks_that_are_not_whole_are_refused() {
+fn incomplete_quantization_blocks_are_rejected() {
     let mut store = Store::default();
     for (fault, bits, channels) in [("5 bits", 5, 64), ("48 channels", 4, 48)] {
         let [mut codes, _] = groups(&mut store, 4);
@@ -138,7 +138,7 @@ fn blocks_that_are_not_whole_are_refused() {
 }
 
 #[test]
-fn weights_of_codes_that_end_early_are_refused() {
+fn truncated_quantized_weights_are_rejected() {
     let Some(helper) = helper() else { return };
     let mut store = Store::default();
     let [codes, _] = groups(&mut store, 8);

@@ -1,4 +1,5 @@
-//! Packages, read back from disk: they compute what their programs say, and the Neural Engine can run them.
+//! Packages that are read back from disk compute the same as their programs, and the Neural Engine can run
+//! them.
 
 use crate::interpret::{Rounding, States, call, difference};
 use crate::packages::{folder, helper};
@@ -14,7 +15,7 @@ use moec_runtime::bundle::BundleReader;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Numbers for the inputs of a function: a mask that leaves the first half, rows that are written in order.
+/// Inputs of a function: a mask that keeps the first half, rows that are written in order.
 fn inputs(function: &Function, store: &mut Store) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let of = |id: &moec_coreml::program::ValueId| {
         let value = &function.values[id.index()];
@@ -30,7 +31,7 @@ fn inputs(function: &Function, store: &mut Store) -> Vec<(String, Vec<usize>, Ve
 }
 
 #[test]
-fn packages_compute_what_their_programs_say() {
+fn executed_packages_match_their_programs() {
     let Some(helper) = helper() else { return };
     let mut store = Store::default();
     let clamped = Glu::Clamped { alpha: 1.702, limit: 1.5 };
@@ -65,7 +66,7 @@ fn packages_compute_what_their_programs_say() {
         assert!(saved.about.author.starts_with("moec") && !saved.about.version.is_empty());
         let described = saved.program.described.values().flat_map(|d| d.inputs.iter().chain(&d.states));
         assert!(described.clone().count() > 0 && described.into_iter().all(|f| f.about.contains("f16 [")));
-        // Functions share the state, in both.
+        // The functions of a package share their state, in the reference and in the executor.
         let (mut states, mut exec_states) = (States::new(), exec::States::default());
         for function in &program.functions {
             let given = inputs(function, &mut store);

@@ -1,4 +1,4 @@
-//! Groups of experts and dense networks.
+//! Expert groups and dense networks.
 
 use crate::interpret::{Rounding, States, call, difference};
 use crate::store::{Store, ane, padded};
@@ -8,18 +8,18 @@ use moec_ir::eval::{self, Tensor};
 use moec_ir::{Activation, Glu, Op};
 
 #[test]
-fn a_group_reads_as_slices_experts_and_their_join() {
+fn printed_expert_group_matches_its_snapshot() {
     let group = Store::default().swiglu(2);
     insta::assert_snapshot!(group.emit(&ane()).unwrap());
 }
 
 #[test]
-fn where_the_last_axis_is_padded_a_group_reads_as_grouped_convolutions_of_columns() {
+fn padded_last_axis_prints_as_grouped_convolutions() {
     let group = Store::default().swiglu(2);
     insta::assert_snapshot!(group.emit(&padded()).unwrap());
 }
 
-/// Reference results of rows that an expert meets.
+/// Reference results of expert `e` for these rows.
 fn reference(store: &Store, all: &Networks, e: usize, glu: Glu, rows: &[f32], hidden: usize) -> Vec<f32> {
     let op = |op: &Op, args: &[&Tensor]| {
         eval::op(op, args.iter().map(|t| eval::Arg::Tensor(t)).collect()).unwrap().remove(0)
@@ -41,7 +41,7 @@ fn reference(store: &Store, all: &Networks, e: usize, glu: Glu, rows: &[f32], hi
 }
 
 #[test]
-fn a_group_gives_each_expert_its_slice_whatever_the_activation_the_biases_and_the_layout() {
+fn expert_groups_match_the_reference_in_every_variant() {
     let gates = Activation::ALL.map(Glu::Gated);
     let glus = gates.into_iter().chain([
         Glu::DRelu,
@@ -108,7 +108,7 @@ fn experts_without_a_gate_are_refused() {
 }
 
 #[test]
-fn a_group_over_the_limit_is_refused_with_what_fits() {
+fn oversized_group_is_rejected_with_the_fitting_size() {
     let group = Store::default().swiglu(8);
     // Per expert three matrices of 32 × 48, each with 64 bytes of description; 64 for the file.
     let expert = 3 * (2 * 32 * 48 + 64);
@@ -130,13 +130,13 @@ fn a_group_over_the_limit_is_refused_with_what_fits() {
 }
 
 #[test]
-fn capacities_and_weights_that_do_not_fit_are_refused() {
+fn mismatched_capacities_and_weights_are_rejected() {
     let mut store = Store::default();
     for (capacities, what) in [
         (vec![], "there are no capacities"),
-        (vec![16, 24], "24 is not among possible capacities"),
-        (vec![16, 32, 16], "16 is not among possible capacities"),
-        (vec![0], "0 is not among possible capacities"),
+        (vec![16, 24], "24 is not one of the possible capacities"),
+        (vec![16, 32, 16], "16 is not one of the possible capacities"),
+        (vec![0], "0 is not one of the possible capacities"),
     ] {
         let mut group = store.swiglu(1);
         group.capacities = capacities;
@@ -146,5 +146,5 @@ fn capacities_and_weights_that_do_not_fit_are_refused() {
     let mut group = store.swiglu(2);
     group.weights.down.shape = vec![64, 47];
     let error = group.emit(&ane()).unwrap_err().to_string();
-    assert_eq!(error, "graph `layer0.group0`: `down` is [64, 47], [64, 48] is wanted");
+    assert_eq!(error, "graph `layer0.group0`: `down` is [64, 47], expected [64, 48]");
 }

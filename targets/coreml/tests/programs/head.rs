@@ -1,4 +1,4 @@
-//! The head in parts.
+//! The head, split into parts.
 
 use crate::interpret::{Rounding, States, call, difference};
 use crate::store::{Store, ane, padded};
@@ -7,7 +7,7 @@ use moec_ir::Op;
 use moec_ir::eval::{self, Arg, Tensor};
 
 #[test]
-fn the_vocabulary_comes_in_parts_with_the_norm_in_front_if_requested() {
+fn head_is_split_by_vocabulary_with_an_optional_norm() {
     for (norm, center, entries, limits) in
         [(false, false, 0..100, ane()), (true, false, 0..100, padded()), (true, true, 16..90, ane())]
     {
@@ -57,7 +57,7 @@ fn a_norm_in_f16_survives_large_and_small_rows() {
     let program = head.emit(&ane()).unwrap();
     let x = store.rows(16 * 32);
     let unscaled = call(&program, "rows16", &store, &[("x", &x)], &mut States::new(), Rounding::None);
-    // Squares of the largest would overflow, squares of the smallest vanish.
+    // In f16, squares of the largest numbers would overflow, and squares of the smallest would underflow.
     for scale in [1000.0_f32, 30_000.0, 0.01] {
         let x: Vec<f32> = x.iter().map(|x| half::f16::from_f32(x * scale).to_f32()).collect();
         let got = call(&program, "rows16", &store, &[("x", &x)], &mut States::new(), Rounding::F16);

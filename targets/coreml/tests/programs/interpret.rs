@@ -1,4 +1,4 @@
-//! Executes a program in plain loops: f64, or f64 rounded to f16 after every operator.
+//! Interprets a program in plain loops: in f64, or rounded to f16 after every operator.
 
 use crate::store::Store;
 use half::f16;
@@ -17,10 +17,10 @@ pub(crate) enum Rounding {
     F16,
 }
 
-/// States by name; what is missing is zero.
+/// States by name; a missing state is zero.
 pub(crate) type States = BTreeMap<String, Vec<f64>>;
 
-/// Calls a function with inputs by name; gives results by name.
+/// Calls a function with named inputs; returns named results.
 pub(crate) fn call(
     program: &Program,
     function: &str,
@@ -77,7 +77,7 @@ fn execute(
     let map =
         |g: &dyn Fn(f64) -> f64| vec![(value("x").0.clone(), value("x").1.iter().map(|&x| g(x)).collect())];
     let zip = |g: &dyn Fn(f64, f64) -> f64| vec![broadcast(value("x"), value("y"), g)];
-    // Element by element, as the reference of the Graph has it.
+    // Element by element, by the Graph's evaluator.
     let act = |a: Activation| {
         map(&|x| {
             let x = Tensor::f32([1, 1], vec![x as f32]);

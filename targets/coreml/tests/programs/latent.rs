@@ -1,4 +1,4 @@
-//! Latent attention over chunks, against the reference of the Graph.
+//! Latent attention over chunks, compared with the Graph's reference.
 
 use crate::interpret::{Rounding, States, call, difference};
 use crate::store::{Store, ane};
@@ -47,7 +47,7 @@ fn op(op: &Op, args: &[&Tensor]) -> Tensor {
     eval::op(op, args.iter().map(|t| Arg::Tensor(t)).collect()).unwrap().remove(0)
 }
 
-/// The Graph's operators, in the order that lowering gives them.
+/// The Graph's operators, in the order of lowering.
 fn reference(
     store: &Store,
     a: &LatentAttention,
@@ -62,17 +62,17 @@ fn reference(
         op(&op_, &[x, &store.tensor(n.weight.as_ref().unwrap())])
     };
     let slice = |x: &Tensor, heads, start, len| op(&Op::Slice { heads, start, len }, &[x]);
-    let turn = |x: &Tensor, heads| op(&Op::Rope { heads, offset: 0, style: a.style }, &[x, angles]);
+    let rotate = |x: &Tensor, heads| op(&Op::Rope { heads, offset: 0, style: a.style }, &[x, angles]);
     let heads = a.heads;
     let rank = a.q_down.as_ref().map(|(down, n)| norm(&linear(x, down), n));
     let q = linear(rank.as_ref().unwrap_or(x), &a.q);
     let plain = op(&Op::HeadLinear { heads }, &[&slice(&q, heads, 0, a.nope), &store.tensor(&a.k_up)]);
-    let turned = turn(&slice(&q, heads, a.nope, a.rotated), heads);
-    let q = op(&Op::Concat { heads }, &[&plain, &turned]);
+    let rotary = rotate(&slice(&q, heads, a.nope, a.rotated), heads);
+    let q = op(&Op::Concat { heads }, &[&plain, &rotary]);
     let kv = linear(x, &a.kv_down);
     let k = op(
         &Op::Concat { heads: 1 },
-        &[&norm(&slice(&kv, 1, 0, a.latent), &a.kv_norm), &turn(&slice(&kv, 1, a.latent, a.rotated), 1)],
+        &[&norm(&slice(&kv, 1, 0, a.latent), &a.kv_norm), &rotate(&slice(&kv, 1, a.latent, a.rotated), 1)],
     );
     let slot = Tensor::i32([pos.len()], vec![0; pos.len()]);
     let pos = Tensor::i32([pos.len()], pos.to_vec());
@@ -118,10 +118,10 @@ fn check(
         let put = |p: usize, t: usize| f32::from(u8::from(t < valid && p == start + t));
         let write: Vec<f32> = (0..CONTEXT).flat_map(|p| (0..ROWS).map(move |t| put(p, t))).collect();
         let half = a.rotated / 2;
-        let turn = |t: usize, i: usize| (start + t) as f32 * 100.0_f32.powf(-(i as f32) / half as f32);
+        let angle = |t: usize, i: usize| (start + t) as f32 * 100.0_f32.powf(-(i as f32) / half as f32);
         let angles = (0..ROWS).flat_map(|t| {
-            let cos = (0..half).map(move |i| turn(t, i).cos());
-            cos.chain((0..half).map(move |i| turn(t, i).sin())).map(|x| f16::from_f32(x).to_f32())
+            let cos = (0..half).map(move |i| angle(t, i).cos());
+            cos.chain((0..half).map(move |i| angle(t, i).sin())).map(|x| f16::from_f32(x).to_f32())
         });
         let angles: Vec<f32> = angles.collect();
         let mut x = prompt[start * HIDDEN..(start + valid) * HIDDEN].to_vec();
@@ -156,7 +156,7 @@ fn latent_attention_agrees_with_the_reference() {
             a.chunks.extend([0, 16, 32].map(|start| Chunk { rows: ROWS, start: Some(start) }));
         }
         check(what, &mut store, &a, &ane(), Rounding::None, 1e-5);
-        // A unit with smaller tensors takes the queries in parts: 128 channels as three heads and one.
+        // With a smaller limit on tensors, the queries are split: 128 channels into three heads and one.
         let small = Limits { rules: Rules { extent: 100, ..Rules::ANE }, ..ane() };
         let parts = a.emit(&small).unwrap();
         assert!(parts.weights.iter().any(|w| w.name == "q3" && w.shape[0] == 32));
@@ -165,19 +165,19 @@ fn latent_attention_agrees_with_the_reference() {
 }
 
 #[test]
-fn f16_costs_a_few_thousandths() {
+fn f16_latent_attention_error_is_a_few_thousandths() {
     let mut store = Store::default();
     let a = latent(&mut store, Some(20), RopeStyle::Interleaved);
     check("f16", &mut store, &a, &ane(), Rounding::F16, 5e-3);
 }
 
 #[test]
-fn matrices_of_heads_have_the_shape_that_is_wanted() {
+fn head_matrices_of_wrong_shape_are_rejected() {
     let mut store = Store::default();
     let mut a = latent(&mut store, None, RopeStyle::Half);
     a.k_up = store.raw(&[4, 24, 40], 0.0, 1.0);
     let error = a.emit(&ane()).unwrap_err().to_string();
-    assert!(error.contains("`k_up` is [4, 24, 40], [4, 40, 24] is wanted"), "{error}");
+    assert!(error.contains("`k_up` is [4, 24, 40], expected [4, 40, 24]"), "{error}");
     let bytes = latent(&mut store, None, RopeStyle::Half).emit(&ane()).unwrap().weight_bytes();
     let limits = Limits { graph_bytes: bytes - 1, ..ane() };
     let error = latent(&mut store, None, RopeStyle::Half).emit(&limits).unwrap_err().to_string();

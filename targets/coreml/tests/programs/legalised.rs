@@ -1,4 +1,4 @@
-//! A program has the convolutions and transpositions of its legalised term.
+//! A program has as many convolutions and transpositions as its legalised term.
 
 use crate::latent::latent;
 use crate::store::{Store, ane, padded};
@@ -18,18 +18,18 @@ fn check(program: &Program, counts: Counts, [convolutions, transpositions]: [usi
 }
 
 #[test]
-fn attention_has_the_transpositions_of_its_term() {
+fn attention_program_has_as_many_transposes_as_its_term() {
     let mut store = Store::default();
     let mut a = store.attention();
     (a.q_norm, a.clip_qkv) = (Some(store.norm(32)), Some(0.5));
-    // Rows, angles, queries, keys, values, what attention gives, the result.
+    // Rows, angles, queries, keys, values, result of attention, result of the part.
     check(&a.emit(&ane()).unwrap(), a.legal().unwrap().counts(), [4, 7]);
     a.rope = None;
     check(&a.emit(&ane()).unwrap(), a.legal().unwrap().counts(), [4, 6]);
     a.rope = Some(Rope { offset: 8, channels: 16, style: RopeStyle::Interleaved });
     a.norm = Some(store.norm(32));
     check(&a.emit(&padded()).unwrap(), a.legal().unwrap().counts(), [4, 7]);
-    // Latent attention has one head of keys, which values are a part of, and a matrix for each head twice.
+    // Latent attention has one key head, whose channels include the values, and two matrices per head.
     for (rank, convolutions) in [(None, 5), (Some(20), 6)] {
         let a = latent(&mut store, rank, RopeStyle::Half);
         check(&a.emit(&ane()).unwrap(), a.legal().unwrap().counts(), [convolutions, 6]);
@@ -37,7 +37,7 @@ fn attention_has_the_transpositions_of_its_term() {
 }
 
 #[test]
-fn networks_and_heads_are_transposed_at_the_border_alone() {
+fn networks_and_heads_are_transposed_only_at_the_border() {
     let mut store = Store::default();
     let glu = Glu::Gated(Activation::Silu);
     let group = store.group(1, glu, true);
@@ -55,7 +55,7 @@ fn networks_and_heads_are_transposed_at_the_border_alone() {
     check(&dense.emit(&limits).unwrap(), dense.legal(&limits).unwrap().counts(), [3, 2]);
     // A vocabulary of 100 in parts of 48.
     check(&head.emit(&limits).unwrap(), head.legal(&limits).unwrap().counts(), [3, 4]);
-    // If no axis is padded, a convolution takes rows as they are at the boundary.
+    // Without a padded axis, a convolution reads rows at the boundary without transposition.
     for program in [dense.emit(&ane()), head.emit(&ane())] {
         let transposed = |op: &moec_coreml::program::Op| op.op == OpKind::Transpose;
         assert!(!program.unwrap().functions[0].ops.iter().any(transposed));

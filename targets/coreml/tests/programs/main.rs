@@ -1,5 +1,4 @@
-//! Programs of parts of a model: what they look like, what they compute, what is refused, and the packages
-//! made of them.
+//! Programs of parts of a model: their structure, results and errors, and the packages made of them.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Packages written by the helper. Where it is not installed these tests are skipped.
+//! Packages written by the helper. If it is not installed, these tests are skipped.
 
 use crate::store::{FILE, Store, ane};
 use moec_coreml::emit::Chunk;
@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The helper that is installed for this user; a test that needs it is skipped where it is not.
+/// The helper in this user's cache folder; without it, the calling test is skipped.
 pub(crate) fn helper() -> Option<Helper> {
     let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
     let cache = from("MOEC_CACHE")
         .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
         .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))?;
-    COREML.of(Helper::find(&cache))
+    COREML.ok_or_skip(Helper::find(&cache))
 }
 
-/// A folder with the store's file.
+/// A folder with the store's weight file.
 pub(crate) fn folder(store: &Store) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(FILE), store.bytes()).unwrap();
@@ -43,7 +43,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn packages_store_weights_once_and_are_the_same_every_time() {
+fn packages_store_weights_once_and_are_reproducible() {
     let Some(helper) = helper() else { return };
     let mut store = Store::default();
     let group = store.swiglu(2).emit(&ane()).unwrap();
@@ -61,11 +61,11 @@ fn packages_store_weights_once_and_are_the_same_every_time() {
         let jobs = programs.iter().zip(&outs);
         let jobs: Vec<_> =
             jobs.map(|(program, out)| Package { program, weights: folder.path(), out }).collect();
-        let mut heard = Vec::new();
-        let done = helper.emit(&jobs, &mut |e| heard.push(e.name.clone())).unwrap();
-        assert_eq!(heard, programs.iter().map(|p| p.name.clone()).collect::<Vec<_>>());
+        let mut progress = Vec::new();
+        let done = helper.emit(&jobs, &mut |e| progress.push(e.name.clone())).unwrap();
+        assert_eq!(progress, programs.iter().map(|p| p.name.clone()).collect::<Vec<_>>());
         for (program, emitted) in programs.iter().zip(&done) {
-            // Two capacities, two chunks: what is known beforehand counts every weight once.
+            // With two capacities or two chunks, the predicted size counts every weight once.
             assert_eq!(emitted.weight_bytes, program.weight_bytes(), "{}", program.name);
             let found = files(&emitted.out);
             assert_eq!(found.values().map(Vec::len).sum::<usize>() as u64, emitted.bytes);
@@ -77,14 +77,14 @@ fn packages_store_weights_once_and_are_the_same_every_time() {
         assert_ne!(a.out, b.out);
         assert!(files(&a.out) == files(&b.out), "{} is not the same twice", a.name);
     }
-    // Nothing is left beside the packages, and a package that is there is replaced.
+    // No other files remain beside the packages, and an existing package is replaced.
     assert_eq!(fs::read_dir(folder.path().join("first")).unwrap().count(), programs.len());
     let again = Package { program: &programs[0], weights: folder.path(), out: &first[0].out };
     helper.emit(&[again], &mut |_| ()).unwrap();
     assert!(files(&first[0].out) == files(&second[0].out));
 }
 
-/// A function with every operator of the table.
+/// A function with every operator kind.
 fn everything() -> Program {
     let mut weights = Vec::new();
     let mut b = FunctionBuilder::new("main", &mut weights);
@@ -133,7 +133,7 @@ fn everything() -> Program {
 }
 
 #[test]
-fn coremltools_takes_every_operator_and_infers_the_same_shapes() {
+fn coremltools_accepts_all_operators_with_equal_shapes() {
     let program = everything();
     program.verify(&Rules::ANE).unwrap();
     let used = |kind| program.functions[0].ops.iter().any(|op| op.op == kind);
@@ -154,7 +154,7 @@ fn coremltools_takes_every_operator_and_infers_the_same_shapes() {
 }
 
 #[test]
-fn what_the_helper_cannot_write_it_says() {
+fn helper_write_errors_are_reported() {
     let Some(helper) = helper() else { return };
     assert_eq!(helper.versions().unwrap().coremltools, "9.0");
     let mut store = Store::default();
@@ -181,7 +181,7 @@ fn what_the_helper_cannot_write_it_says() {
 }
 
 #[test]
-fn a_program_that_is_no_helper_is_told_apart() {
+fn program_that_is_not_a_helper_is_detected() {
     let venv = tempfile::tempdir().unwrap();
     let hint = |e: &HelperError| e.hint();
     let gone = Helper::new("/nowhere/moec-coreml", venv.path()).versions().unwrap_err();

@@ -1,4 +1,4 @@
-//! A file of weights with numbers that look random, and descriptions of small parts of a model over it.
+//! A weight file of pseudorandom numbers, and descriptions of small parts of a model with these weights.
 
 use half::f16;
 use moec_coreml::emit::{Attention, Chunk, ExpertGroup, Head, Limits, Networks, Norm, Projection, Raw, Rope};
@@ -8,12 +8,12 @@ use moec_ir::{Activation, Glu, RopeStyle};
 
 pub(crate) const FILE: &str = "weights.bin";
 
-/// No limit on bytes.
+/// Limits without a maximum number of bytes.
 pub(crate) fn ane() -> Limits {
     Limits { rules: Rules::ANE, graph_bytes: u64::MAX, counted: Counted::Stored }
 }
 
-/// The same with a padded last axis, along which rows are stored.
+/// The same with a padded last axis, which is that of rows.
 pub(crate) fn padded() -> Limits {
     Limits { rules: Rules { last_axis_bytes: 64, ..Rules::ANE }, ..ane() }
 }
@@ -31,7 +31,7 @@ impl Store {
         (self.seed >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    /// Rows of numbers that f16 holds.
+    /// Random numbers that f16 represents exactly.
     pub(crate) fn rows(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| f16::from_f32(self.number()).to_f32()).collect()
     }
@@ -46,12 +46,12 @@ impl Store {
         Raw { file: FILE.into(), offset, shape: shape.to_vec(), blocks: None }
     }
 
-    /// A matrix that keeps the magnitude of what it is multiplied by.
+    /// A matrix whose products have about the magnitude of their input.
     pub(crate) fn matrix(&mut self, out: usize, channels: usize) -> Raw {
         self.raw(&[out, channels], 0.0, 1.5 / (channels as f32).sqrt())
     }
 
-    /// Tensor for a reference.
+    /// The tensor for the reference evaluator.
     pub(crate) fn tensor(&self, raw: &Raw) -> Tensor {
         let start = raw.offset as usize / 2;
         let count: usize = raw.shape.iter().product();
@@ -59,7 +59,7 @@ impl Store {
         Tensor::f32(raw.shape.clone(), data)
     }
 
-    /// A matrix as codes with scales, a block for each 32 channels. Gives it, and the same values in f16.
+    /// A matrix as codes with one scale per 32 channels; and the same values in f16.
     pub(crate) fn blocks(&mut self, [out, channels]: [usize; 2], bits: u8) -> [Raw; 2] {
         let (most, count) = (f32::from((1_u8 << (bits - 1)) - 1), out * channels);
         let codes: Vec<i8> = (0..count).map(|_| (self.number() * most).round() as i8).collect();
@@ -78,7 +78,7 @@ impl Store {
         [coded, Raw { file: FILE.into(), offset, shape: vec![out, channels], blocks: None }]
     }
 
-    /// Values of a weight.
+    /// Values of a weight, dequantised.
     pub(crate) fn values(&self, weight: &WeightRef) -> Vec<f64> {
         let (start, count) = (weight.offset as usize, weight.elements() as usize);
         let halves = |first: usize, n: usize| self.data[first / 2..first / 2 + n].iter().map(|x| x.to_f64());
@@ -124,12 +124,13 @@ impl Store {
         Projection { weight, bias: bias.then(|| self.raw(&[out], 0.0, 0.3)) }
     }
 
-    /// Four heads of 32 channels over two of keys, 64 positions, 16 rows at any position.
+    /// Four query heads of 32 channels, two key-value heads, 64 positions, 16 rows at any position.
     pub(crate) fn attention(&mut self) -> Attention {
         self.attention_of([4, 2, 32, 32], false)
     }
 
-    /// The same with other heads, key-value heads, channels of keys and of values, and with biases.
+    /// Attention with these query heads, key-value heads, channels of keys and of values; optionally with
+    /// biases.
     pub(crate) fn attention_of(
         &mut self,
         [heads, kv_heads, qk_dim, v_dim]: [usize; 4],
@@ -163,7 +164,7 @@ impl Store {
         Norm { weight: Some(self.raw(&[channels], 1.0, 0.2)), bias: None, eps: 1e-6, center: false }
     }
 
-    /// A vocabulary of 100 in parts of 48.
+    /// A head with a vocabulary of 100, in parts of 48.
     pub(crate) fn head(&mut self) -> Head {
         Head {
             name: "head".into(),

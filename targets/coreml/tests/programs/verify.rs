@@ -1,10 +1,10 @@
-//! Programs that are refused, and the JSON form.
+//! Refused programs, and the JSON form.
 
 use crate::store::{Store, ane};
 use moec_coreml::program::{Arg, FunctionBuilder, OpKind, Program, Rules, ValueId, WeightRef};
 
 #[test]
-fn json_gives_the_program_back() {
+fn program_round_trips_through_json() {
     let mut store = Store::default();
     let mut attention = store.attention_of([4, 2, 24, 16], true);
     attention.sinks = Some(store.raw(&[4], 0.0, 1.0));
@@ -19,7 +19,7 @@ fn json_gives_the_program_back() {
     assert!(serde_json::from_str::<moec_coreml::program::Op>(op).is_err());
 }
 
-/// A program `x[4, 4] → y`, and what is added to it.
+/// A program `x[4, 4] → y` with this body.
 fn program(body: impl FnOnce(&mut FunctionBuilder, ValueId) -> ValueId) -> Program {
     let mut weights = Vec::new();
     let mut b = FunctionBuilder::new("main", &mut weights);
@@ -39,24 +39,24 @@ fn refused(program: &Program, rules: &Rules, what: &str) {
     assert!(error.contains(what), "{error}");
 }
 
-/// A change to a program, and the expected message.
+/// Expected words of the error, and a change to the program.
 type Fault = (&'static str, fn(&mut Program));
 
 #[test]
-fn what_is_malformed_is_refused_with_its_place() {
+fn malformed_programs_are_rejected_with_their_location() {
     let sound = program(relu);
     sound.verify(&Rules::ANE).unwrap();
     let faults: &[Fault] = &[
         ("there is no function", |p| p.functions.clear()),
-        ("there are two of that name", |p| p.functions.push(p.functions[0].clone())),
+        ("the name is a duplicate", |p| p.functions.push(p.functions[0].clone())),
         ("its name is not an identifier", |p| p.functions[0].name = "2x".into()),
-        ("it is taken", |p| p.functions[0].values[1].name = "x".into()),
+        ("or a duplicate", |p| p.functions[0].values[1].name = "x".into()),
         ("has no elements", |p| p.functions[0].values[1].shape = vec![4, 0]),
         ("op 0 (relu): `%1` is [4, 4], not [4, 5]", |p| p.functions[0].values[1].shape = vec![4, 5]),
         ("`%0` is defined twice", |p| p.functions[0].ops[0].results = vec![ValueId(0)]),
         ("there is no value `%9`", |p| p.functions[0].inputs.push(ValueId(9))),
         ("there is no value `%9`", |p| p.functions[0].states.push(ValueId(9))),
-        ("0 results are named, there are 1", |p| p.functions[0].ops[0].results.clear()),
+        ("0 results are named, expected 1", |p| p.functions[0].ops[0].results.clear()),
         ("there is no `x`", |p| p.functions[0].ops[0].args.clear()),
         ("it has no parameter `y`", |p| {
             p.functions[0].ops[0].args.insert("y".into(), Arg::Value(ValueId(0)));
@@ -71,7 +71,7 @@ fn what_is_malformed_is_refused_with_its_place() {
             p.functions[0].ops[0].args.insert("x".into(), Arg::Value(ValueId(7)));
         }),
         ("its result `%7` is not defined", |p| p.functions[0].outputs = vec![ValueId(7)]),
-        ("it gives nothing", |p| p.functions[0].outputs.clear()),
+        ("it has no result", |p| p.functions[0].outputs.clear()),
     ];
     for (what, change) in faults {
         let mut bad = sound.clone();
@@ -81,7 +81,7 @@ fn what_is_malformed_is_refused_with_its_place() {
 }
 
 #[test]
-fn what_a_unit_does_not_run_is_refused() {
+fn operators_unsupported_by_the_unit_are_rejected() {
     let rules = Rules { ops: &[OpKind::Sigmoid], ..Rules::ANE };
     refused(
         &program(relu),
@@ -125,7 +125,7 @@ fn states_are_few_and_of_the_right_width() {
 }
 
 #[test]
-fn weights_stand_in_files_below_their_folder() {
+fn weight_files_must_be_inside_their_folder() {
     let weight = |file: &str, offset, shape: &[usize]| {
         let weight =
             WeightRef { name: "w".into(), file: file.into(), offset, shape: shape.to_vec(), blocks: None };
@@ -142,11 +142,11 @@ fn weights_stand_in_files_below_their_folder() {
     refused(&weight("w.bin", u64::MAX - 1, &[4]), &Rules::ANE, "at byte 18446744073709551614");
 }
 
-/// An operator, its arguments, and the expected message.
+/// An operator, its arguments, and expected words of the error.
 type Case = (OpKind, Vec<(&'static str, Arg)>, &'static str);
 
 #[test]
-fn shapes_that_do_not_fit_are_refused_where_they_are_written() {
+fn mismatched_shapes_are_rejected_by_the_builder() {
     let mut weights = Vec::new();
     let mut b = FunctionBuilder::new("f", &mut weights);
     let x = b.input("x", &[2, 3, 4]);
@@ -157,15 +157,11 @@ fn shapes_that_do_not_fit_are_refused_where_they_are_written() {
         (OpKind::Reshape, vec![("shape", ints(&[5, 5]))], "has other elements"),
         (OpKind::Squeeze, vec![("axes", ints(&[1]))], "is not 1"),
         (OpKind::ExpandDims, vec![("axes", ints(&[9]))], "axes [9]"),
-        (
-            OpKind::SliceBySize,
-            vec![("begin", ints(&[1, 0, 0])), ("size", ints(&[2, 3, 4]))],
-            "does not lie in",
-        ),
+        (OpKind::SliceBySize, vec![("begin", ints(&[1, 0, 0])), ("size", ints(&[2, 3, 4]))], "is outside of"),
         (
             OpKind::SliceBySize,
             vec![("begin", ints(&[usize::MAX, 0, 0])), ("size", ints(&[2, 3, 4]))],
-            "does not lie in",
+            "is outside of",
         ),
         (OpKind::Split, vec![("split_sizes", ints(&[1, 1])), ("axis", Arg::Int(1))], "do not add up"),
         (OpKind::Softmax, vec![("axis", Arg::Int(3))], "axis"),

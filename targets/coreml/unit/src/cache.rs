@@ -53,7 +53,7 @@ impl Cache {
         let home = from("MOEC_CACHE")
             .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
             .or_else(|| from("HOME").map(|p| p.join(".cache/moec")));
-        let why = "there is no cache folder for what Core ML compiles: set `MOEC_CACHE` to one";
+        let why = "there is no cache folder for what Core ML compiles: set `MOEC_CACHE` to a folder that you can write";
         let none = || Error::graph("packages", why);
         home.map(|home| Self::at(&home.join("coreml"))).ok_or_else(none)
     }
@@ -254,7 +254,7 @@ mod tests {
             self.package().join("Data/weights/weight.bin")
         }
 
-        /// The compiled package, and whether it had to be compiled.
+        /// Returns the compiled package, and whether it was compiled now.
         fn compiled(&self, system: &str) -> (PathBuf, bool) {
             let mut made = false;
             let path = self.cache.compiled(&self.bundle(), PACKAGE, system, &mut |package| {
@@ -277,13 +277,13 @@ mod tests {
         assert!(made && path.extension().unwrap() == "mlmodelc" && path.starts_with(case.folder.path()));
         assert!(!case.folder.path().join("tmp.mlmodelc").exists());
         assert_eq!(case.compiled("15.1"), (path.clone(), false));
-        // Another system compiles otherwise.
+        // Another version of the operating system compiles differently.
         let (other, made) = case.compiled("15.2");
         assert!(made && other != path);
     }
 
     #[test]
-    fn content_decides_not_the_place() {
+    fn compiled_package_is_found_by_content_not_by_path() {
         let case = Case::new();
         let (path, _) = case.compiled("15");
         let moved = case.folder.path().join("b.mlpackage");
@@ -291,20 +291,20 @@ mod tests {
         let found =
             case.cache.compiled(&case.bundle(), "b.mlpackage", "15", &mut |_| panic!("it is compiled"));
         assert_eq!(found.unwrap(), path);
-        // Other bytes of the same length are another package, when their time says that they were written.
+        // Other bytes of the same length are another package, if their modification time has changed.
         fs::rename(&moved, case.package()).unwrap();
         fs::write(case.weights(), [8; 3000]).unwrap();
         let later = SystemTime::now() + Duration::from_secs(10);
         File::options().write(true).open(case.weights()).unwrap().set_modified(later).unwrap();
         let (other, made) = case.compiled("15");
         assert!(made && other != path);
-        // A name is content, too.
+        // The name of a file is part of the content.
         fs::rename(case.weights(), case.package().join("Data/weight.bin")).unwrap();
         assert!(case.compiled("15").1);
     }
 
     #[test]
-    fn a_damaged_stamp_is_not_believed() {
+    fn damaged_cache_stamp_is_ignored() {
         let case = Case::new();
         let (path, _) = case.compiled("15");
         for stamp in fs::read_dir(case.folder.path().join("cache/coreml/stamps")).unwrap() {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_nothing_and_links_are_refused() {
+    fn failed_compilation_leaves_no_files_and_links_are_rejected() {
         let case = Case::new();
         let failed = || Error::graph("a", "no");
         let e = case.cache.compiled(&case.bundle(), PACKAGE, "15", &mut |_| Err(failed())).unwrap_err();
@@ -332,7 +332,7 @@ mod tests {
         }
     }
 
-    /// The files of a case as a manifest lists them.
+    /// The files of a case, as in a manifest.
     fn listed(case: &Case) -> Vec<FileRef> {
         let of = |name: &str| {
             let bytes = fs::read(case.package().join(name)).unwrap();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checked_package_is_compiled_only_as_it_was_built() {
+    fn package_changed_after_the_build_is_not_compiled() {
         let case = Case::new();
         let bundle = BundleReader::of_manifest(case.folder.path(), &listed(&case), CheckLevel::All);
         let compile = |bundle: &BundleReader| {
@@ -354,7 +354,7 @@ mod tests {
             })
         };
         compile(&bundle).unwrap();
-        // Neither a stamp nor an earlier compilation replaces the files.
+        // Neither a stamp nor an earlier compilation replaces the check of the files.
         compile(&case.bundle()).unwrap();
         let time = case.weights().metadata().unwrap().modified().unwrap();
         fs::write(case.weights(), [8; 3000]).unwrap();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_compiled_of_replaced_files_is_not_kept() {
+    fn compilation_of_replaced_files_is_discarded() {
         let case = Case::new();
         let made = case.folder.path().join("tmp.mlmodelc");
         let done = case.cache.compiled(&case.bundle(), PACKAGE, "15", &mut |_| {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_second_finds_the_work_done() {
+    fn second_process_reuses_finished_work() {
         let folder = tempfile::tempdir().unwrap();
         let to = folder.path().join("compiled/k.mlmodelc");
         for text in ["first", "second"] {

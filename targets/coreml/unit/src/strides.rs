@@ -26,7 +26,7 @@ pub(crate) fn gather(from: &[f16], shape: [u32; 4], strides: &[isize], to: &mut 
     };
     let signed = <[isize; 4]>::try_from(strides).ok();
     let Some(strides) = signed.map(|s| s.map(usize::try_from)) else {
-        return refused("has not four strides");
+        return refused("does not have four strides");
     };
     let [Ok(s0), Ok(s1), Ok(s2), Ok(s3)] = strides else { return refused("has a negative stride") };
     let shape = shape.map(|n| n as usize);
@@ -72,7 +72,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn numbers(n: usize) -> Vec<f16> {
-        // Every pattern once, so that no two elements are taken for each other.
+        // Unique bit patterns, so that no two elements can be confused.
         (0..n).map(|i| f16::from_bits(i as u16)).collect()
     }
 
@@ -85,8 +85,8 @@ mod tests {
     }
 
     #[test]
-    fn padded_rows_are_joined() {
-        // A last axis of one, padded to 32 elements, as the Neural Engine has it.
+    fn padded_rows_are_gathered_densely() {
+        // A last axis of one, padded to 32 elements, as on the Neural Engine.
         let from = numbers(3 * 2 * 32);
         let mut to = vec![f16::ZERO; 6];
         gather(&from, [3, 2, 1, 1], &[64, 32, 32, 1], &mut to).unwrap();
@@ -94,12 +94,12 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_elsewhere_is_refused() {
+    fn out_of_bounds_strides_are_rejected() {
         let from = numbers(32);
         let mut to = vec![f16::ONE; 8];
         let mut refused = |shape, strides: &[isize], words| {
-            let said = gather(&from, shape, strides, &mut to).unwrap_err();
-            assert!(said.contains(words), "{said}");
+            let error = gather(&from, shape, strides, &mut to).unwrap_err();
+            assert!(error.contains(words), "{error}");
             assert!(to.iter().all(|x| *x == f16::ONE));
         };
         refused([2, 4, 1, 1], &[29, 1, 1, 1], "leaves them");
@@ -113,11 +113,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_element_comes_from_its_place(
+        fn every_element_is_gathered_from_its_offset(
             shape in prop::array::uniform4(1_u32..5),
             padding in prop::array::uniform4(0_usize..3),
         ) {
-            // Strides from the inside out, each with room for what it steps over.
+            // Strides from the innermost axis outwards, each with some padding.
             let mut strides = [0_isize; 4];
             let mut step = 1 + padding[3];
             for axis in (0..4).rev() {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_the_first_that_is_no_number() {
+    fn overflow_reports_the_first_non_finite_value() {
         let mut all = vec![f16::MAX, f16::MIN, f16::MIN_POSITIVE_SUBNORMAL, f16::ZERO];
         assert_eq!(overflow(&all), None);
         all.extend([f16::NEG_INFINITY, f16::NAN]);

@@ -27,7 +27,7 @@ use std::sync::{Mutex, PoisonError};
 /// First version of macOS with functions and states of packages.
 const SYSTEM: isize = 15;
 
-/// Executes packages on the Neural Engine, and what it does not take on the CPU: Core ML decides.
+/// Executes packages by Core ML, which runs on the CPU what the Neural Engine does not support.
 #[derive(Debug)]
 pub(crate) struct CoreMl {
     cache: Cache,
@@ -41,8 +41,8 @@ struct Loaded {
     states: Vec<Vec<Retained<MLState>>>,
 }
 
-// SAFETY: these are handles of Core ML's, Foundation's arrays and addresses. None is bound to the thread that
-// made it, and the mutex around them lets one thread at a time use them, as Apple requires for models and
+// SAFETY: these are handles of Core ML and Foundation, and addresses. None is bound to the thread that
+// created it. The mutex around them lets one thread at a time use them, as Apple requires for models and
 // states.
 unsafe impl Send for Loaded {}
 
@@ -94,7 +94,7 @@ impl CoreMl {
         let version = NSProcessInfo::processInfo().operatingSystemVersion();
         if version.majorVersion < SYSTEM {
             let (major, minor) = (version.majorVersion, version.minorVersion);
-            let why = format!("its packages need macOS {SYSTEM} or later, and this is {major}.{minor}");
+            let why = format!("its packages need macOS {SYSTEM} or later, but this is {major}.{minor}");
             return Err(refused("Core ML", why));
         }
         Ok(Self { cache: Cache::open()?, loaded: Mutex::default() })
@@ -168,9 +168,9 @@ fn compile(package: &Path, name: &str) -> Result<PathBuf> {
     let url = url(package, name)?;
     // SAFETY: the URL names a folder; what Core ML finds there it checks itself.
     let made = unsafe { MLModel::compileModelAtURL_error(&url) };
-    let made = made.map_err(|e| refused(name, format!("Core ML does not compile it: {}", said(&e))))?;
+    let made = made.map_err(|e| refused(name, format!("Core ML cannot compile it: {}", error_text(&e))))?;
     made.to_file_path()
-        .ok_or_else(|| refused(name, "Core ML names no folder for what it compiled".to_owned()))
+        .ok_or_else(|| refused(name, "Core ML returned no folder of the compiled package".to_owned()))
 }
 
 impl Graph {
@@ -187,15 +187,16 @@ impl Graph {
         };
         // SAFETY: the URL names a folder that Core ML itself has written.
         let model = unsafe { MLModel::modelWithContentsOfURL_configuration_error(&url, &configuration) };
-        let model = model.map_err(|e| refused(&name, format!("Core ML does not load it: {}", said(&e))))?;
+        let model =
+            model.map_err(|e| refused(&name, format!("Core ML cannot load it: {}", error_text(&e))))?;
         // SAFETY: properties of a loaded model.
         let (takes, gives, keeps) = unsafe {
             let d = model.modelDescription();
             (d.inputDescriptionsByName(), d.outputDescriptionsByName(), d.stateDescriptionsByName())
         };
         if g.stateful == keeps.is_empty() {
-            let (has, wants) = if g.stateful { ("no state", "one") } else { ("a state", "none") };
-            return Err(refused(&name, format!("it has {has}, and the plan names {wants}")));
+            let (has, needed) = if g.stateful { ("no state", "one") } else { ("a state", "none") };
+            return Err(refused(&name, format!("it has {has}, but the plan names {needed}")));
         }
         let inputs = tensors(&name, "takes", &g.inputs, &takes)?;
         let outputs = tensors(&name, "gives", &g.outputs, &gives)?;
@@ -239,7 +240,7 @@ impl Graph {
             }
         };
         let result =
-            result.map_err(|e| refused(&self.name, format!("Core ML does not run it: {}", said(&e))))?;
+            result.map_err(|e| refused(&self.name, format!("Core ML cannot run it: {}", error_text(&e))))?;
         for ((tensor, backing), to) in self.outputs.iter().zip(&call.backings).zip(outputs) {
             tensor.collect(&result, backing, to).map_err(|why| refused(&self.name, why))?;
             if let Some(at) = strides::overflow(to) {
@@ -253,11 +254,11 @@ impl Graph {
 
     /// Wraps the memory of a call: inputs, then outputs.
     fn wrap(&self, memory: &[NonNull<f16>], places: Vec<usize>) -> Result<Call> {
-        let failed = |what: &str, e: &NSError| refused(&self.name, format!("{what}: {}", said(e)));
+        let failed = |what: &str, e: &NSError| refused(&self.name, format!("{what}: {}", error_text(e)));
         let wrapped = |tensor: &GraphTensor, at: &NonNull<f16>| {
-            tensor.array(*at).map_err(|e| failed(&format!("Core ML does not take `{}`", tensor.label), &e))
+            tensor.array(*at).map_err(|e| failed(&format!("Core ML does not accept `{}`", tensor.label), &e))
         };
-        let (given, wanted) = memory.split_at(self.inputs.len());
+        let (given, results) = memory.split_at(self.inputs.len());
         let arrays = self.inputs.iter().zip(given).map(|(p, at)| wrapped(p, at));
         let value = |array: Result<Retained<MLMultiArray>>| {
             // SAFETY: a value is made of an array.
@@ -272,9 +273,9 @@ impl Graph {
                 &features,
             )
         };
-        let features = features.map_err(|e| failed("Core ML does not take the inputs", &e))?;
+        let features = features.map_err(|e| failed("Core ML does not accept the inputs", &e))?;
         let backings =
-            self.outputs.iter().zip(wanted).map(|(p, at)| wrapped(p, at)).collect::<Result<Vec<_>>>()?;
+            self.outputs.iter().zip(results).map(|(p, at)| wrapped(p, at)).collect::<Result<Vec<_>>>()?;
         // SAFETY: a new object, and a property that takes arrays under the names of outputs.
         let options = unsafe {
             let new = MLPredictionOptions::new();
@@ -322,19 +323,19 @@ impl GraphTensor {
         backing: &MLMultiArray,
         to: &mut [f16],
     ) -> std::result::Result<(), String> {
-        // SAFETY: questions to what a prediction has given.
+        // SAFETY: this only queries the result of a prediction.
         let array = unsafe { result.featureValueForName(&self.name).and_then(|v| v.multiArrayValue()) };
-        let array = array.ok_or_else(|| format!("Core ML gave no `{}`", self.label))?;
+        let array = array.ok_or_else(|| format!("Core ML returned no `{}`", self.label))?;
         if std::ptr::eq(&raw const *array, backing) {
             return Ok(());
         }
         // SAFETY: as above.
         let (shape, strides, kind) = unsafe { (array.shape(), array.strides(), array.dataType()) };
         if !same(&shape, self.shape) || kind != MLMultiArrayDataType::Float16 {
-            return Err(format!("Core ML gave `{}` in another shape or type", self.label));
+            return Err(format!("Core ML returned `{}` in another shape or type", self.label));
         }
         let strides: Vec<isize> = strides.iter().map(|n| n.as_isize()).collect();
-        let done = RefCell::new(Err("Core ML shows no bytes of it".to_owned()));
+        let done = RefCell::new(Err("Core ML gives no access to its bytes".to_owned()));
         let to = RefCell::new(to);
         let copy = RcBlock::new(|bytes: NonNull<c_void>, size: isize| {
             if !bytes.cast::<f16>().is_aligned() {
@@ -358,27 +359,32 @@ impl GraphTensor {
 fn tensors(
     graph: &str,
     verb: &str,
-    wanted: &[plan::GraphTensor],
+    planned: &[plan::GraphTensor],
     found: &NSDictionary<NSString, MLFeatureDescription>,
 ) -> Result<Vec<GraphTensor>> {
-    if found.len() != wanted.len() {
-        let why = format!("it {verb} {} tensors, and the plan names {}", found.len(), wanted.len());
+    if found.len() != planned.len() {
+        let why = format!("it {verb} {} tensors, but the plan names {}", found.len(), planned.len());
         return Err(refused(graph, why));
     }
-    let all = wanted.iter().map(|tensor| {
-        let wants = || format!("`{}`, f16 {:?}", tensor.name, tensor.shape);
+    let all = planned.iter().map(|tensor| {
+        let description_of_plan = || format!("`{}`, f16 {:?}", tensor.name, tensor.shape);
         let description = found.objectForKey(&NSString::from_str(&tensor.name));
         // SAFETY: properties of a description.
         let constraint = description.and_then(|d| unsafe { d.multiArrayConstraint() });
-        let constraint = constraint.ok_or_else(|| refused(graph, format!("it {verb} no {}", wants())))?;
+        let constraint =
+            constraint.ok_or_else(|| refused(graph, format!("it {verb} no {}", description_of_plan())))?;
         // SAFETY: as above.
         let (shape, kind) = unsafe { (constraint.shape(), constraint.dataType()) };
         let exact = same(&shape, tensor.shape) && kind == MLMultiArrayDataType::Float16;
         let port_of = GraphTensor::new(tensor).filter(|_| exact);
         port_of.ok_or_else(|| {
             let shape: Vec<isize> = shape.iter().map(|n| n.as_isize()).collect();
-            let why =
-                format!("it {verb} `{}` as {shape:?}, type {:#x}, not {}", tensor.name, kind.0, wants());
+            let why = format!(
+                "it {verb} `{}` as {shape:?}, type {:#x}, not {}",
+                tensor.name,
+                kind.0,
+                description_of_plan()
+            );
             refused(graph, why)
         })
     });
@@ -401,7 +407,7 @@ fn dictionary<T: Message + AsRef<AnyObject>>(
 }
 
 fn url(folder: &Path, graph: &str) -> Result<Retained<NSURL>> {
-    let none = || refused(graph, format!("`{}` is not a path that Foundation takes", folder.display()));
+    let none = || refused(graph, format!("`{}` is not a valid path for Foundation", folder.display()));
     NSURL::from_directory_path(folder).ok_or_else(none)
 }
 
@@ -410,7 +416,7 @@ fn refused(graph: &str, why: String) -> Error {
 }
 
 /// Text of an error, with its causes.
-fn said(error: &NSError) -> String {
+fn error_text(error: &NSError) -> String {
     let mut text = format!("{} ({} {})", error.localizedDescription(), error.domain(), error.code());
     let reasons = error.localizedFailureReason().map(|r| r.to_string());
     let causes =

@@ -59,19 +59,19 @@ pub(super) enum Op {
 /// Reason that bytes are not an AMX instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unknown {
-    /// They end before the instruction does.
-    Cut,
-    /// It is another one, or none.
+    /// The bytes end before the instruction does.
+    Truncated,
+    /// Another instruction, or none.
     Other,
 }
 
-/// Decodes the instruction at the front of some bytes: what it is and how long. The first call makes tables,
-/// any other only reads them.
+/// Decodes the instruction at the beginning of some bytes; returns its operation and length. The first call
+/// creates tables, later calls only read them.
 pub(super) fn decode(bytes: &[u8]) -> Result<(Op, usize), Unknown> {
     let mut decoder = Decoder::new(64, bytes, DecoderOptions::NONE);
     let found = decoder.decode();
     if decoder.last_error() == DecoderError::NoMoreBytes {
-        return Err(Unknown::Cut);
+        return Err(Unknown::Truncated);
     }
     let tile = |register| number(register, Register::TMM0);
     let dot =
@@ -95,7 +95,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(Op, usize), Unknown> {
     Ok((op, found.len()))
 }
 
-/// The number of a register in encodings, of those that begin with `first`.
+/// Number of a register in encodings; its class begins with `first`.
 fn number(register: Register, first: Register) -> u8 {
     (register as usize - first as usize) as u8
 }
@@ -130,7 +130,7 @@ mod tests {
 
     /// Bytes from `llvm-mc --show-encoding`, LLVM 22.
     #[test]
-    fn as_the_assembler_encodes() {
+    fn tile_instructions_decode_as_llvm_encodes_them() {
         let cases: &[(&[u8], Op)] = &[
             // ldtilecfg (%rax)
             (&[0xc4, 0xe2, 0x78, 0x49, 0x00], Op::LoadConfig(mem(0, None, 0))),
@@ -197,13 +197,13 @@ mod tests {
         ];
         for (bytes, op) in cases {
             assert_eq!(decode(bytes), Ok((*op, bytes.len())), "{bytes:x?}");
-            assert_eq!(decode(&bytes[..bytes.len() - 1]), Err(Unknown::Cut), "{bytes:x?}");
+            assert_eq!(decode(&bytes[..bytes.len() - 1]), Err(Unknown::Truncated), "{bytes:x?}");
             assert_eq!(decode(&[*bytes, &[0x90; 4]].concat()), Ok((*op, bytes.len())), "{bytes:x?}");
         }
     }
 
     #[test]
-    fn others_are_not_ours() {
+    fn other_instructions_are_not_decoded() {
         let cases: [&[u8]; 10] = [
             &[0x0f, 0x0b],                         // ud2
             &[0x62, 0xf2, 0x76, 0x48, 0x52, 0xc2], // vdpbf16ps

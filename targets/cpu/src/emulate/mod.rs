@@ -1,10 +1,10 @@
-//! AMX on a CPU that has none: an AMX instruction raises `#UD` there, the operating system sends `SIGILL`,
-//! and the handler below executes it. For reading artifacts back and for tests; a trap per instruction takes
-//! microseconds where the hardware takes nanoseconds.
+//! Emulation of AMX on a CPU without it. An AMX instruction raises `#UD` there, the operating system sends
+//! `SIGILL`, and the handler below executes it. It is for reading artifacts back and for tests: a trap per
+//! instruction takes microseconds where the hardware takes nanoseconds.
 //!
 //! [`FEATURES`] are emulated, with the arithmetic of Intel's *Software Developer's Manual*, volume 2.
 //! `tdpbf16ps` sums the low and the high elements of the pairs in two chains of f32 fused multiply-adds
-//! ("FP32 FMA with DAZ=FTZ=1, RNE rounding") and adds their sum to the destination; integers wrap. A result
+//! ("FP32 FMA with DAZ=FTZ=1, RNE rounding"). It adds their sum to the destination; integers wrap. A result
 //! is denormal if it is so after rounding. Instructions that raise `#UD` or `#GP` on the hardware, and every
 //! other unknown instruction, go to the previous handler. A page fault of an operand arrives as `SIGSEGV`,
 //! with the address as on the hardware but the instruction pointer in here.

@@ -42,7 +42,7 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// As after a reset.
+    /// State after a reset.
     pub(super) const INIT: Self = Self {
         palette: 0,
         start_row: 0,
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_kept_and_checked() {
+    fn tile_configuration_is_stored_and_validated() {
         let good = config(&[(16, 64), (3, 8), (1, 1)]);
         let mut t = Tiles::INIT;
         t.configure(&good).unwrap();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_and_stores_keep_to_the_shape() {
+    fn tile_loads_and_stores_respect_the_shape() {
         let mut t = configured(&[(3, 10)]);
         let from: Vec<u8> = (0..100).collect();
         let mut to = vec![0xeeu8; 60];
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn dot_products_want_shapes_that_agree() {
+    fn tile_dot_products_require_matching_shapes() {
         let shapes = [(4, 32), (4, 12), (3, 32), (4, 16)];
         let mut t = configured(&shapes);
         assert_eq!(t.dot(Dot::Bf16, [0, 1, 2]), Ok(()));
@@ -319,16 +319,16 @@ mod tests {
     }
 
     #[test]
-    fn bf16_sums_in_two_chains() {
+    fn bf16_dot_sums_in_two_chains() {
         let mut t = configured(&[(1, 4), (1, 8), (2, 4)]);
-        // 2^24 + 1 is lost in one chain of f32, but not where it goes to the other one.
+        // 2^24 + 1 rounds to 2^24 in one f32 sum, but the 1 is kept if it goes to the other sum.
         let big = 16_777_216.0;
         t.data[1][0][..2].copy_from_slice(&[pair(big, 1.0), pair(0.0, 1.0)]);
         t.data[2][0][0] = pair(1.0, 1.0);
         t.data[2][1][0] = pair(1.0, 1.0);
         t.data[0][0][0] = 0.5f32.to_bits();
         t.dot(Dot::Bf16, [0, 1, 2]).unwrap();
-        // (2^24 + (1 + 1)) + 0.5, the last sum to even.
+        // (2^24 + (1 + 1)) + 0.5, where the last sum rounds to even.
         assert_eq!(f32::from_bits(t.data[0][0][0]), big + 2.0);
         assert_eq!(t.data[0][0][1..], [0; WORDS - 1]);
     }
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn int8_by_sign_and_wrapping() {
+    fn int8_dot_respects_signs_and_wraps() {
         for (dot, x, y) in [
             (Dot::Int8(true, true), -1, -2),
             (Dot::Int8(true, false), -1, 254),

@@ -98,7 +98,7 @@ unsafe fn step(registers: &mut [libc::greg_t; 23]) -> Result<(), Fault> {
     // read only if the instruction reaches into it.
     let bytes = |count: usize| unsafe { std::slice::from_raw_parts(at as *const u8, count) };
     let found = match decode(bytes(LONGEST.min(PAGE - at % PAGE))) {
-        Err(Unknown::Cut) => decode(bytes(LONGEST)),
+        Err(Unknown::Truncated) => decode(bytes(LONGEST)),
         found => found,
     };
     let (op, length) = found.map_err(|_| Fault)?;
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_has_its_tiles() {
+    fn tile_state_is_per_thread() {
         // If there are tiles, the operating system must grant their use first.
         let _ = moec_runtime::platform::cpu::missing(&["amx-tile"]);
         std::thread::scope(|scope| {
@@ -246,18 +246,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_goes_on() {
-        // The handler before ours: skips `ud2` and counts.
-        static SEEN: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    fn foreign_traps_reach_the_previous_handler() {
+        // An earlier handler, which skips `ud2` and counts.
+        static SKIPPED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
         unsafe extern "C" fn skip(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-            SEEN.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            SKIPPED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             // SAFETY: the operating system gives a `ucontext_t`.
             unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize] += 2 };
         }
-        // A process of its own, since a process has one handler.
+        // In a separate process, since signal handlers belong to the whole process.
         if std::env::var_os("MOEC_TEST_PASS_ON").is_none() {
             let status = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "emulate::trap::tests::what_is_not_ours_goes_on", "--nocapture"])
+                .args([
+                    "--exact",
+                    "emulate::trap::tests::foreign_traps_reach_the_previous_handler",
+                    "--nocapture",
+                ])
                 .env("MOEC_TEST_PASS_ON", "1")
                 .status()
                 .unwrap();
@@ -272,17 +276,17 @@ mod tests {
             assert_eq!(libc::sigaction(libc::SIGILL, &raw const action, ptr::null_mut()), 0);
         }
         install().unwrap();
-        // SAFETY: the handlers skip the one and execute the other.
+        // SAFETY: the handlers skip `ud2` and execute the tile instruction.
         unsafe { asm!("ud2", "tilerelease", "ud2") };
-        assert_eq!(SEEN.load(std::sync::atomic::Ordering::Relaxed), 2);
+        assert_eq!(SKIPPED.load(std::sync::atomic::Ordering::Relaxed), 2);
     }
 
     #[test]
-    fn without_a_handler_before_the_process_ends() {
+    fn trap_without_another_handler_ends_the_process() {
         use std::os::unix::process::ExitStatusExt;
         if std::env::var_os("MOEC_TEST_END").is_none() {
             let status = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "emulate::trap::tests::without_a_handler_before_the_process_ends"])
+                .args(["--exact", "emulate::trap::tests::trap_without_another_handler_ends_the_process"])
                 .env("MOEC_TEST_END", "1")
                 .stdout(std::process::Stdio::null())
                 .stderr(std::process::Stdio::null())

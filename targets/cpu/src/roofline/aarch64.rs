@@ -1,6 +1,6 @@
 //! Loops for AArch64.
 
-use super::{Loop, Read, TURN};
+use super::{LOOP_BYTES, Loop, Read};
 use std::arch::asm;
 
 pub(super) const LOOPS: &[Loop] = &[
@@ -71,7 +71,7 @@ loop_of!(dot_int8, ".arch_extension dotprod", "sdot v", ".4s, v31.16b, v31.16b",
 loop_of!(products_int8, ".arch_extension i8mm", "smmla v", ".4s, v31.16b, v31.16b", 0x0101_0101);
 
 /// # Safety
-/// `bytes`, a positive multiple of [`TURN`], can be read at `at`.
+/// `bytes`, a positive multiple of [`LOOP_BYTES`], can be read at `at`.
 unsafe fn read(at: *const u8, bytes: usize) {
     // SAFETY: reads those bytes and changes declared registers only.
     unsafe {
@@ -96,7 +96,7 @@ unsafe fn read(at: *const u8, bytes: usize) {
             "add {at}, {at}, {turn}",
             "cmp {at}, {end}",
             "b.lo 2b",
-            at = inout(reg) at => _, end = in(reg) at.wrapping_add(bytes), turn = const TURN,
+            at = inout(reg) at => _, end = in(reg) at.wrapping_add(bytes), turn = const LOOP_BYTES,
             out("v0") _, out("v1") _, out("v2") _, out("v3") _,
             options(nostack, readonly),
         );

@@ -114,18 +114,18 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_are_those_of_a_batch() {
+    fn roofline_uses_the_expert_kernels_of_a_batch() {
         for (name, compute) in [("sapphire-rapids", ComputeType::Bf16), ("x86-64-v3", ComputeType::F32)] {
             let target = target(name);
             let kernels = kernels(&target, EXPERTS).expect("experts have kernels");
             let kinds: Vec<_> = kernels.iter().map(KernelSpec::kind).collect();
             assert_eq!(kinds, ["expert_gate_up", "expert_down"], "{name}");
             assert!(kernels.iter().all(|k| k.compute() == Some(compute)), "{name}: {kernels:?}");
-            // Every expert computes one row, and all matrices are counted.
+            // Every expert has one row, and all matrices are counted.
             let loads: Vec<_> = kernels.iter().filter_map(|k| target.load(k, EXPERTS)).collect();
             assert!(loads.iter().all(|l| (l.matrices, l.rows) == (EXPERTS, 1)), "{name}: {loads:?}");
             assert_eq!(loads.iter().map(|l| l.k * l.n).sum::<usize>(), WEIGHTS, "{name}");
-            // Gate and up write the format that down multiplies: there is no step between them.
+            // Gate and up write the format that down multiplies, so there is no step between them.
             let KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) = &kernels[0] else {
                 unreachable!("by its kind")
             };
@@ -133,11 +133,11 @@ mod tests {
         }
     }
 
-    /// No time is tested but that there is one, for every number of rows.
+    /// Checks that there is a time for every number of rows; the times themselves are not tested.
     #[test]
     fn every_number_of_rows_takes_time() {
-        let mut said = Vec::new();
-        let table = measure_experts(&target("native"), 2, &mut |what| said.push(what.to_owned()))
+        let mut messages = Vec::new();
+        let table = measure_experts(&target("native"), 2, &mut |what| messages.push(what.to_owned()))
             .expect("this machine runs its own code");
         assert_eq!(table.iter().map(|t| t.rows).collect::<Vec<_>>(), ROWS);
         assert!(table.iter().all(|t| t.ms.is_finite() && t.ms > 0.0), "{table:?}");
@@ -145,8 +145,8 @@ mod tests {
             table.iter().all(|t| t.weights == WEIGHTS as u64 && t.source.contains("2 threads")),
             "{table:?}"
         );
-        // 512 times the arithmetic takes longer, however fast it is.
+        // 512 times as much arithmetic takes longer on any machine.
         assert!(table[9].ms > table[0].ms, "{table:?}");
-        assert_eq!(said.len(), ROWS.len());
+        assert_eq!(messages.len(), ROWS.len());
     }
 }

@@ -44,7 +44,7 @@ const COPIES: u32 = 64;
 /// Measured rates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuRates {
-    /// Name of the unit, as its maker has it.
+    /// Name of the GPU, as its vendor reports it.
     pub name: String,
     /// The generation that kernels were written for.
     pub generation: &'static str,
@@ -236,18 +236,18 @@ fn reading(bench: &mut dyn Bench, target: &GpuTarget, own: &Own) -> Result<f64> 
     });
     let launch = load(bench, target, &[Kernel::from(spec)])?[0];
     // The row and the result follow the matrix.
-    let behind = own.base + bytes.next_multiple_of(ALIGN);
-    let out = behind + (4 * DEPTH as u64).next_multiple_of(ALIGN);
+    let row = own.base + bytes.next_multiple_of(ALIGN);
+    let out = row + (4 * DEPTH as u64).next_multiple_of(ALIGN);
     if out + 4 * rows as u64 > own.base + own.room {
         return Err(too_little(own));
     }
-    let call = Call { kernel: 0, launch, addresses: vec![behind, own.base, out], rows: 1 };
+    let call = Call { kernel: 0, launch, addresses: vec![row, own.base, out], rows: 1 };
     Ok(bytes as f64 / seconds(bench, &[call])? / 1e9)
 }
 
 fn too_little(own: &Own) -> Error {
     Error::environment(format!("{} bytes of the GPU's memory are too few to measure it", own.room))
-        .hint("end what else uses the GPU")
+        .hint("end other programs that use the GPU")
 }
 
 /// 10⁹ bytes a second of copies in one direction.

@@ -35,19 +35,19 @@ struct Loop {
     features: &'static [&'static str],
     /// Operations of one turn; a multiply-add counts as two.
     operations: u64,
-    /// Runs that many turns, at least one.
+    /// Runs this many iterations, at least one.
     run: unsafe fn(u64),
 }
 
 /// A loop that reads memory.
 struct Read {
     features: &'static [&'static str],
-    /// Reads that many bytes, a multiple of [`TURN`], from there.
+    /// Reads that many bytes, a multiple of [`LOOP_BYTES`], from there.
     run: unsafe fn(*const u8, usize),
 }
 
 /// Bytes that one turn of a reading loop takes.
-const TURN: usize = 512;
+const LOOP_BYTES: usize = 512;
 /// Bytes of a thread's buffer, and those of it that one round reads. They are far more than a cache holds, so
 /// that lines are evicted before they are read again.
 const BUFFER: usize = 256 << 20;
@@ -60,7 +60,7 @@ const SPAN: f64 = 0.01;
 /// A figure with one thread and with all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// One thread.
+    /// Rate of one thread.
     pub one: f64,
     /// All threads together.
     pub all: f64,
@@ -86,7 +86,7 @@ pub struct Roofline {
     pub peaks: Vec<PeakRate>,
     /// 10⁹ bytes per second read from memory, one after the other.
     pub read_gb_per_s: Rates,
-    /// Microseconds for all threads to meet, which is what starting a step costs.
+    /// Microseconds that a barrier of all threads takes, which is the cost of starting a step.
     pub meeting_us: f64,
 }
 
@@ -137,7 +137,7 @@ pub fn measure(threads: usize, tick: &mut dyn FnMut(&str)) -> moec_runtime::Resu
     Ok(Roofline { threads, peaks, read_gb_per_s, meeting_us: meeting(threads)? })
 }
 
-/// Turns per second of one thread while as many as said run.
+/// Turns per second of one thread while `threads` threads run.
 fn turns_per_second(threads: usize, turns: &(dyn Fn(u64) + Sync)) -> f64 {
     let mut n = 1 << 14;
     loop {
@@ -197,9 +197,9 @@ fn meeting(threads: usize) -> moec_runtime::Result<f64> {
 mod tests {
     use super::*;
 
-    /// No time is tested, but every loop that this CPU has must run and end.
+    /// Times are not tested, but every loop that this CPU supports must run and end.
     #[test]
-    fn every_loop_runs() {
+    fn every_roofline_loop_runs() {
         let mut formats = Vec::new();
         for l in LOOPS.iter().filter(|l| cpu::missing(l.features).is_empty()) {
             // SAFETY: the features were detected.
@@ -208,7 +208,7 @@ mod tests {
             formats.push(l.format);
         }
         assert!(formats.contains(&"f32"), "{formats:?}");
-        let memory = vec![1_u8; 8 * TURN];
+        let memory = vec![1_u8; 8 * LOOP_BYTES];
         for r in READS.iter().filter(|r| cpu::missing(r.features).is_empty()) {
             // SAFETY: the features were detected; the buffer has that many bytes.
             unsafe { (r.run)(memory.as_ptr(), memory.len()) };
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_instruction_counts() {
+    fn peak_rate_is_that_of_the_fastest_instruction() {
         let peak = |instruction, all| PeakRate { format: "f32", instruction, gops: Rates { one: 1.0, all } };
         let read_gb_per_s = Rates { one: 1.0, all: 1.0 };
         let peaks = vec![peak("a", 2.0), peak("b", 3.0), peak("c", 1.0)];
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_meet() {
+    fn thread_barrier_time_is_positive() {
         assert!(meeting(2).unwrap() > 0.0);
     }
 }

@@ -1,6 +1,6 @@
 //! Loops for x86-64.
 
-use super::{Loop, Read, TURN};
+use super::{LOOP_BYTES, Loop, Read};
 use std::arch::asm;
 
 pub(super) const LOOPS: &[Loop] = &[
@@ -207,11 +207,11 @@ macro_rules! loop_tiles {
 loop_tiles!(tiles_bf16, "tdpbf16ps");
 loop_tiles!(tiles_int8, "tdpbusd");
 
-/// A loop of loads, `$lines` of which take [`TURN`] bytes.
+/// A loop of loads, `$lines` of which take [`LOOP_BYTES`] bytes.
 macro_rules! read {
     ($name:ident, $end:literal, $($line:literal),*) => {
         /// # Safety
-        /// The CPU has the instruction; `bytes`, a positive multiple of [`TURN`], can be read at `at`.
+        /// The CPU has the instruction; `bytes`, a positive multiple of [`LOOP_BYTES`], can be read at `at`.
         unsafe fn $name(at: *const u8, bytes: usize) {
             // SAFETY: reads those bytes and changes declared registers only. A prefetch of what is not
             // there does nothing.
@@ -223,7 +223,7 @@ macro_rules! read {
                     "cmp {at}, {end}",
                     "jb 2b",
                     $end,
-                    at = inout(reg) at => _, end = in(reg) at.wrapping_add(bytes), turn = const TURN,
+                    at = inout(reg) at => _, end = in(reg) at.wrapping_add(bytes), turn = const LOOP_BYTES,
                     out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
                     options(nostack, readonly),
                 );

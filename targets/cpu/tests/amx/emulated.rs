@@ -1,4 +1,4 @@
-//! Nothing here: other architectures are the business of `moec-codegen`'s own tests.
+//! Replaces the module of the same name in `moec-codegen`'s tests, which test the other architectures.
 
 use crate::harness::Case;
 

@@ -6,8 +6,8 @@ use moec_codegen::{ComputeType, KernelSpec, Schedule, assembly, packed_words};
 use moec_ir::op::AttentionDesc;
 use moec_ir::types::Format;
 
-/// The instructions of the loops that multiply tiles, by mnemonic, loop by loop: from a label to the jump
-/// back to it, with nothing but tile instructions kept.
+/// Mnemonics of the loops that multiply tiles, loop by loop. A loop is from a label to the jump back to it;
+/// only tile instructions are kept.
 fn loops(assembly: &str) -> Vec<Vec<&str>> {
     let mut found = Vec::new();
     let lines: Vec<&str> = assembly.lines().map(str::trim).collect();
@@ -51,7 +51,7 @@ fn four_loads_for_four_products_and_no_spill() {
     });
     let text = assembly(&sapphire_rapids(), &spec).unwrap_or_else(|e| panic!("{e}"));
     let (load, dot) = ("tileloadd", "tdpbf16ps");
-    // One and two tiles of rows; a loop may be written out several times.
+    // Loops over one and two tiles of rows; the compiler may unroll a loop.
     let narrow = [load, load, dot, load, dot];
     let wide = [load, load, dot, load, dot, load, dot, dot];
     let found = loops(&text);
@@ -59,14 +59,14 @@ fn four_loads_for_four_products_and_no_spill() {
     assert!(made_of(&wide) > 0 && made_of(&narrow) > 0, "{found:?}\n{text}");
     assert_eq!(made_of(&wide) + made_of(&narrow), found.len(), "{found:?}\n{text}");
     let count = |what: &str| text.lines().filter(|l| l.trim_start().starts_with(what)).count();
-    // Of each block its sums, once; no other store, so nothing is spilled.
+    // The sums of each block are stored once; there are no other stores, so nothing is spilled.
     assert_eq!(count("tilestored"), 2 + 4, "{text}");
     assert_eq!(count("tilezero"), 2 + 4, "{text}");
     assert_eq!(count("tilerelease"), 1, "{text}");
 }
 
 #[test]
-fn both_products_of_attention_are_on_tiles() {
+fn both_attention_products_use_tiles() {
     let (heads, kv_heads, qk_dim, v_dim) = (16, 16, 128, 128);
     let (scale, window, sinks, v_from_k) = (0.1, None, false, false);
     let desc =
@@ -88,10 +88,10 @@ fn both_products_of_attention_are_on_tiles() {
     };
     let text = attention(96);
     let found = loops(&text);
-    // Of queries with keys, and of weights with values.
+    // Products of queries with keys, and of weights with values.
     let full: Vec<_> = found.iter().filter(|l| l.contains(&"tdpbf16ps")).collect();
     assert!(full.len() >= 2, "{found:?}\n{text}");
     assert!(!text.contains("vdpbf16ps"), "{text}");
-    // A row alone would leave most of a tile empty.
+    // One row alone would leave most of a tile empty, so it does not use tiles.
     assert!(!attention(1).contains("tdpbf16ps"));
 }

@@ -24,7 +24,7 @@ mod matrix;
 #[path = "../../../../codegen/tests/kernels/schedules.rs"]
 mod schedules;
 
-/// GPU kernels are tested in the crate of these cases.
+/// GPU kernels are tested in `moec-codegen`.
 mod gpu_kernels {
     /// No test here uses a GPU.
     pub(crate) const fn on_gpu() -> bool {
@@ -33,7 +33,7 @@ mod gpu_kernels {
     pub(crate) const fn check(_: &[crate::harness::Case]) {}
 }
 
-/// The name that the cases know them by.
+/// The module name that the cases use.
 mod simple {
     pub(crate) use crate::gates::glu;
 }

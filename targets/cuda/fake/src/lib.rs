@@ -1,5 +1,5 @@
-//! A library that answers as NVIDIA's driver does, and executes kernels on the host ([`moec_ptx`]): for tests
-//! of what calls one.
+//! A fake of NVIDIA's driver library, which executes kernels on the host ([`moec_ptx`]), for tests of its
+//! callers.
 //!
 //! A test puts it under the name `libcuda.so.1` where the loader looks. It has one GPU, whose work is done
 //! when a call returns. Variables change it:
@@ -8,8 +8,8 @@
 //! |---|---|
 //! | `MOEC_FAKE_LOG` | file that every call is written to, a line each |
 //! | `MOEC_FAKE_GPUS` | `0`: no GPU |
-//! | `MOEC_FAKE_SM` | its generation, 90 if nothing is said |
-//! | `MOEC_FAKE_FREE` | bytes that are free, 64 MiB if nothing is said |
+//! | `MOEC_FAKE_SM` | its generation, 90 by default |
+//! | `MOEC_FAKE_FREE` | bytes that are free, 64 MiB by default |
 //! | `MOEC_FAKE_REFUSE` | `FUNCTION=NUMBER`: what gives that error |
 //!
 //! `unsafe` is in this file: addresses are those of a caller that keeps to the driver's documentation (CUDA
@@ -168,13 +168,13 @@ driver! {
             note("cuModuleLoadDataEx", "code");
             return 209;
         }
-        let said = with(|s| s.load(&String::from_utf8_lossy(text)));
-        let Err(why) = said else {
+        let loaded = with(|s| s.load(&String::from_utf8_lossy(text)));
+        let Err(why) = loaded else {
             // SAFETY: as above.
             return unsafe { give("cuModuleLoadDataEx", "text", module, handle(32)) };
         };
         for i in 0..count as usize {
-            // SAFETY: as above: as many options as is said, and after the log its size.
+            // SAFETY: as above: there are `count` options, and the size of the log follows the log.
             unsafe {
                 if *options.add(i) == 5 && i + 1 < count as usize {
                     let room = (*values.add(i + 1)).addr().saturating_sub(1).min(why.len());

@@ -8,11 +8,11 @@ use std::sync::{Mutex, PoisonError};
 /// The first address of the GPU's memory: no process has its own there.
 const FIRST: u64 = 0x2_0000_0000;
 /// Between two memories.
-const APART: u64 = 1 << 20;
+const GAP: u64 = 1 << 20;
 
 /// All of it.
 pub(crate) struct State {
-    /// First address and bytes of what was taken, with where it is held.
+    /// First address and length of each allocation, and the buffer that holds it.
     taken: Vec<(u64, usize, Buffer)>,
     next: u64,
     memory: Option<Memory>,
@@ -75,7 +75,7 @@ impl State {
         let at = self.next;
         let buffer = self.memory.as_mut()?.add_at("the GPU's memory", at, bytes)?;
         self.taken.push((at, bytes, buffer));
-        self.next = (at + bytes as u64 + APART).next_multiple_of(APART);
+        self.next = (at + bytes as u64 + GAP).next_multiple_of(GAP);
         Some(at)
     }
 
@@ -97,7 +97,7 @@ impl State {
         self.memory.as_ref()?.read(buffer, offset, bytes)
     }
 
-    /// Loads a text; what was taken stays.
+    /// Loads a text; allocations remain.
     pub(crate) fn load(&mut self, text: &str) -> Result<(), String> {
         let module = moec_ptx::parse(text).map_err(|e| e.to_string())?;
         moec_ptx::verify(&module).map_err(|e| e.to_string())?;
@@ -152,8 +152,8 @@ impl State {
 
     fn launch(&self, of: &Launched) -> Option<()> {
         let (_, program) = self.kernels.get(of.kernel)?;
-        let how = Launch { unwritten: true, ..Launch::new(of.grid, of.block) };
-        let done = program.launch(self.memory.as_ref()?, &of.arguments, &how);
+        let launch = Launch { unwritten: true, ..Launch::new(of.grid, of.block) };
+        let done = program.launch(self.memory.as_ref()?, &of.arguments, &launch);
         done.inspect_err(|e| {
             note("stopped", &e.to_string());
         })

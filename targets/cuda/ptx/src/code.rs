@@ -71,7 +71,7 @@ impl Class {
 
 /// An instruction, decoded.
 pub(crate) struct Code {
-    /// The predicate that says which lanes execute it, and the value that it has there.
+    /// Guard predicate of the instruction, and the value for which a lane executes it.
     pub(crate) guard: Option<(Reg, bool)>,
     /// Registers that are written.
     pub(crate) outs: Box<[Reg]>,
@@ -90,7 +90,7 @@ pub(crate) struct Code {
 /// An access of memory: register `ins[0]` plus bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
-    /// The space; none where the address itself says it.
+    /// State space; `None` for generic addresses.
     pub(crate) space: Option<Space>,
     /// Bytes after the register.
     pub(crate) offset: i64,
@@ -110,11 +110,11 @@ pub(crate) type Reduction = fn(u64, u64) -> u64;
 pub(crate) enum Action {
     /// `outs` from `ins`, lane by lane.
     Map(Map),
-    /// `outs` from memory; the bits of what is read and of what is kept, where a sign is extended.
+    /// Loads `outs` from memory; with sign extension: the bits that are read, and those of the result.
     Load(Access, Option<(u32, u32)>),
     /// `ins[1..]` to memory.
     Store(Access),
-    /// A word of memory is changed; `outs`, where there are any, is what it was.
+    /// Changes a word in memory; `outs`, if present, is its old value.
     Atomic(Access, Update),
     /// Memory of a block from memory of all, until a wait; `ins[1]`, where given, is the bytes that are read.
     Copy { to: i64, from: i64, bytes: u32 },
@@ -129,7 +129,7 @@ pub(crate) enum Action {
     /// `outs[0]` from another lane, `outs[1]` whether that lane was in range; `ins` value, lane, clamp and
     /// mask.
     Shuffle(Shuffle),
-    /// A vote on `ins[0]`, true where it is not `negated`; `ins[1]` is the mask.
+    /// A vote on `ins[0]`, negated if `negated`; `ins[1]` is the mask.
     Vote { vote: Vote, negated: bool },
     /// A reduction of `ins[0]` over the lanes of the mask `ins[1]`.
     Reduce(Reduction),
@@ -140,9 +140,9 @@ pub(crate) enum Action {
     Barrier { aligned: bool, arrive: bool },
     /// A barrier of the lanes of the mask `ins[0]`.
     WarpBarrier,
-    /// On to the instruction with this index.
+    /// Jumps to the instruction with this index.
     Branch(u32),
-    /// On to the instruction that `ins[0]` chooses.
+    /// Jumps to the instruction that `ins[0]` selects.
     BranchTable(Box<[u32]>),
     /// The end of the thread.
     Exit,
@@ -152,7 +152,7 @@ pub(crate) enum Action {
     Nothing,
 }
 
-/// Way in which a shuffle finds the lane that it reads.
+/// Rule by which a shuffle selects the lane that it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shuffle {
     Up,

@@ -7,15 +7,15 @@
 mod access;
 mod block;
 mod clocks;
+mod collective;
 mod error;
 mod launch;
 mod matrix;
 mod report;
 mod settings;
 mod shared;
-mod together;
-mod turns;
 mod warp;
+mod warp_scheduler;
 
 pub use error::{ExecutionError, Kind, LaunchError};
 pub use launch::{Argument, Program};

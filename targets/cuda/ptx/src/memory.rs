@@ -33,7 +33,7 @@ pub(crate) struct BufferBytes {
 /// Every buffer begins at a multiple of 256, with at least 4096 bytes before it that belong to none.
 pub struct Memory {
     held: Vec<BufferBytes>,
-    /// The buffers of the module's variables, by their index; none of shared ones.
+    /// Buffers of the module's variables, by index; `None` for shared ones.
     variables: Vec<(String, Option<Buffer>)>,
     next: u64,
     /// Held where a change takes two words.
@@ -110,7 +110,7 @@ impl Memory {
         Some(())
     }
 
-    /// Reads bytes from byte `at` of a buffer on; `None` where there are not as many.
+    /// Reads bytes of a buffer from byte `at` on; `None` if there are not that many.
     pub fn read(&self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Option<()> {
         let held = self.range(buffer, at, bytes.len())?;
         let head = bytes.len().min((4 - at as usize % 4) % 4);
@@ -179,7 +179,7 @@ impl Memory {
         if at.saturating_add(bytes) <= held.bytes { Ok((held, at)) } else { Err(Some(held)) }
     }
 
-    /// A word of 2, 4 or 8 bytes is changed at once; what it was.
+    /// Atomically changes a word of 2, 4 or 8 bytes; returns the old value.
     pub(crate) fn change(&self, held: &BufferBytes, at: u64, bytes: u32, f: impl Fn(u64) -> u64) -> u64 {
         if bytes == 4 {
             let word = &held.words[at as usize / 4];
@@ -234,9 +234,9 @@ mod tests {
         Memory::new(&crate::parse(text).unwrap()).unwrap()
     }
 
-    /// Bytes written at any place are read there, and nothing beside them changes.
+    /// Bytes that are written at any address are read back, and no other bytes change.
     #[test]
-    fn bytes_are_read_where_they_were_written() {
+    fn bytes_read_back_from_their_written_address() {
         let mut memory = memory();
         let buffer = memory.add("b", &[7; 23]);
         for at in 0..23_usize {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_has_the_address_that_is_requested() {
+    fn buffer_is_placed_at_the_requested_address() {
         let mut memory = memory();
         let first = memory.add("a", &[1; 10]);
         let buffer = memory.add_at("b", 1 << 40, 300).unwrap();

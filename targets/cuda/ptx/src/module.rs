@@ -90,7 +90,7 @@ impl Linkage {
     ];
 }
 
-/// Target of a pointer parameter, as `.ptr` says.
+/// Target of a pointer parameter, from `.ptr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
     /// Space of the memory that it points to; `None`: any.
@@ -160,7 +160,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// A limit of the three dimensions of a block; what is not given is 1.
+    /// A limit in the three dimensions of a block; missing ones are 1.
     pub fn dimensions(&self, of: Limit) -> Option<[u32; 3]> {
         let (_, found) = self.limits.iter().find(|(limit, _)| *limit == of)?;
         Some([0, 1, 2].map(|i| found.get(i).copied().unwrap_or(1)))
@@ -252,7 +252,7 @@ pub struct Guard {
 pub enum Operand {
     /// A register, a variable, a label or a function; after it bytes to add, of a variable.
     Name(String, i64),
-    /// A register that is false where it is true: `!%p`.
+    /// A negated predicate register: `!%p`.
     Not(String),
     /// A number.
     Literal(Literal),
@@ -260,7 +260,7 @@ pub enum Operand {
     Address(Option<String>, i64),
     /// `{%r1, %r2}`
     Vector(Vec<Self>),
-    /// `(a, b)`: what a call takes or returns.
+    /// `(a, b)`: arguments or results of a call.
     List(Vec<Self>),
     /// `%p1|%p2`: two results.
     Pair(String, String),

@@ -1,5 +1,4 @@
-//! From what is written to what is executed: names become numbers, types are checked, calls become the body
-//! of the function.
+//! Resolves parsed modules to executable code: names become numbers, types are checked, calls are inlined.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "registers hold 64 bits of which an instruction takes its own; counts are below the limits of a module"

@@ -1,4 +1,4 @@
-//! Conditions that a module must meet to be executed.
+//! Conditions that a module must satisfy to be executed.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "bits are cut to their type; variables have a largest size"
@@ -20,8 +20,11 @@ pub fn verify(module: &Module) -> Result<(), Fault> {
         values(variable)?;
         all = all.saturating_add(variable.bytes().unwrap_or(0));
         if all > MAX_VARIABLE {
-            return wrong("too large variables", format!("{MAX_VARIABLE} bytes are the most, all together"))
-                .map_err(|wrong| wrong.declared(&variable.name, variable.line.0));
+            return wrong(
+                "too large variables",
+                format!("at most {MAX_VARIABLE} bytes are allowed in total"),
+            )
+            .map_err(|wrong| wrong.declared(&variable.name, variable.line.0));
         }
     }
     let mut names = std::collections::BTreeSet::new();
@@ -29,7 +32,7 @@ pub fn verify(module: &Module) -> Result<(), Fault> {
         if !names.insert(&function.name) {
             return wrong(
                 format!("`{}` is defined twice", function.name),
-                "give each function a name of its own",
+                "give each function a unique name",
             )
             .map_err(|wrong| wrong.declared(&function.name, function.line.0));
         }

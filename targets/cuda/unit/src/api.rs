@@ -128,11 +128,11 @@ pub(crate) fn system() -> Result<Api, String> {
     if handle.is_null() {
         // SAFETY: the loader's text is null or ends in a zero byte, and stays until its next call in this
         // thread.
-        let said = unsafe {
-            let said = libc::dlerror();
-            (!said.is_null()).then(|| CStr::from_ptr(said).to_string_lossy().into_owned())
+        let message = unsafe {
+            let text = libc::dlerror();
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         };
-        return Err(said.unwrap_or_default());
+        return Err(message.unwrap_or_default());
     }
     let find = |name: &CStr| {
         // SAFETY: the handle is of `dlopen` and never closed, and the name ends in a zero byte.

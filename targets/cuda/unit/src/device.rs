@@ -34,14 +34,14 @@ pub struct Refusal {
     /// Its result.
     pub status: i32,
     /// The name of the error with the driver's message for it, and the assembler's message.
-    pub said: String,
+    pub message: String,
     /// The kernel that was to be launched.
     pub kernel: Option<Kernel>,
 }
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} gives {}", self.function, self.said)
+        write!(f, "{} gives {}", self.function, self.message)
     }
 }
 
@@ -98,7 +98,7 @@ impl GpuDevice {
             device,
             context: ptr::null_mut(),
             compute: ptr::null_mut(),
-            copies: CopyStream::none(api, &hangs),
+            copies: CopyStream::closed(api, &hangs),
             event: ptr::null_mut(),
             module: ptr::null_mut(),
             memory: None,
@@ -125,7 +125,7 @@ impl GpuDevice {
     /// Name of the GPU.
     pub fn name(&self) -> String {
         let mut name = [0 as c_char; 128];
-        // SAFETY: the buffer has as many bytes as are said.
+        // SAFETY: the buffer has the given number of bytes.
         let status = unsafe { (self.api.device_name)(name.as_mut_ptr(), name.len() as i32, self.device) };
         let bytes: Vec<u8> = name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
         if status == code::SUCCESS { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() }
@@ -185,7 +185,7 @@ impl GpuDevice {
             self.module = ptr::null_mut();
         }
         // SAFETY: a text ends in a zero byte, and code has its length in its head; both options have their
-        // values, and the log has as many bytes as is said.
+        // values, and the log has the given number of bytes.
         let status = unsafe {
             (self.api.module_load)(
                 &raw mut self.module,
@@ -195,10 +195,10 @@ impl GpuDevice {
                 values.as_mut_ptr(),
             )
         };
-        let said = log.split(|&b| b == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
-        check(&self.api, "cuModuleLoadDataEx", status).map_err(|refusal| match said.trim() {
+        let log_text = log.split(|&b| b == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
+        check(&self.api, "cuModuleLoadDataEx", status).map_err(|refusal| match log_text.trim() {
             "" => refusal,
-            said => Refusal { said: format!("{}: {said}", refusal.said), ..refusal },
+            log_text => Refusal { message: format!("{}: {log_text}", refusal.message), ..refusal },
         })
     }
 
@@ -291,7 +291,7 @@ impl GpuDevice {
     }
 
     /// Makes one stream wait for the work that the other has been given.
-    fn behind(&self, later: Handle, earlier: Handle) -> Result<()> {
+    fn order_after(&self, later: Handle, earlier: Handle) -> Result<()> {
         // SAFETY: streams and event are this GPU's own.
         unsafe {
             check(&self.api, "cuEventRecord", (self.api.event_record)(self.event, earlier))?;
@@ -303,7 +303,7 @@ impl GpuDevice {
     ///
     /// # Errors
     /// Fails if the driver does.
-    pub fn within(&mut self, from: DevicePtr, to: DevicePtr, bytes: usize) -> Result<()> {
+    pub fn copy_within(&mut self, from: DevicePtr, to: DevicePtr, bytes: usize) -> Result<()> {
         self.current()?;
         self.flush()?;
         // SAFETY: the driver checks both ends.
@@ -324,21 +324,21 @@ impl GpuDevice {
     /// Waits for a stream.
     fn ended(&self, stream: Handle, limit: Duration) -> Result<()> {
         // SAFETY: the stream is this GPU's own.
-        look(&self.api, "cuStreamQuery", limit, &self.hangs, || unsafe { (self.api.stream_query)(stream) })
+        poll(&self.api, "cuStreamQuery", limit, &self.hangs, || unsafe { (self.api.stream_query)(stream) })
     }
 }
 
 /// Polls until something is there; `hangs` is set where that takes longer than `limit`.
-fn look(
+fn poll(
     api: &Api,
     function: &'static str,
     limit: Duration,
     hangs: &AtomicBool,
-    ask: impl Fn() -> Status,
+    query: impl Fn() -> Status,
 ) -> Result<()> {
     let start = Instant::now();
     loop {
-        let status = ask();
+        let status = query();
         let waited = start.elapsed();
         if status == code::NOT_READY && waited <= limit {
             if waited < AT_ONCE {
@@ -405,18 +405,18 @@ fn check(api: &Api, function: &'static str, status: Status) -> Result<()> {
     if status == code::SUCCESS {
         return Ok(());
     }
-    let said = [api.error_name, api.error_text].map(|ask| {
+    let texts = [api.error_name, api.error_text].map(|query| {
         let mut text = ptr::null();
         // SAFETY: the address is of a pointer; texts are the driver's, and stay.
         unsafe {
-            let found = ask(status, &raw mut text) == code::SUCCESS && !text.is_null();
+            let found = query(status, &raw mut text) == code::SUCCESS && !text.is_null();
             found.then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         }
     });
-    let said = match said {
+    let message = match texts {
         [Some(name), Some(text)] => format!("{name} ({text})"),
         [Some(one), None] | [None, Some(one)] => one,
         [None, None] => format!("error {status}"),
     };
-    Err(Refusal { function, status, said, kernel: None })
+    Err(Refusal { function, status, message, kernel: None })
 }

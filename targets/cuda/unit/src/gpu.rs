@@ -1,4 +1,4 @@
-//! A unit that is there: its kernels are assembled and run by NVIDIA's driver.
+//! Compute unit of an NVIDIA GPU, through the CUDA driver.
 //!
 //! Kernels are launched in their order, those between two copies together. A step that needs their results
 //! waits for them, and so do copies. Copies parallel to the steps wait for them, too, but kernels do not wait
@@ -47,8 +47,8 @@ pub fn open(unit: &str) -> Result<GpuDevice> {
 
 fn not_open(unit: &str, refusal: &Refusal) -> Error {
     let why = match refusal.status {
-        code::NO_DEVICE => "there is no GPU that NVIDIA's driver knows".to_owned(),
-        _ => format!("NVIDIA's driver does not start: {refusal}"),
+        code::NO_DEVICE => "NVIDIA's driver reports no GPU".to_owned(),
+        _ => format!("NVIDIA's driver cannot be started: {refusal}"),
     };
     Error::unit(unit, why).with_hint(EMULATE)
 }
@@ -57,7 +57,7 @@ fn not_open(unit: &str, refusal: &Refusal) -> Error {
 pub struct Gpu {
     name: String,
     /// For copies parallel to the steps. It is released before the GPU.
-    beside: Mutex<Copies>,
+    copies: Mutex<Copies>,
     device: Mutex<GpuDevice>,
     /// By index of the plan's launches.
     kernels: Vec<Option<(Kernel, GpuKernel)>>,
@@ -65,7 +65,7 @@ pub struct Gpu {
     /// Whether the kernels are the bundle's machine code.
     assembled: bool,
     /// First error that could not be returned: in a copy between two steps, or in what it waited for.
-    lost: OnceLock<String>,
+    deferred_error: OnceLock<String>,
 }
 
 impl Gpu {
@@ -84,15 +84,15 @@ impl Gpu {
     }
 
     fn of(device: GpuDevice, unit: &str, limit: Duration) -> Result<Self> {
-        let beside = device.copy_stream().map_err(|refusal| not_open(unit, &refusal))?;
+        let copies = device.copy_stream().map_err(|refusal| not_open(unit, &refusal))?;
         Ok(Self {
             name: unit.to_owned(),
-            beside: Mutex::new(beside),
+            copies: Mutex::new(copies),
             device: Mutex::new(device),
             kernels: Vec::new(),
             limit,
             assembled: false,
-            lost: OnceLock::new(),
+            deferred_error: OnceLock::new(),
         })
     }
 
@@ -115,16 +115,16 @@ impl Gpu {
     }
 
     /// Error of a GPU with fewer than `bytes` free bytes.
-    fn few(&self, device: &GpuDevice, bytes: u64, how: &str) -> Error {
+    fn few(&self, device: &GpuDevice, bytes: u64, purpose: &str) -> Error {
         let (free, name) = (room(device), device.name());
-        let why = format!("it needs {bytes} bytes of memory{how}, and {free} are free on `{name}`");
+        let why = format!("it needs {bytes} bytes of memory{purpose}, and {free} are free on `{name}`");
         Error::unit(&self.name, why)
-            .with_hint("end what else uses the GPU; or place less there under `[placement]`, and build again")
+            .with_hint("end other programs that use the GPU; or place fewer experts there under `[placement]`, and build again")
     }
 
     /// Error of a kernel, or a copy, that was waited for.
     fn stopped(&self, refusal: &Refusal, limit: Duration) -> Error {
-        let named = |wanted| self.kernels.iter().flatten().find(|(kernel, _)| *kernel == wanted);
+        let named = |id| self.kernels.iter().flatten().find(|(kernel, _)| *kernel == id);
         if let Some((_, of)) = refusal.kernel.and_then(named) {
             return Error::kernel(&self.name, &of.symbol, refusal);
         }
@@ -138,35 +138,34 @@ impl Gpu {
 
     /// Refuses a GPU that is older than the kernels. Gives the generations: the kernels', and the GPU's.
     fn check_generation(&self, device: &GpuDevice, artifact: &Artifact) -> Result<[u32; 2]> {
-        let wanted = artifact.generation().and_then(|g| g.strip_prefix("sm_")?.parse::<u32>().ok());
-        let wanted = wanted.ok_or_else(|| {
-            Error::plan(format!("`{}` does not say for which generation it is", artifact.path))
-        })?;
+        let required = artifact.generation().and_then(|g| g.strip_prefix("sm_")?.parse::<u32>().ok());
+        let required = required
+            .ok_or_else(|| Error::plan(format!("`{}` does not name its generation", artifact.path)))?;
         let here = device.generation().map_err(|e| self.refused(&e, EMULATE))?;
-        if wanted <= here {
-            return Ok([wanted, here]);
+        if required <= here {
+            return Ok([required, here]);
         }
         Err(Error::unit(
             &self.name,
-            format!("its kernels are for sm_{wanted}, and `{}` is of sm_{here}", device.name()),
+            format!("its kernels are for sm_{required}, but `{}` is of sm_{here}", device.name()),
         )
         .with_hint(format!("build for a device whose file has `sm = \"sm_{here}\"`, or an older one")))
     }
 
-    /// Loads the kernels: machine code where the GPU runs it and the driver takes it, else the text. Gives
-    /// which.
+    /// Loads the kernels: machine code if the GPU and the driver accept it, else PTX. Returns whether it was
+    /// machine code.
     fn load_kernels(&self, device: &mut GpuDevice, artifact: Artifact) -> Result<bool> {
-        let [wanted, here] = self.check_generation(device, &artifact)?;
+        let [required, here] = self.check_generation(device, &artifact)?;
         let zero = |_| Error::plan("a zero byte in a text");
         let text = CString::new(artifact.text).map_err(zero)?;
         // Code runs on its generation, and on later ones of the same first digit.
-        let code = artifact.code.filter(|code| wanted / 10 == here / 10 && text::is_whole(code));
+        let code = artifact.code.filter(|code| required / 10 == here / 10 && text::is_whole(code));
         if code.is_some_and(|code| device.load(Image::Code(&code)).is_ok()) {
             return Ok(true);
         }
         device.load(Image::Text(&text)).map_err(|e| {
             let hint = match e.status {
-                code::UNSUPPORTED_PTX_VERSION => "update NVIDIA's driver: kernels are written for that of CUDA 11.8 or newer",
+                code::UNSUPPORTED_PTX_VERSION => "update NVIDIA's driver: kernels require CUDA 11.8 or newer",
                 code::INVALID_PTX | code::NO_BINARY_FOR_GPU => {
                     "build the bundle again for the GPU's generation; if that does not help, this is a bug of moec"
                 }
@@ -177,16 +176,16 @@ impl Gpu {
         Ok(false)
     }
 
-    /// Refuses everything once something was lost.
-    fn sound(&self) -> Result<()> {
-        self.lost.get().map_or(Ok(()), |why| {
+    /// Fails if there is a deferred error.
+    fn check_deferred_error(&self) -> Result<()> {
+        self.deferred_error.get().map_or(Ok(()), |why| {
             let hint = "check the GPU with `nvidia-smi`".to_owned();
             Err(Error::unit(&self.name, format!("a copy failed: {why}")).with_hint(hint))
         })
     }
 
     fn launch(&self, index: u32, launch: &Launch<'_>) -> Result<()> {
-        self.sound()?;
+        self.check_deferred_error()?;
         let missing = || Error::plan(format!("launch {index} is not of `{NAME}`"));
         let (kernel, of) = self.kernels.get(index as usize).and_then(Option::as_ref).ok_or_else(missing)?;
         let failed = |why: String| Error::kernel(&self.name, &of.symbol, why);
@@ -195,7 +194,7 @@ impl Gpu {
         let addresses: Vec<u64> = launch.args.iter().map(|at| at.ptr().addr() as u64).collect();
         let mut device = self.lock();
         if let Some(at) = addresses.iter().position(|&at| !device.holds(at, 1)) {
-            return Err(failed(format!("operand {at} of step {} lies outside of its memory", launch.step)));
+            return Err(failed(format!("operand {at} of step {} is outside of its memory", launch.step)));
         }
         // SAFETY: the plan is verified, and the kernel takes as many addresses, which are in the GPU's memory
         // as long as the unit has it.
@@ -253,9 +252,9 @@ impl ComputeUnit for Gpu {
 
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
         // SAFETY: the caller's promise.
-        if let Err(e) = unsafe { self.copied_beside(from, to, bytes) } {
-            // The next step says it.
-            let _ = self.lost.set(e.to_string());
+        if let Err(e) = unsafe { self.copy_beside_kernels(from, to, bytes) } {
+            // The next step reports the error.
+            let _ = self.deferred_error.set(e.to_string());
         }
     }
 
@@ -274,9 +273,7 @@ impl ComputeUnit for Gpu {
                     }));
                 }
             }
-            Code::Kernel(_) => {
-                Err(Error::plan(format!("step {} gives `{NAME}` a kernel of the CPU's", launch.step)))
-            }
+            Code::Kernel(_) => Err(Error::plan(format!("step {} gives `{NAME}` a CPU kernel", launch.step))),
         };
         if let Err(e) = done {
             launch.fail(StepFault::Unit(e));
@@ -285,7 +282,7 @@ impl ComputeUnit for Gpu {
 
     fn wait(&self, fault: &OnceLock<StepFault>) {
         let ended = self.lock().wait(self.limit).map_err(|e| self.stopped(&e, self.limit));
-        if let Err(e) = ended.and_then(|()| self.sound()) {
+        if let Err(e) = ended.and_then(|()| self.check_deferred_error()) {
             let _ = fault.set(StepFault::Unit(e));
         }
     }
@@ -300,16 +297,16 @@ enum Direction {
 
 impl Gpu {
     /// Direction of a copy, which has one end in the GPU's memory at least.
-    fn way(&self, device: &GpuDevice, from: Addr, to: Addr, bytes: usize) -> Result<Direction> {
+    fn direction(&self, device: &GpuDevice, from: Addr, to: Addr, bytes: usize) -> Result<Direction> {
         // A place in a table that was not read is invalid.
-        self.sound()?;
+        self.check_deferred_error()?;
         let [first, second] = [from, to].map(|at| at.ptr().addr() as u64);
         match [first, second].map(|at| device.holds(at, bytes)) {
             [false, true] => Ok(Direction::To(second)),
             [true, false] => Ok(Direction::From(first)),
             [true, true] => Ok(Direction::Within([first, second])),
             [false, false] => {
-                let why = format!("a copy of {bytes} bytes is to and from places outside of its memory");
+                let why = format!("a copy of {bytes} bytes has both ends outside of its memory");
                 Err(Error::unit(&self.name, why).with_hint(BUG))
             }
         }
@@ -319,15 +316,15 @@ impl Gpu {
     ///
     /// # Safety
     /// As [`ComputeUnit::copy`].
-    unsafe fn copied(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
+    unsafe fn copy_in_order(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
         let mut device = self.lock();
         let limit = self.limit;
-        let done = match self.way(&device, from, to, bytes)? {
+        let done = match self.direction(&device, from, to, bytes)? {
             // SAFETY: the caller's promise; one end is the GPU's.
             Direction::To(to) => unsafe { device.put(from.ptr(), to, bytes, limit) },
             // SAFETY: as above.
             Direction::From(from) => unsafe { device.get(from, to.ptr(), bytes, limit) },
-            Direction::Within([from, to]) => device.within(from, to, bytes),
+            Direction::Within([from, to]) => device.copy_within(from, to, bytes),
         };
         done.map_err(|e| self.stopped(&e, limit))
     }
@@ -337,23 +334,23 @@ impl Gpu {
     ///
     /// # Safety
     /// As [`ComputeUnit::copy`].
-    unsafe fn copied_beside(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
+    unsafe fn copy_beside_kernels(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
         let limit = self.limit;
-        let beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         let mut device = self.lock();
-        let way = self.way(&device, from, to, bytes)?;
-        let begun = match way {
-            Direction::Within([from, to]) => device.within(from, to, bytes),
-            Direction::To(_) | Direction::From(_) => device.in_front_of(&beside),
+        let direction = self.direction(&device, from, to, bytes)?;
+        let begun = match direction {
+            Direction::Within([from, to]) => device.copy_within(from, to, bytes),
+            Direction::To(_) | Direction::From(_) => device.order_after_kernels(&copies),
         };
         drop(device);
-        let done = begun.and_then(|()| match way {
+        let done = begun.and_then(|()| match direction {
             Direction::To(to) => {
                 // SAFETY: the caller's promise; this end is the GPU's.
-                unsafe { beside.put(from.ptr(), to, bytes, limit) }.and_then(|()| beside.ended(limit))
+                unsafe { copies.put(from.ptr(), to, bytes, limit) }.and_then(|()| copies.wait(limit))
             }
             // SAFETY: as above.
-            Direction::From(from) => unsafe { beside.get(from, to.ptr(), bytes, limit) },
+            Direction::From(from) => unsafe { copies.get(from, to.ptr(), bytes, limit) },
             Direction::Within(_) => Ok(()),
         });
         done.map_err(|e| self.stopped(&e, limit))
@@ -365,7 +362,7 @@ fn room(device: &GpuDevice) -> u64 {
     device.memory().map_or(0, |[free, _]| free) as u64
 }
 
-/// The unit as a copy sees it, which says what went wrong.
+/// The unit for a copy, which records what went wrong.
 struct Copier<'a>(&'a Gpu, &'a Launch<'a>);
 
 impl ComputeUnit for Copier<'_> {
@@ -379,7 +376,7 @@ impl ComputeUnit for Copier<'_> {
 
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
         // SAFETY: the caller's promise.
-        if let Err(e) = unsafe { self.0.copied(from, to, bytes) } {
+        if let Err(e) = unsafe { self.0.copy_in_order(from, to, bytes) } {
             self.1.fail(StepFault::Unit(e));
         }
     }

@@ -1,4 +1,4 @@
-//! The unit on a fake driver: the order of its calls, and the errors that result from refusals.
+//! Tests of the unit with a fake driver: the order of calls, and the errors after refusals.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod driver;
@@ -6,7 +6,7 @@ mod driver;
 use crate::Gpu;
 use crate::api::code;
 use crate::gpu::LIMIT;
-use driver::{FAKE, Fake, calls, fake, turn};
+use driver::{FAKE, Fake, calls, fake, lock_fake};
 use moec_ir::plan::{Builtin, FileRef};
 use moec_ir::text::parse_plan;
 use moec_runtime::bundle::BundleReader;
@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-/// A kernel that does nothing with two addresses and a number of rows.
+/// An empty kernel with two addresses and a number of rows as parameters.
 const PTX: &str = ".version 7.8
 .target sm_90
 .address_size 64
@@ -30,7 +30,7 @@ ret;
 }
 ";
 
-/// A plan whose one entry launches it on rows that crossed, and brings back what it gives.
+/// A plan whose only entry point copies rows to the GPU, launches the kernel, and copies the result back.
 const PLAN: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
@@ -58,7 +58,7 @@ fn program() -> Program {
     Program::new(parse_plan(PLAN).unwrap(), &|_| None).unwrap()
 }
 
-/// A folder with the artifact, which is removed at the end.
+/// A folder with the artifact, which is removed on drop.
 struct Folder(std::path::PathBuf);
 
 impl Folder {
@@ -106,8 +106,8 @@ fn step(gpu: &Gpu, code: Builtin, args: &[Addr], fault: &OnceLock<StepFault>) {
 const COPY: Builtin = Builtin::Copy { words: 1, span: moec_ir::plan::Span::Rows };
 
 #[test]
-fn steps_reach_the_gpu_in_their_order() {
-    let _turn = turn(|_| {});
+fn steps_are_launched_in_order() {
+    let _guard = lock_fake(|_| {});
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     assert_eq!(gpu.device_name(), "Card");
@@ -191,7 +191,7 @@ fn steps_reach_the_gpu_in_their_order() {
     );
 }
 
-/// Calls of the driver for a run of launches, each time that it comes.
+/// The driver's calls for each of `times` repetitions of the same launches.
 fn runs(gpu: &Gpu, base: Addr, times: usize) -> Vec<Vec<String>> {
     let fault = OnceLock::new();
     let run = |_| {
@@ -208,13 +208,13 @@ fn runs(gpu: &Gpu, base: Addr, times: usize) -> Vec<Vec<String>> {
     (0..times).map(run).collect()
 }
 
-/// Launches that come again are captured, and a graph from then on; a driver that makes none gets them one by
+/// Repeated launches are captured as a graph; if the driver cannot create graphs, they are launched one by
 /// one.
 #[test]
-fn launches_that_come_again_are_a_graph() {
+fn repeated_launches_are_captured_as_a_graph() {
     const ONCE: [&str; 2] = ["launch", "cuStreamQuery compute"];
     const CAPTURED: [&str; 3] = ["cuStreamBeginCapture 1 on compute", "launch", "cuStreamEndCapture compute"];
-    let _turn = turn(|_| {});
+    let _guard = lock_fake(|_| {});
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     gpu.load(&program(), 1, &folder.files()).unwrap();
@@ -224,7 +224,7 @@ fn launches_that_come_again_are_a_graph() {
     let again = vec!["cuGraphLaunch 51 on compute", ONCE[1]];
     let second: Vec<&str> = CAPTURED.into_iter().chain(made).collect();
     assert_eq!(runs(&gpu, base, 4), [ONCE.to_vec(), second, again.clone(), again]);
-    // Another place is another run.
+    // Launches with other addresses are not the captured ones.
     assert_eq!(runs(&gpu, base.plus(4), 1), [ONCE]);
     drop(gpu);
     assert_eq!(calls().iter().filter(|a| *a == "cuGraphExecDestroy").count(), 1);
@@ -238,30 +238,30 @@ fn launches_that_come_again_are_a_graph() {
     assert_eq!(runs(&gpu, base, 3), [ONCE.to_vec(), tried.collect(), ONCE.to_vec()]);
 }
 
-/// Machine code is used if the GPU's generation has the same first digit and the code is complete; else the
-/// driver gets the text.
+/// Machine code is used if the GPU's generation has the same first digit and the code is complete. Otherwise
+/// the driver gets the PTX text.
 #[test]
-fn machine_code_goes_first_where_the_gpu_runs_it() {
+fn compatible_machine_code_is_preferred() {
     let mut plan = parse_plan(PLAN).unwrap();
     plan.files.push(FileRef { path: "artifacts/gpu.cubin".into(), bytes: 64, sha256: [0; 32] });
     let program = Program::new(plan, &|_| None).unwrap();
     let folder = Folder::new(PTX);
     let code = folder.0.join("artifacts/gpu.cubin");
     let loads = |generation: [c_int; 2]| {
-        let _turn = turn(|fake| fake.generation = generation);
+        let _guard = lock_fake(|fake| fake.generation = generation);
         let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
         gpu.load(&program, 1, &folder.files()).unwrap();
         let loads: Vec<String> = calls().into_iter().filter(|a| a.starts_with("cuModuleLoad")).collect();
         assert_eq!(gpu.is_assembled(), loads == ["cuModuleLoadDataEx code"]);
         loads.join(", ")
     };
-    // A head that lists nothing else.
+    // An ELF header without tables.
     let mut head = b"\x7fELF\x02\x01\x01".to_vec();
     head.resize(64, 0);
     fs::write(&code, &head).unwrap();
     assert_eq!(loads([9, 0]), "cuModuleLoadDataEx code");
     assert_eq!(loads([10, 0]), "cuModuleLoadDataEx 7 lines");
-    // Tables of sections and of segments that are not there, and no head at all.
+    // Tables of sections and of segments that are past the end, and a damaged header.
     for (at, bytes) in [(40, [200_u8, 0]), (32, [200, 0]), (0, [0, 0])] {
         let mut broken = head.clone();
         broken[at..at + 2].copy_from_slice(&bytes);
@@ -270,51 +270,53 @@ fn machine_code_goes_first_where_the_gpu_runs_it() {
         assert_eq!(loads([9, 0]), "cuModuleLoadDataEx 7 lines", "{at}");
     }
     fs::remove_file(&code).unwrap();
-    let _turn = turn(|_| {});
-    let (why, _) = said(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program, 1, &folder.files()));
+    let _guard = lock_fake(|_| {});
+    let (why, _) =
+        text_and_hint(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program, 1, &folder.files()));
     assert!(why.contains("gpu.cubin") && why.contains("is missing"), "{why}");
 }
 
-/// The driver compiles no text and loads no code that is not what the plan says.
+/// Files whose hashes differ from the plan's are not loaded.
 #[test]
-fn changed_kernels_do_not_reach_the_driver() {
+fn changed_kernel_files_are_not_loaded() {
     let folder = Folder::new(PTX);
     fs::write(folder.0.join("artifacts/gpu.cubin"), b"\x7fELF").unwrap();
     for (name, bytes) in [("artifacts/gpu.ptx", PTX.len()), ("artifacts/gpu.cubin", 4)] {
-        let _turn = turn(|_| {});
+        let _guard = lock_fake(|_| {});
         let mut plan = parse_plan(PLAN).unwrap();
         plan.files.push(FileRef { path: name.into(), bytes: bytes as u64, sha256: [0; 32] });
         let files = BundleReader::of_plan(&folder.0, &plan, CheckLevel::Small);
         let program = Program::new(plan, &|_| None).unwrap();
         let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
         calls();
-        let (why, _) = said(gpu.load(&program, 1, &files));
+        let (why, _) = text_and_hint(gpu.load(&program, 1, &files));
         assert!(why.contains(name) && why.contains("was changed after the build"), "{why}");
         assert!(calls().iter().all(|call| !call.starts_with("cuModuleLoad")));
     }
 }
 
-/// A plan and a text with different kernels do not match.
+/// The kernels of the text must be those of the plan.
 #[test]
-fn kernels_are_those_of_the_plan() {
+fn kernels_must_match_the_plan() {
     for (text, words) in [
         (PTX.replace("entry k(", "entry kk("), "there is no kernel of that name"),
         (PTX.replace(".param .u64 b, ", ""), "it takes 2 parameters, 1 of them addresses, not 2 addresses"),
         (PTX.replace(".param .u32 n", ".param .u64 n"), "it takes 3 parameters, 3 of them addresses"),
-        (PTX.replace(".target sm_90", ".target"), "does not say for which generation"),
+        (PTX.replace(".target sm_90", ".target"), "does not name its generation"),
     ] {
-        let _turn = turn(|_| {});
+        let _guard = lock_fake(|_| {});
         let folder = Folder::new(&text);
-        let (why, _) = said(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program(), 1, &folder.files()));
+        let (why, _) =
+            text_and_hint(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program(), 1, &folder.files()));
         assert!(why.contains(words), "{why}");
     }
 }
 
-/// Long copies go through two buffers in turn, whole, and none is used before the copy before it has passed.
-/// Beside the steps they wait for kernels, and no kernel for them.
+/// Long copies go through two buffers alternately; a buffer is reused once its previous copy has ended.
+/// Parallel to the steps, they wait for kernels, but kernels do not wait for them.
 #[test]
-fn long_copies_take_turns() {
-    let _turn = turn(|fake| fake.free = 64 << 20);
+fn long_copies_are_interleaved() {
+    let _guard = lock_fake(|fake| fake.free = 64 << 20);
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     let bytes = (9 << 20) + 5;
     let base = gpu.take(bytes as u64).unwrap().unwrap();
@@ -333,43 +335,44 @@ fn long_copies_take_turns() {
     // SAFETY: as above.
     unsafe { gpu.copy(base, Addr::read_only(back.as_mut_ptr()), bytes) };
     assert!(back == numbers);
-    // The second piece is being copied before the first is read.
+    // The second piece is copied while the first is read.
     let copies: Vec<bool> = calls().iter().map(|a| a.starts_with("cuMemcpyDtoH")).collect();
     let at: Vec<usize> = copies.iter().zip(0..).filter(|(c, _)| **c).map(|(_, i)| i).collect();
     assert_eq!((at.len(), at[1] - at[0]), (3, 3));
 }
 
-fn said<T>(result: Result<T>) -> (String, String) {
+fn text_and_hint<T>(result: Result<T>) -> (String, String) {
     let error = result.err().unwrap();
     (error.to_string(), error.hint().unwrap_or_default())
 }
 
 #[test]
-fn what_the_driver_refuses_is_said_by_name() {
+fn driver_errors_name_the_call() {
     let folder = Folder::new(PTX);
     let open = |change: &dyn Fn(&mut Fake)| {
-        let turn = turn(|fake| change(fake));
-        (Gpu::with(&fake(), "gpu", LIMIT), turn)
+        let guard = lock_fake(|fake| change(fake));
+        (Gpu::with(&fake(), "gpu", LIMIT), guard)
     };
     let (none, guard) = open(&|f| f.gpus = 0);
-    let (why, hint) = said(none);
+    let (why, hint) = text_and_hint(none);
     assert!(
-        why.contains("the unit `gpu` cannot be used: there is no GPU") && hint.contains("--emulate"),
+        why.contains("the unit `gpu` cannot be used: NVIDIA's driver reports no GPU")
+            && hint.contains("--emulate"),
         "{why}"
     );
     drop(guard);
     let (gpu, guard) = open(&|f| f.generation = [8, 9]);
-    let (why, hint) = said(gpu.unwrap().load(&program(), 1, &folder.files()));
+    let (why, hint) = text_and_hint(gpu.unwrap().load(&program(), 1, &folder.files()));
     assert!(
-        why.contains("for sm_90, and `Card` is of sm_89") && hint.contains("sm = \"sm_89\""),
+        why.contains("for sm_90, but `Card` is of sm_89") && hint.contains("sm = \"sm_89\""),
         "{why}: {hint}"
     );
     drop(guard);
     let (gpu, guard) = open(&|f| {
         f.refuses = Some(("cuModuleLoadDataEx", code::UNSUPPORTED_PTX_VERSION));
-        f.says = "ptxas fatal: Unsupported .version 7.8";
+        f.log = "ptxas fatal: Unsupported .version 7.8";
     });
-    let (why, hint) = said(gpu.unwrap().load(&program(), 1, &folder.files()));
+    let (why, hint) = text_and_hint(gpu.unwrap().load(&program(), 1, &folder.files()));
     assert!(
         why.contains("CUDA_ERROR_UNSUPPORTED_PTX_VERSION: ptxas fatal: Unsupported .version 7.8"),
         "{why}"
@@ -377,24 +380,24 @@ fn what_the_driver_refuses_is_said_by_name() {
     assert!(hint.contains("update NVIDIA's driver"), "{hint}");
     drop(guard);
     let (gpu, guard) = open(&|f| f.free = 100);
-    let (why, hint) = said(gpu.unwrap().take(128));
+    let (why, hint) = text_and_hint(gpu.unwrap().take(128));
     assert!(why.contains("it needs 128 bytes of memory, and 100 are free on `Card`"), "{why}");
-    assert!(hint.contains("place less there"), "{hint}");
+    assert!(hint.contains("place fewer experts there"), "{hint}");
     drop(guard);
     let (gpu, guard) = open(&|f| f.refuses = Some(("cuMemAlloc", code::OUT_OF_MEMORY)));
-    let (why, _) = said(gpu.unwrap().take(128));
+    let (why, _) = text_and_hint(gpu.unwrap().take(128));
     assert!(why.contains("128 bytes of memory in one piece"), "{why}");
     drop(guard);
-    // An error without a name is said by its number.
+    // An error without a name is reported by its number.
     let (gpu, _guard) = open(&|f| f.refuses = Some(("cuInit", 999)));
-    let (why, _) = said(gpu);
-    assert!(why.contains("does not start: cuInit gives error 999"), "{why}");
+    let (why, _) = text_and_hint(gpu);
+    assert!(why.contains("cannot be started: cuInit gives error 999"), "{why}");
 }
 
-/// A kernel that does not end is given up, and so is all that would wait for it.
+/// A kernel that does not end is abandoned after a time limit, and so are all steps that would wait for it.
 #[test]
-fn a_kernel_that_does_not_end_is_named() {
-    let _turn = turn(|_| {});
+fn nonterminating_kernel_is_named() {
+    let _guard = lock_fake(|_| {});
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", Duration::from_millis(5)).unwrap();
     gpu.load(&program(), 1, &folder.files()).unwrap();
@@ -411,10 +414,10 @@ fn a_kernel_that_does_not_end_is_named() {
     assert!(calls().is_empty());
 }
 
-/// Operands outside of the GPU's memory, and kernels that trapped, end the call with their names.
+/// Operands outside of the GPU's memory, and kernels that trap, end the call with an error that names them.
 #[test]
-fn what_stops_a_step_is_named() {
-    let _turn = turn(|_| {});
+fn step_faults_are_named() {
+    let _guard = lock_fake(|_| {});
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     gpu.load(&program(), 1, &folder.files()).unwrap();
@@ -426,7 +429,7 @@ fn what_stops_a_step_is_named() {
     let fault = OnceLock::new();
     step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(128)], &fault);
     let why = message(fault);
-    assert!(why.contains("kernel `k` on `gpu`: operand 1 of step 5 lies outside of its memory"), "{why}");
+    assert!(why.contains("kernel `k` on `gpu`: operand 1 of step 5 is outside of its memory"), "{why}");
     FAKE.lock().unwrap().refuses = Some(("cuLaunchKernel", 719));
     let fault = OnceLock::new();
     step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
@@ -444,19 +447,19 @@ fn what_stops_a_step_is_named() {
         "{why}"
     );
     FAKE.lock().unwrap().refuses = Some(("cuMemcpyHtoDAsync", 719));
-    // SAFETY: twelve bytes are at both ends.
+    // SAFETY: both ends have twelve bytes.
     unsafe { gpu.copy(Addr::read_only([0_u8; 12].as_ptr()), base, 12) };
     let fault = OnceLock::new();
     step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
     let why = message(fault);
     assert!(why.contains("a copy failed"), "{why}");
-    // From then on every wait fails, and nothing is copied: the place that a copy was to read is invalid.
+    // From then on every wait fails, and nothing is copied, so the null address is never read.
     let fault = OnceLock::new();
     gpu.wait(&fault);
     let why = message(fault);
     assert!(why.contains("a copy failed"), "{why}");
     calls();
-    // SAFETY: neither end is looked at.
+    // SAFETY: neither address is accessed.
     unsafe { gpu.copy(base, Addr::read_only(std::ptr::null()), 12) };
     assert!(calls().is_empty());
 }

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use crate::{Clock, Command, Controller, Geometry, HOST, Offer, Options, Request, Timing};
 
-/// The rank behind one private bus, with requests that are requested over time.
+/// One private bus and its rank, with requests that arrive over time.
 ///
-/// The order is that of asking; a request is offered at its clock or after those before it, one at a
-/// clock. Rows stay open and refresh goes on between requests, so a bus that is kept remembers what it did.
+/// Requests are served in the order in which they are made. Each is offered at its clock or after those
+/// before it, one per clock. Rows stay open and refresh continues between requests, so a bus keeps its state.
 #[derive(Debug)]
 pub struct Bus {
     controller: Controller,
@@ -66,7 +66,7 @@ impl Bus {
         {
             match self.controller.offer(HOST, request, self.now) {
                 Offer::Full => full = true,
-                Offer::Taken => _ = self.requests.pop_front(),
+                Offer::Accepted => _ = self.requests.pop_front(),
                 Offer::Forwarded | Offer::Merged => {
                     self.requests.pop_front();
                     self.ends.push_back(self.now);

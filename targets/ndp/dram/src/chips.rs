@@ -1,4 +1,4 @@
-//! The state of the ranks behind a controller: open rows, and when each command may come next.
+//! State of a controller's ranks: open rows, and when each command may come next.
 
 use crate::command::{Clock, Command, Gaps, Ready, Scope};
 use crate::{Address, Geometry, Timing};
@@ -27,7 +27,7 @@ struct Rank {
     reserved: Option<usize>,
 }
 
-/// All ranks behind one controller.
+/// All ranks of one controller.
 #[derive(Debug)]
 pub(crate) struct Chips {
     pub(crate) gaps: Gaps,

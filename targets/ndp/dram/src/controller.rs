@@ -10,7 +10,7 @@ use crate::{Address, Geometry, Request, Timing};
 /// The port of the host in every controller.
 pub const HOST: usize = 0;
 
-/// Options of a controller beside its timing.
+/// Options of a controller other than its timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Requests that each of the two queues of a port holds; at least 1.

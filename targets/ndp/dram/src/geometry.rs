@@ -7,7 +7,7 @@ use serde::Serialize;
 pub struct Geometry {
     /// Channels: data buses of 32 bits that share nothing.
     pub channels: u32,
-    /// Ranks behind one channel.
+    /// Ranks of one channel.
     pub ranks: u32,
     /// Bank groups of a rank.
     pub groups: u32,
@@ -35,7 +35,7 @@ impl Geometry {
     }
 }
 
-/// Place of a line of 64 bytes behind one channel.
+/// Address of a line of 64 bytes in one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Address {
     /// Rank of the channel.

@@ -1,5 +1,5 @@
-//! A cycle-level model of DDR5 memory behind its controllers: when each command to a rank goes out, and so
-//! how long streams of lines of 64 bytes take.
+//! A cycle-level model of DDR5 memory and its controllers: when each command to a rank is sent, and so how
+//! long streams of lines of 64 bytes take.
 //!
 //! | to | use |
 //! |---|---|

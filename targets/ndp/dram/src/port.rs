@@ -1,13 +1,13 @@
-//! One way to the ranks: its queues, its buses, and what it would send next.
+//! One way to the ranks: its queues, its buses, and its next command.
 #![expect(clippy::cast_possible_truncation, reason = "indices of queues and ranks, which are short")]
 
 use crate::chips::{Chips, Slot};
 use crate::command::{Clock, Command, Ready, Scope};
 use crate::{Kind, Request};
 
-/// A read, or a write while writes are drained, that waited this many clocks is served before all others of
-/// its port, and no other port precedes it at its rank. Refresh closes all rows far more often. So within a
-/// port only a row that is hit again and again without refresh makes another one wait that long.
+/// Age in clocks from which a read (or a write while writes are drained) is served before all others of its
+/// port; no other port precedes it at its rank. Refresh closes all rows far more often. So within a port, a
+/// request waits that long only if another row is hit repeatedly without refresh.
 pub const PATIENCE: Clock = 1 << 16;
 
 /// Never.
@@ -79,8 +79,8 @@ impl Plan {
 /// Fate of a request that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// It waits in its queue.
-    Taken,
+    /// The request waits in its queue.
+    Accepted,
     /// A read of a line that waits to be written: answered from the write queue, no command is needed.
     Forwarded,
     /// A write of a line that waits to be written: that write takes its place.
@@ -115,7 +115,7 @@ pub(crate) struct Port {
     first: u32,
     /// By rank, the constraints of this port's data bus between ranks.
     data_bus: Vec<Ready>,
-    /// By rank, when it and the ways to it take each command, as of the last plan.
+    /// For each rank: when it and its buses accept each command, as of the last plan.
     ranks: Vec<Ready>,
     /// Next command; `None`: to be found out.
     plan: Option<Plan>,
@@ -170,13 +170,14 @@ impl Port {
         let entry = Entry::new(chips, request, now);
         queue.push(entry);
         self.amend(entry, now);
-        Offer::Taken
+        Offer::Accepted
     }
 
     /// Keeps the plan true when a request has arrived, without looking at all others again.
     fn amend(&mut self, entry: Entry, now: Clock) {
         let Some(plan) = self.plan else { return };
-        // Neither a refresh nor what goes first at this very clock lets the queues have a say.
+        // The queues have no influence during a refresh, or if an opened request goes first at this very
+        // clock.
         let first = matches!(plan.pick, Pick::Request(Queue::Opened, _)) && plan.at <= now;
         if self.refreshing != Refreshing::No || first {
             return;
@@ -185,7 +186,7 @@ impl Port {
         if self.set_mode(now) != was {
             self.plan = None;
         } else if (entry.request.kind == Kind::Write) == self.draining {
-            // Younger than all: only an earlier clock puts it first.
+            // The new request is the youngest, so it goes first only if its clock is earlier.
             let (queue, list) = self.queue();
             let at = self.clock(&entry).max(now);
             if at < plan.at {
@@ -215,7 +216,7 @@ impl Port {
         if self.draining { (Queue::Writes, &self.writes) } else { (Queue::Reads, &self.reads) }
     }
 
-    /// The earliest of the entries, the oldest of those that could go at once.
+    /// The entry with the earliest clock; of those that could go at once, the oldest.
     fn earliest(&self, queue: Queue, list: &[Entry], now: Clock) -> Plan {
         let (mut first, mut index) = (NEVER, 0);
         for (i, entry) in list.iter().enumerate() {

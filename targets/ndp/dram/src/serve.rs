@@ -16,7 +16,7 @@ pub struct Served {
     pub complete: bool,
 }
 
-/// One stream: the request that waits to be taken, and whether its queue was full when it was offered.
+/// One stream: its next request, and whether its queue was full when the request was offered.
 struct Source<'a> {
     feed: Feed<'a>,
     waiting: Option<Request>,
@@ -48,8 +48,8 @@ pub fn serve(
                     source.blocked = true;
                     continue;
                 }
-                Offer::Taken => {}
-                // The write that waits brings the line, or takes it along.
+                Offer::Accepted => {}
+                // The waiting write provides the line, or is merged with the request.
                 Offer::Forwarded | Offer::Merged => note(&mut served[port], now),
             }
             source.waiting = source.feed.next();

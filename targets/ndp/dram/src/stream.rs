@@ -5,10 +5,10 @@ use crate::serve::{Feed, Served, serve};
 use crate::{Clock, Controller, Geometry, HOST, Kind, Layout, Options, Timing};
 
 /// Refresh periods that are simulated before the rate of a long stream is taken.
-const LEAD: Clock = 2;
-/// Refresh periods over which it is taken, where one side reads alone.
+const WARMUP_INTERVALS: Clock = 2;
+/// Refresh periods over which the rate is measured, if one side reads alone.
 const WINDOW: Clock = 16;
-/// The same where both read: which rows are in each other's way changes slowly.
+/// The same if both sides read, since conflicts of rows change slowly.
 const LONG_WINDOW: Clock = 96;
 
 /// Placement of an expert's lines (TriMoE §4.3).
@@ -147,12 +147,12 @@ impl Channel {
     /// End of each side: 0 for one without lines, [`Clock::MAX`] for one that gets none.
     fn ends(&self, load: Load) -> Sides<Clock> {
         let run = self.run(load);
-        let wanted = self.wanted(load);
+        let totals = self.lines_per_side(load);
         let mut ends = run.finished.map(|clock| clock.unwrap_or(Clock::MAX));
-        let mut left = [0, 1].map(|side| (wanted[side] - run.lines[side]) as f64);
+        let mut left = [0, 1].map(|side| (totals[side] - run.lines[side]) as f64);
         let mut rate = run.rate;
         // One side has ended within the window: what it did to the other's rate is over.
-        if wanted.iter().all(|&lines| lines > 0) && run.finished != [None, None] {
+        if totals.iter().all(|&lines| lines > 0) && run.finished != [None, None] {
             rate = self.rates_alone(load, left);
         }
         let mut now = run.end as f64;
@@ -184,7 +184,7 @@ impl Channel {
     }
 
     /// Lines that each side reads in the first subchannel, which has the most of them.
-    fn wanted(&self, load: Load) -> Sides<u64> {
+    fn lines_per_side(&self, load: Load) -> Sides<u64> {
         let subchannels = u64::from(self.subchannels);
         if load.busy == 0 {
             return [load.host.div_ceil(subchannels), 0];
@@ -203,18 +203,18 @@ impl Channel {
 
     /// Simulates the first subchannel until all is read or the window is over.
     fn run(&self, load: Load) -> Run {
-        let start = LEAD * Clock::from(self.timing.refi);
+        let start = WARMUP_INTERVALS * Clock::from(self.timing.refi);
         let window = if load.host > 0 && load.ndp > 0 { LONG_WINDOW } else { WINDOW };
-        let until = (LEAD + window) * Clock::from(self.timing.refi);
+        let until = (WARMUP_INTERVALS + window) * Clock::from(self.timing.refi);
         let ranks = self.geometry.ranks;
         let all = Geometry { ranks: ranks * self.dimms, ..self.geometry };
         let mut controller = Controller::with_private_ports(&self.timing, all, self.options);
         let half = self.geometry.rows / 2;
-        let wanted = self.wanted(load);
+        let totals = self.lines_per_side(load);
         let host: Feed<'_> = match load.placement {
-            Placement::Striped => Box::new(Layout::STRIPED.requests(Kind::Read, all, (0, half), wanted[0])),
+            Placement::Striped => Box::new(Layout::STRIPED.requests(Kind::Read, all, (0, half), totals[0])),
             Placement::Localized => {
-                Box::new(Layout::LOCALIZED.requests(Kind::Read, self.geometry, (0, half), wanted[0]))
+                Box::new(Layout::LOCALIZED.requests(Kind::Read, self.geometry, (0, half), totals[0]))
             }
         };
         let one = Geometry { ranks: 1, ..self.geometry };
@@ -242,7 +242,7 @@ impl Channel {
         let first = &units[..units.len().min(ranks as usize)];
         let finished = [end(host), end(first)];
         Run {
-            finished: [0, 1].map(|side| (lines[side] == wanted[side]).then_some(finished[side])),
+            finished: [0, 1].map(|side| (lines[side] == totals[side]).then_some(finished[side])),
             lines,
             rate: after.map(|n| n as f64 / (until - start) as f64),
             end: until,

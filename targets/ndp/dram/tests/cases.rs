@@ -1,5 +1,5 @@
-//! Streams whose rate can be computed by hand, compared with the model's rates: the table of
-//! `docs/ndp-dram.md`, and a test that the page has the same numbers.
+//! Streams whose rates are computed by hand, compared with the model's rates, as in the table of
+//! `docs/ndp-dram.md`. A test checks that the page has these numbers.
 
 mod support;
 
@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use moec_dram::{Channel, Path, Placement, Request, Timing, trace};
 use support::{Dice, at, options, read, text, write};
 
-/// Lines of a case's stream.
+/// Number of lines of a case's stream.
 const LINES: u32 = 20_000;
 
-/// Lines over the bank groups of a rank, along the rows, over banks.
+/// Addresses that change the bank group with every line, then the column, then the bank.
 fn groups(i: u32) -> moec_dram::Address {
     at(0, i % 8, i / 512 % 4, i / 2048, i / 8 % 64)
 }
@@ -31,7 +31,7 @@ struct Case {
     name: &'static str,
     requests: fn() -> Vec<Request>,
     queue: usize,
-    /// Clocks for each line without refresh, by hand, and how near the model must come, as a share.
+    /// Clocks per line without refresh, computed by hand; and the permitted deviation, as a share.
     by_hand: fn(&Timing) -> f64,
     near: f64,
 }
@@ -45,13 +45,13 @@ fn random(ranks: u32) -> Vec<Request> {
     lines(|_| read(dice.line(ranks, 1 << 16)))
 }
 
-/// A write opens its row, writes, waits for the chips to recover, and closes it: command ends, as all others.
+/// Clocks of a write: activate, write, recovery and precharge. The next activate follows at once.
 fn write_cycle(t: &Timing) -> f64 {
     f64::from(t.rcd + t.cwl + t.bl + t.wr + t.rp)
 }
 
-/// Drains of a queue of 32 take it from 26 writes to 6, so there are 20 reads and 20 writes between two
-/// turnarounds of the bus: from reads to writes, and back within a rank.
+/// The queue of 32 drains from 26 writes to 6, so there are 20 reads and 20 writes between two turnarounds of
+/// the bus: from reads to writes, and back within a rank.
 fn turns(t: &Timing) -> f64 {
     let to_write = t.cl + t.bl + t.preamble - t.cwl;
     let to_read = t.cwl + t.bl + t.wtr_s;
@@ -134,7 +134,7 @@ fn steady(case: &Case, t: Timing, refresh: bool) -> f64 {
 }
 
 #[test]
-fn streams_take_what_the_rules_say() {
+fn stream_times_match_hand_calculation() {
     for (name, t) in moec_dram::TIMINGS {
         for case in &CASES {
             let (measured, by_hand) = (steady(case, t, false), (case.by_hand)(&t));
@@ -146,20 +146,20 @@ fn streams_take_what_the_rules_say() {
 
 /// Random lines over four ranks cost changes of rank, and the queue gathers lines of a rank.
 #[test]
-fn ranks_change_at_a_price() {
+fn rank_changes_cost_time() {
     let t = Timing::trimoe();
     let case = Case { name: "", requests: || random(4), queue: 32, by_hand: |_| 0.0, near: 0.0 };
     let measured = steady(&case, t, false);
     assert!(measured > f64::from(t.bl) * 1.01, "{measured}");
     assert!(measured < f64::from(t.bl + t.cs), "{measured}");
-    // With no queue to choose from, every line of the next rank waits for the bus.
+    // With a queue of one, every line waits for the bus to change the rank.
     let in_turn = || lines(|i| read(at(i % 4, i / 4 % 8, 0, 0, i / 32 % 64)));
     let case = Case { requests: in_turn, queue: 1, ..case };
     let measured = steady(&case, t, false);
     assert!((measured - f64::from(t.bl + t.cs)).abs() < 0.2, "{measured}");
 }
 
-/// A refresh keeps a rank from reading: the rows are closed, refreshed, and opened again.
+/// During a refresh a rank cannot be read: its rows are closed, refreshed, and opened again.
 #[test]
 fn refresh_costs_eleven_to_twelve_percent() {
     let t = Timing::trimoe();
@@ -170,13 +170,13 @@ fn refresh_costs_eleven_to_twelve_percent() {
         assert!((0.11..0.12).contains(&share), "{}: {share}", case.name);
         assert!(share >= by_hand - 0.002, "{}: {share}, by hand at least {by_hand}", case.name);
     }
-    // Chips of 16 Gb are refreshed faster: the 11 % of a module of 128 GB are those of 32 Gb.
+    // Chips of 16 Gb are refreshed faster; the 11 % of a module of 128 GB apply to chips of 32 Gb.
     let of16 = t.with_density(16).expect("a density of the standard");
     let share = 1.0 - steady(&CASES[0], of16, false) / steady(&CASES[0], of16, true);
     assert!((0.08..0.09).contains(&share), "{share}");
 }
 
-/// 47 MB of an expert, as its module's unit and as the host read them.
+/// Lines of an expert of 47 MB, read by its module's unit and by the host.
 const EXPERT: u64 = 737_280;
 
 #[test]
@@ -202,7 +202,7 @@ fn an_expert_streams_at_the_rate_of_its_buses() {
 
 /// The page's table has these numbers: `| name | by hand | trimoe | with refresh |`.
 #[test]
-fn the_page_has_the_table() {
+fn dram_page_contains_the_stream_table() {
     let page = include_str!("../../../../docs/ndp-dram.md");
     let rows: BTreeMap<&str, Vec<&str>> = page
         .lines()

@@ -1,4 +1,4 @@
-//! The order of commands: by the rules, the same as a naive controller's, and no request waits for ever.
+//! The order of commands follows the timing rules and equals a naive controller's; no request starves.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use support::monitor::Monitor;
 use support::{Dice, at, geometry, naive, options, read, write};
 
-/// All commands of a controller with private ports or without.
+/// All commands of a controller; with several feeds, the controller has private ports.
 fn log(t: &Timing, g: Geometry, o: Options, feeds: &[Vec<Request>]) -> Vec<Issued> {
     let mut controller =
         if feeds.len() > 1 { Controller::with_private_ports(t, g, o) } else { Controller::new(t, g, o) };
@@ -24,7 +24,7 @@ fn log(t: &Timing, g: Geometry, o: Options, feeds: &[Vec<Request>]) -> Vec<Issue
     log
 }
 
-/// The log keeps the rules; every rank is refreshed in time.
+/// Checks that the log obeys the rules, and that every rank is refreshed in time.
 fn check(t: Timing, g: Geometry, o: Options, log: &[Issued]) {
     let mut monitor = Monitor::new(t, g);
     for issued in log {
@@ -45,15 +45,15 @@ fn check(t: Timing, g: Geometry, o: Options, log: &[Issued]) {
         );
         for (k, &clock) in times.iter().enumerate() {
             let due = (k as u64 + 1) * refi;
-            // Requests for which rows were opened go first, and each rank waits for the last write's
-            // recovery. The standard permits a refresh to be late by four periods.
+            // Requests whose rows are open go first, and each rank waits for the recovery after its last
+            // write. The standard permits a refresh to be late by four periods.
             let late = due + 1000 + 150 * u64::from(rank);
             assert!((due..late).contains(&clock), "refresh {k} of rank {rank} at {clock}, due at {due}");
         }
     }
 }
 
-/// Requests for few rows, so that there are hits, conflicts, and reads of what waits to be written.
+/// Requests for few rows, so that there are hits, conflicts, and reads of queued writes.
 fn requests(rank: Option<u32>, ranks: u32, most: usize) -> impl Strategy<Value = Vec<Request>> {
     let line = (0..ranks, 0..8_u32, 0..4_u32, 0..3_u32, 0..4_u32, any::<bool>());
     let one = line.prop_map(move |(r, group, bank, row, column, reads)| {
@@ -64,7 +64,7 @@ fn requests(rank: Option<u32>, ranks: u32, most: usize) -> impl Strategy<Value =
 }
 
 fn small(mut t: Timing) -> Timing {
-    // Refresh often, so that short streams meet it.
+    // Frequent refreshes, so that short streams contain some.
     (t.refi, t.rfc) = (2000, 300);
     t
 }
@@ -72,9 +72,9 @@ fn small(mut t: Timing) -> Timing {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// One port: the same commands at the same clocks as the naive controller, and the rules are kept.
+    /// With one port, the commands and their clocks are the naive controller's, and obey the rules.
     #[test]
-    fn one_port_is_the_naive_controller(
+    fn single_port_matches_the_naive_controller(
         requests in requests(None, 4, 400), queue in 1..40_usize, refresh: bool, set in 0..2_usize,
     ) {
         let (t, o) = (small(TIMINGS[set].1), options(queue, refresh));
@@ -84,9 +84,9 @@ proptest! {
         prop_assert_eq!(fast, slow);
     }
 
-    /// The host and the private buses of two ranks.
+    /// The host, and the private buses of two ranks.
     #[test]
-    fn private_ports_are_the_naive_controller(
+    fn private_ports_match_the_naive_controller(
         host in requests(None, 2, 200), first in requests(Some(0), 1, 200), second in requests(Some(1), 1, 200),
         queue in 1..40_usize, refresh: bool,
     ) {
@@ -98,24 +98,24 @@ proptest! {
         prop_assert_eq!(fast, naive::run(t, g, o, &feeds));
     }
 
-    /// Every request is served once: by a command of its own, or by the write that it met in the queue.
+    /// Every request is served once: by its own command, or by a queued write to the same line.
     #[test]
     fn every_request_is_served_once(requests in requests(None, 4, 600), queue in 1..40_usize) {
         let t = small(Timing::trimoe());
         let mut c = Controller::new(&t, geometry(), options(queue, true));
-        let mut wanted: HashMap<_, i64> = HashMap::new();
+        let mut outstanding: HashMap<_, i64> = HashMap::new();
         let (mut now, mut left) = (1, requests.iter().peekable());
         while left.peek().is_some() || !c.is_idle() {
             if let Some(&&request) = left.peek() {
                 match c.offer(HOST, request, now) {
                     Offer::Full => {}
-                    Offer::Taken => {
-                        *wanted.entry((request.kind, request.at)).or_default() += 1;
+                    Offer::Accepted => {
+                        *outstanding.entry((request.kind, request.at)).or_default() += 1;
                         left.next();
                     }
                     Offer::Forwarded | Offer::Merged => {
                         // A write of this line waits.
-                        prop_assert!(wanted.get(&(Kind::Write, request.at)).is_some_and(|&n| n > 0));
+                        prop_assert!(outstanding.get(&(Kind::Write, request.at)).is_some_and(|&n| n > 0));
                         left.next();
                     }
                 }
@@ -126,17 +126,17 @@ proptest! {
                     Command::Write => Kind::Write,
                     _ => return,
                 };
-                *wanted.entry((kind, i.at)).or_default() -= 1;
+                *outstanding.entry((kind, i.at)).or_default() -= 1;
             });
             now += 1;
         }
-        prop_assert!(wanted.values().all(|&n| n == 0), "{wanted:?}");
+        prop_assert!(outstanding.values().all(|&n| n == 0), "{outstanding:?}");
     }
 }
 
-/// Long streams of all kinds keep the rules with the real refresh.
+/// Long streams of all kinds obey the rules, with the real refresh period.
 #[test]
-fn long_streams_keep_the_rules() {
+fn long_streams_obey_the_timing_rules() {
     for (name, t) in TIMINGS {
         let mut dice = Dice(7);
         let mixed = (0..30_000).map(|_| {
@@ -155,7 +155,7 @@ fn long_streams_keep_the_rules() {
 
 /// The host and the units of all ranks at once, each with its own stream.
 #[test]
-fn shared_ranks_keep_the_rules() {
+fn shared_ranks_obey_the_timing_rules() {
     let t = Timing::trimoe();
     let one = Geometry { ranks: 1, ..geometry() };
     let host = Layout::STRIPED.requests(Kind::Read, geometry(), (0, 1 << 16), 10_000).collect();
@@ -175,10 +175,9 @@ fn order_is_deterministic() {
     assert_eq!(run(), run());
 }
 
-/// A row that is hit again and again does not keep a request for another row of its bank waiting for ever,
-/// not even without refresh.
+/// Repeated hits of one row do not starve a request for another row of the bank, even without refresh.
 #[test]
-fn nobody_starves() {
+fn no_request_starves() {
     for (refresh, bound) in [(true, 2 * 9375), (false, moec_dram::PATIENCE + 2000)] {
         let t = Timing::trimoe();
         let mut c = Controller::new(&t, geometry(), options(32, refresh));
@@ -188,7 +187,7 @@ fn nobody_starves() {
             // The 40th request is for the other row; all others hit.
             let hit = at(0, 0, 0, 0, hits % 64);
             let request = if hits == 40 { other } else { hit };
-            if c.offer(HOST, read(request), now) == Offer::Taken {
+            if c.offer(HOST, read(request), now) == Offer::Accepted {
                 hits += 1;
             }
             c.step(now, |i| {
@@ -203,8 +202,8 @@ fn nobody_starves() {
     }
 }
 
-/// Neither side of a rank blocks the other for ever: consecutive reads leave no room for the turnaround of
-/// the bus that a write needs.
+/// Neither port of a rank starves the other. Consecutive reads leave no room for the turnaround that a write
+/// needs.
 #[test]
 fn no_port_starves() {
     let t = Timing::trimoe();
@@ -216,11 +215,11 @@ fn no_port_starves() {
         let (mut waiting, mut served) = (reads.next(), 0);
         for now in 1..400_000 {
             if let Some(request) = waiting
-                && c.offer(busy, request, now) == Offer::Taken
+                && c.offer(busy, request, now) == Offer::Accepted
             {
                 waiting = reads.next();
             }
-            // Writes to banks that the reads never need.
+            // Writes to banks that the reads do not use.
             if now % 1000 == 0 && now <= 4000 {
                 c.offer(other, write(at(0, 0, 3, 0, (now / 1000) as u32)), now);
             }

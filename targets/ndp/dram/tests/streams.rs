@@ -1,4 +1,5 @@
-//! Streams of experts: what is extrapolated against what is simulated, private buses, and both sides at once.
+//! Streams of experts: extrapolated times compared with simulated ones, private buses, host and units
+//! together.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;
@@ -11,8 +12,8 @@ use support::{geometry, options, text};
 
 const PATHS: [Path; 3] = [Path::Ndp, Path::Host(Placement::Striped), Path::Host(Placement::Localized)];
 
-/// The first subchannel of a channel, simulated to the end: clocks of the host and of the first module's
-/// unit.
+/// Simulates the first subchannel of a channel to the end; returns the clocks of the host and of the first
+/// module's unit.
 fn simulated(channel: &Channel, placement: Placement, host: u64, ndp: u64, busy: u32) -> (Clock, Clock) {
     let g = channel.geometry;
     let all = Geometry { ranks: g.ranks * channel.dimms, ..g };
@@ -39,7 +40,7 @@ fn simulated(channel: &Channel, placement: Placement, host: u64, ndp: u64, busy:
 }
 
 #[test]
-fn short_streams_are_simulated() {
+fn short_streams_are_simulated_exactly() {
     for refresh in [false, true] {
         let channel = Channel::trimoe(Timing::trimoe(), options(32, refresh));
         for lines in [0, 1, 7, 8, 9, 1000, 30_001] {
@@ -81,7 +82,7 @@ fn long_streams_are_within_half_a_percent() {
 
 /// The bound that the documentation of [`Channel::together`] states.
 #[test]
-fn both_at_once_is_within_five_percent() {
+fn concurrent_streams_are_within_five_percent() {
     let channel = Channel::trimoe(Timing::trimoe(), options(32, true));
     for placement in [Placement::Striped, Placement::Localized] {
         for (host, ndp, busy) in
@@ -97,9 +98,9 @@ fn both_at_once_is_within_five_percent() {
     }
 }
 
-/// Each side slows the other, the host least: it goes first.
+/// Each side slows the other down; the host loses less, since it has priority.
 #[test]
-fn both_at_once_take_longer_than_each_alone() {
+fn concurrent_streams_take_longer_than_each_alone() {
     let channel = Channel::trimoe(Timing::trimoe(), options(32, true));
     for placement in [Placement::Striped, Placement::Localized] {
         let both = channel.together(placement, 737_280, 737_280, 2);
@@ -113,11 +114,10 @@ fn both_at_once_take_longer_than_each_alone() {
     }
 }
 
-/// Eight private buses match eight channels of a trace with the same lines, without refresh to the clock.
-/// Apart from the one request a clock that a trace offers, the last line of the unit's stream arrives with
-/// the trace's.
+/// Eight private buses take as long as eight channels of a trace with the same lines; without refresh, to the
+/// clock. A trace offers one request per clock, and otherwise the last line arrives at the same clock.
 #[test]
-fn private_buses_are_channels_of_a_trace() {
+fn private_buses_match_channels_of_a_trace() {
     let t = Timing::trimoe();
     let lines = 40_000;
     let g = Geometry { ranks: 1, ..geometry() };
@@ -134,7 +134,7 @@ fn private_buses_are_channels_of_a_trace() {
     assert!((1.0..1.002).contains(&steady), "{steady}");
 }
 
-/// Rows one after the other leave most banks idle: a shallow queue sees one or two of them.
+/// In row-major order most banks are idle: a shallow queue contains only one or two banks.
 #[test]
 fn placement_along_rows_is_slow() {
     let t = Timing::trimoe();
@@ -146,16 +146,16 @@ fn placement_along_rows_is_slow() {
         8.0 * 64.0 * 50_000.0 / t.microseconds(served[0].finished) / 1000.0
     };
     let shallow = gbs(8);
-    // tCCD_L for each line, and the next bank of the group is opened while the last lines of a row are read.
+    // tCCD_L per line; the next bank of the group is opened while the last lines of a row are read.
     let by_hand = 8.0 * t.bus_gbs() * f64::from(t.bl) / f64::from(t.ccd_l);
     assert!((shallow / by_hand - 1.0).abs() < 0.05, "{shallow}, by hand {by_hand}");
     assert!(gbs(128) > 1.2 * shallow);
 }
 
-/// A bus that is requested everything at once streams as a controller does, and tile by tile, two ahead,
+/// A bus with all requests at once is as fast as a controller; requested tile by tile, two tiles ahead, it is
 /// nearly so.
 #[test]
-fn a_bus_is_a_controller_that_is_asked_over_time() {
+fn bus_requested_over_time_matches_the_controller() {
     let t = Timing::trimoe();
     let one = Geometry { ranks: 1, ..geometry() };
     let requests: Vec<Request> = Layout::LOCALIZED.requests(Kind::Read, one, (0, 0), 40_000).collect();
@@ -169,7 +169,7 @@ fn a_bus_is_a_controller_that_is_asked_over_time() {
     assert_eq!(bus.arrived(40_000), Some(whole));
     assert_eq!(bus.arrived(40_001), None);
 
-    // Tiles of 8 lines; the one after the next is requested when one is there.
+    // Tiles of 8 lines; when a tile has arrived, the tile after the next is requested.
     let mut bus = Bus::new(&t, geometry(), options(32, true));
     let mut tiles = requests.chunks(8);
     let (mut there, mut lines) = (0, 0);

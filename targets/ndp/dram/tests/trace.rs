@@ -1,4 +1,4 @@
-//! Traces: what is read, what is refused, and what the report says.
+//! Traces: parsing, errors, and the report.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;
@@ -19,7 +19,7 @@ fn refused(trace: &str) -> String {
     simulate(trace.as_bytes(), &setup).expect_err("the trace is wrong").to_string()
 }
 
-/// Every clock is stepped, one after the other.
+/// Serves the requests by stepping through every clock.
 fn tick_by_tick(requests: &[Request], o: Options) -> Vec<Issued> {
     let mut c = Controller::new(&Timing::trimoe(), Geometry::trimoe(), o);
     let (mut log, mut now, mut left) = (Vec::new(), 1, requests.iter().peekable());
@@ -48,7 +48,7 @@ fn an_empty_trace_has_an_empty_report() {
 }
 
 #[test]
-fn the_first_line_takes_an_activate_and_a_read() {
+fn first_line_needs_an_activate_and_a_read() {
     let t = Timing::trimoe();
     let report = run("R 0 0 0 0 0 0\n", Options::default());
     // The activate goes at clock 1.
@@ -59,7 +59,7 @@ fn the_first_line_takes_an_activate_and_a_read() {
 }
 
 #[test]
-fn the_page_has_its_example() {
+fn dram_page_contains_its_example() {
     let page = include_str!("../../../../docs/ndp-dram.md");
     let trace = "R 0 0 0 0 17 0\nR 0 0 0 0 17 1\nW 0 0 1 0 17 0\n";
     let json = serde_json::to_string(&run(trace, Options::default())).expect("json");
@@ -68,7 +68,7 @@ fn the_page_has_its_example() {
 }
 
 #[test]
-fn marks_are_where_the_contract_has_them() {
+fn report_marks_follow_the_contract() {
     let keys = |n: u32| {
         let requests: Vec<Request> = (0..n).map(|i| read(at(0, i % 8, 0, 0, i / 8 % 64))).collect();
         let report = run(&text(0, &requests), options(32, false));
@@ -96,8 +96,8 @@ fn marks_are_where_the_contract_has_them() {
 }
 
 #[test]
-fn what_the_memory_does_not_have_is_refused_with_its_line() {
-    for (trace, wanted) in [
+fn addresses_out_of_range_are_rejected_with_their_line() {
+    for (trace, expected) in [
         ("R 0 0 0 0 0 0\nR 64 0 0 0 0 0\n", "line 2: channel `64`; allowed are 0 to 63"),
         ("R 0 4 0 0 0 0\n", "line 1: rank `4`; allowed are 0 to 3"),
         ("\nW 0 0 8 0 0 0\n", "line 2: bank group `8`; allowed are 0 to 7"),
@@ -119,21 +119,21 @@ fn what_the_memory_does_not_have_is_refused_with_its_line() {
             "line 1: 8 words; a request is seven: `R|W channel rank bankgroup bank row column`",
         ),
     ] {
-        assert_eq!(refused(trace), wanted);
+        assert_eq!(refused(trace), expected);
     }
     let long = refused(&format!("R 0 0 0 0 0 0{}", " ".repeat(10_000)));
     assert!(long.starts_with("line 1: longer than 256 bytes"), "{long}");
 }
 
 #[test]
-fn bytes_that_are_no_text_are_refused() {
+fn non_utf8_trace_is_rejected() {
     let setup = Setup::new(Timing::trimoe(), Options::default());
     let error = simulate(&[0xff, 0xfe, 0x00, b'\n'][..], &setup).expect_err("no text");
     assert!(error.to_string().starts_with("line 1: 1 words"), "{error}");
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_named_by_its_line() {
+fn unreadable_trace_is_reported_with_its_line() {
     struct Broken;
     impl Read for Broken {
         fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
@@ -146,9 +146,9 @@ fn a_file_that_cannot_be_read_is_named_by_its_line() {
     assert_eq!(error.to_string(), "line 2: the trace cannot be read: the disk is gone");
 }
 
-/// A trace of two million lines is read as it is needed: the reader makes it up.
+/// A trace of two million lines is read as needed; the reader generates it.
 #[test]
-fn a_long_trace_is_not_held() {
+fn long_trace_is_streamed_not_stored() {
     struct Lines(u64, Vec<u8>);
     impl Read for Lines {
         fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
@@ -172,14 +172,15 @@ fn a_long_trace_is_not_held() {
 }
 
 #[test]
-fn reads_of_what_waits_to_be_written_need_no_command() {
-    // The first write opens its row and leaves the queue; the second waits after it in the same bank.
+fn reads_of_queued_writes_need_no_command() {
+    // The first write opens its row and leaves the queue; the second then waits in the queue for the same
+    // bank.
     let report = run("W 0 0 0 0 0 0\nW 0 0 0 0 1 0\nR 0 0 0 0 1 0\nW 0 0 0 0 1 0\n", options(32, false));
     assert_eq!((report.requests, report.column_commands), (4, 2));
     assert_eq!((report.forwarded, report.merged), (1, 1));
 }
 
-/// Channels share nothing but the order in which requests are offered.
+/// Channels depend on each other only by the order in which requests are offered.
 #[test]
 fn channels_are_independent() {
     let mut dice = Dice(9);
@@ -187,7 +188,7 @@ fn channels_are_independent() {
     let alone = run(&text(0, &requests), options(32, true));
     let elsewhere = run(&text(63, &requests), options(32, true));
     assert_eq!(alone, elsewhere);
-    // Two at once: one request a clock feeds both, so it takes no longer.
+    // Two channels in parallel: one request per clock keeps both busy, so the time is the same.
     let both: String = requests.iter().flat_map(|r| [text(0, &[*r]), text(5, &[*r])]).collect();
     let both = run(&both, options(32, true));
     assert_eq!((both.column_commands, both.act), (2 * alone.column_commands, 2 * alone.act));
@@ -195,9 +196,9 @@ fn channels_are_independent() {
     assert!(two <= one + one / 100, "{one} alone, {two} together");
 }
 
-/// A channel that is named late has been refreshed all the while.
+/// A channel whose first request comes late has been refreshed from the start.
 #[test]
-fn a_late_channel_has_been_refreshed() {
+fn channel_used_late_was_refreshed_before() {
     let t = Timing::trimoe();
     let rows = 1000;
     let first: Vec<Request> = (0..rows).map(|row| read(at(0, 0, 0, row, 0))).collect();
@@ -220,9 +221,9 @@ fn any_requests() -> impl Strategy<Value = Vec<Request>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Clocks at which nothing happens are left out: the report is that of stepping every one.
+    /// Skipping idle clocks does not change the report.
     #[test]
-    fn the_report_is_that_of_every_clock(requests in any_requests(), queue in 1..40_usize, refresh: bool) {
+    fn report_matches_stepping_every_clock(requests in any_requests(), queue in 1..40_usize, refresh: bool) {
         let report = run(&text(0, &requests), options(queue, refresh));
         let log = tick_by_tick(&requests, options(queue, refresh));
         let count = |c: &[Command]| log.iter().filter(|i| c.contains(&i.command)).count() as u64;
@@ -240,7 +241,7 @@ proptest! {
 
     /// No bytes make it panic.
     #[test]
-    fn any_text_is_read_or_refused(text in "([RWX] ?[0-9 ]{0,30}\n?){0,20}") {
+    fn any_trace_text_is_read_or_rejected(text in "([RWX] ?[0-9 ]{0,30}\n?){0,20}") {
         let setup = Setup::new(Timing::trimoe(), Options::default());
         let _ = simulate(text.as_bytes(), &setup);
     }

@@ -25,11 +25,11 @@ const NO_EVENT: u8 = 0xff;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Other bytes than [`MAGIC`] at the beginning.
-    #[error("this is not a stream of a near-data DIMM: it does not begin with `moec.ndp`")]
+    #[error("this is not an NDP command stream: it does not begin with `moec.ndp`")]
     Magic,
     /// Another version.
     #[error(
-        "version {0} of the instructions; this program reads version {VERSION} alone: assemble the stream again"
+        "version {0} of the instructions, but this program reads only version {VERSION}: assemble the stream again"
     )]
     Version(u32),
     /// The bytes end too early.
@@ -51,11 +51,11 @@ pub enum DecodeError {
         found: u32,
     },
     /// More than a stream may have.
-    #[error("byte {at}: {found} {what}; {most} are the most")]
+    #[error("byte {at}: {found} {what}; at most {most} are allowed")]
     TooMany {
         /// Offset of the number.
         at: usize,
-        /// Of what.
+        /// Name of the counted things.
         what: &'static str,
         /// Found number.
         found: u32,

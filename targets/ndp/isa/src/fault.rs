@@ -49,7 +49,7 @@ pub(crate) fn check_form(stream: &Stream) -> Result<(), Fault> {
     }
     if stream.regions.len() > MAX_REGIONS || stream.code.len() > MAX_CODE {
         return Err(Fault::header(format!(
-            "{} regions and {} instructions: {MAX_REGIONS} and {MAX_CODE} are the most",
+            "{} regions and {} instructions: {MAX_REGIONS} and at most {MAX_CODE} are allowed",
             stream.regions.len(),
             stream.code.len()
         )));

@@ -1,4 +1,4 @@
-//! The instructions of a near-data DIMM: a unit on its buffer chip that multiplies weights where they lie.
+//! The instructions of an NDP DIMM: a unit on its buffer chip that multiplies weights where they lie.
 //!
 //! A [`Stream`] is the work of one DIMM for one expert. It has a text form ([`parse`], [`print()`]), a binary
 //! form ([`encode`], [`decode`]) and a verifier ([`verify`]). `docs/ndp-isa.md` defines the meaning of its

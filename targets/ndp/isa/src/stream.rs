@@ -52,7 +52,7 @@ impl Access {
     }
 }
 
-/// Row sets of the DIMM under a name. Those of a striped region are allotted on every DIMM.
+/// Row sets of the DIMM under a name. Those of a striped region are allocated on every DIMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// A word of letters, digits, `_` and `.`.

@@ -27,11 +27,11 @@ pub struct SlabUse {
 /// Lines of a region as an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinesUse {
-    /// First line, of row 0 where there is a stride.
+    /// First line; with a stride, that of row 0.
     pub lines: Lines,
     /// Lines from one row to the next; 0 where rows do not matter.
     pub stride: u64,
-    /// Lines: of each row, where there is a stride.
+    /// Number of lines; with a stride, of each row.
     pub count: u64,
     /// Whether they are written; else they are read.
     pub writes: bool,
@@ -39,7 +39,7 @@ pub struct LinesUse {
 
 const F32: Option<Number> = Some(Number::F32);
 
-/// One iteration of the loop.
+/// One iteration of the loop over blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Row of its first token.
@@ -48,7 +48,7 @@ pub struct Block {
     pub tokens: u32,
 }
 
-/// A stretch of what an instruction touches.
+/// A range of bytes or lines that an instruction accesses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Touch {
     /// Bytes of the buffer.

@@ -20,8 +20,8 @@
 //!    rows count as touched.
 //! 8. An instruction that waits for an event comes after the only instruction that signals it. Both are in
 //!    the same iteration, or outside of loops.
-//! 9. However many tokens a block has, no byte of the buffer is read that nothing before in the same
-//!    iteration has written.
+//! 9. For any number of tokens in a block, every byte of the buffer that is read was written before in the
+//!    same iteration.
 
 mod operands;
 mod order;
@@ -59,7 +59,7 @@ fn header(stream: &Stream) -> Result<(), Fault> {
         if (1..=most).contains(&found) {
             return Ok(());
         }
-        Err(Fault::header(format!("{what} {found}: take 1 to {most}")))
+        Err(Fault::header(format!("{what} {found}: allowed are 1 to {most}")))
     };
     at_most("tokens", stream.tokens, MAX_TOKENS)?;
     at_most("slots", stream.slots, MAX_SLOTS)?;
@@ -87,8 +87,10 @@ fn regions(stream: &Stream) -> Result<(), Fault> {
         if let [one, other] = pair
             && other.rows.start < one.rows.end
         {
-            let message =
-                format!("row {} is also one of region `{}`: give each its own", other.rows.start, one.name);
+            let message = format!(
+                "row {} is also one of region `{}`: give each its own rows",
+                other.rows.start, one.name
+            );
             return Err(Fault::region(&other.name, message));
         }
     }

@@ -4,7 +4,7 @@
 //! with the machine. Both must differ from the Graph's evaluator by no more than the rounding of bf16.
 
 use super::dimm_config;
-use crate::allot::{Allotment, Allotter, Boxes, DimmConfig, DramLayout};
+use crate::allocation::{Boxes, DimmConfig, DramLayout, RowAllocation, RowAllocator};
 use crate::artifact::{self, Artifact};
 use crate::evaluate;
 use crate::image::{Packed, Shape};
@@ -22,11 +22,11 @@ use moec_runtime::bundle::BundleReader;
 /// Rows that every expert is executed on.
 const ROWS: usize = 3;
 
-/// As [`artifact::open`], with an error of the compiler's.
+/// Like [`artifact::open`], with an error of the compiler's.
 pub(super) fn read(bundle: &BundleReader, set: &StreamSet) -> Result<Artifact> {
     artifact::open(bundle, set).map_err(|why| {
         Error::input(format!(
-            "`{}` holds no streams that can run",
+            "`{}` contains no executable command streams",
             bundle.folder().join(&set.artifact).display()
         ))
         .because(why)
@@ -57,12 +57,12 @@ pub(super) fn verify(trial: &mut StreamTrial<'_, '_>) -> Result<Vec<FunctionRepo
             return Err(bad(set, &format!("experts clamped at {limit}")));
         }
         let shape = Shape { hidden: set.hidden, inner: set.inner, glu, bias: set.bias };
-        let allotter = Allotter::new(dimm_config, shape, slots).map_err(|e| bad(set, &e))?;
-        let scene = Scene { set, shape, dimm_config, boxes: allotter.boxes().clone(), bus };
+        let allocator = RowAllocator::new(dimm_config, shape, slots).map_err(|e| bad(set, &e))?;
+        let scene = StreamExecution { set, shape, dimm_config, boxes: allocator.boxes().clone(), bus };
         let segments = segments(trial.plan, index)?;
         let (hidden, x) = (set.hidden as usize, rows(set.hidden as usize));
         for (expert, placed) in artifact.experts.iter().enumerate() {
-            let parts = Parts::read(trial, &segments, expert)?;
+            let parts = PackedExpert::read(trial, &segments, expert)?;
             let want = &want[expert * ROWS * hidden..][..ROWS * hidden];
             reports.push(scene.execute(&placed.stream, expert, &parts, &x, want)?);
         }
@@ -71,7 +71,7 @@ pub(super) fn verify(trial: &mut StreamTrial<'_, '_>) -> Result<Vec<FunctionRepo
 }
 
 /// A set of streams that is executed.
-struct Scene<'a> {
+struct StreamExecution<'a> {
     set: &'a StreamSet,
     shape: Shape,
     dimm_config: DimmConfig,
@@ -80,18 +80,18 @@ struct Scene<'a> {
 }
 
 fn bad(set: &StreamSet, why: &dyn std::fmt::Display) -> Error {
-    Error::input(format!("`{}` does not run", set.artifact))
+    Error::input(format!("`{}` cannot be executed", set.artifact))
         .because(why.to_string())
         .hint("build the bundle again")
 }
 
-impl Scene<'_> {
-    /// One expert on [`ROWS`] rows.
+impl StreamExecution<'_> {
+    /// Checks one expert on [`ROWS`] rows.
     fn execute(
         &self,
         stream: &Stream,
         expert: usize,
-        parts: &Parts,
+        parts: &PackedExpert,
         x: &[f32],
         want: &[f32],
     ) -> Result<FunctionReport> {
@@ -99,7 +99,7 @@ impl Scene<'_> {
         let bug = |e: &dyn std::fmt::Display| bad(set, &format!("expert {expert}: {e}"));
         let image = shape.pack(parts.packed()).map_err(|e| bug(&e))?;
         let mut dimms = Dimms::new(self.dimm_config, self.bus, true).map_err(|e| bug(&e))?;
-        let here = |rows| Allotment { layout: DramLayout::Localized(stream.dimm), rows };
+        let here = |rows| RowAllocation { layout: DramLayout::Localized(stream.dimm), rows };
         let weights = stream.regions.first().map(|r| r.rows.clone()).unwrap_or_default();
         dimms.write(&here(weights), 0, &image).map_err(|e| bug(&e))?;
         let commands = Program::new(stream.clone()).map_err(|e| bug(&e))?;
@@ -130,7 +130,8 @@ impl Scene<'_> {
         let same = got.len() == own.len() && got.iter().zip(&own).all(|(a, b)| a.to_bits() == b.to_bits());
         let mut findings = Vec::new();
         if !same {
-            findings.push("its stream gives other bits than the backend's evaluator".to_owned());
+            findings
+                .push("the results of its stream differ from those of the backend's evaluator".to_owned());
         }
         let tensor = |data: Vec<f32>| Tensor::f32([ROWS, hidden], data);
         let error = Distance::of(&tensor(got), &tensor(want.to_vec()), ROWS * hidden);
@@ -182,7 +183,8 @@ fn reference(trial: &mut StreamTrial<'_, '_>, set: &StreamSet) -> Result<(Vec<f3
         weights.push(trial.evaluator.weight(*w).map_err(|e| Error::input("the reference").because(e))?);
     }
     let args = [&x, &table].into_iter().chain(weights.iter().map(|w| &**w)).map(Arg::Tensor).collect();
-    let out = eval::op(&node.op, args).map_err(|e| Error::bug("the reference does not run").because(e))?;
+    let out =
+        eval::op(&node.op, args).map_err(|e| Error::bug("the reference cannot be executed").because(e))?;
     let glu = node.op.expert_ffn().ok_or_else(|| Error::bug("a node that is not experts"))?;
     Ok((out.first().map(|t| t.as_f32().to_vec()).unwrap_or_default(), glu))
 }
@@ -215,13 +217,13 @@ fn segments(plan: &Plan, set: usize) -> Result<Vec<&Segment>> {
         .ok_or_else(|| Error::input(format!("no step runs the streams {set}")).hint("build the bundle again"))
 }
 
-/// One expert, as the bundle has it packed.
-struct Parts {
+/// Packed weights of one expert in the bundle.
+struct PackedExpert {
     matrices: [Vec<u8>; 2],
     biases: Option<[Vec<f32>; 2]>,
 }
 
-impl Parts {
+impl PackedExpert {
     fn read(trial: &StreamTrial<'_, '_>, segments: &[&Segment], expert: usize) -> Result<Self> {
         let bytes = |segment: &Segment| -> Result<Vec<u8>> {
             let (files, i) = (&trial.plan.files, expert as u32);
@@ -231,8 +233,8 @@ impl Parts {
                 found.ok_or_else(|| Error::input(format!("`{}` has no expert {expert}", segment.name)))?;
             let map = trial.files.map(&file.path)?;
             let range = offset as usize..offset.saturating_add(bytes) as usize;
-            let cut = || Error::input(format!("`{}` ends before its expert {expert}", file.path));
-            Ok(map.get(range).ok_or_else(cut)?.to_vec())
+            let truncated = || Error::input(format!("`{}` ends before its expert {expert}", file.path));
+            Ok(map.get(range).ok_or_else(truncated)?.to_vec())
         };
         let row = |segment: &Segment| -> Result<Vec<f32>> {
             // A bias is a row of its segment.

@@ -4,18 +4,18 @@
 use super::dimm_config;
 use crate::machine::channel;
 use crate::steps::{Before, Rates, Rows, Simulator, System, Track};
-use moec_backend::{StreamEvent, StreamRun, StreamScene, StreamStep};
+use moec_backend::{StreamEvent, StreamRun, StreamStep, StreamWorkload};
 use moec_device::DeviceUnit;
 use moec_dram::Options;
 use moec_runtime::schedule::dispatch::plan;
 
 /// Simulates the steps of a scene.
-pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<StreamRun, String> {
+pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamWorkload<'_>) -> Result<StreamRun, String> {
     let (ours, dimms, timing) =
         dimm_config(unit).map_err(|flaw| format!("`{}`: {}", flaw.key, flaw.message))?;
-    let said = |e: &dyn std::fmt::Display| e.to_string();
+    let message = |e: &dyn std::fmt::Display| e.to_string();
     let (s, costs) = (scene.schedule, &scene.schedule.costs);
-    let scheduler = plan::scheduler(scene.experts, s).map_err(|e| said(&e))?;
+    let scheduler = plan::scheduler(scene.experts, s).map_err(|e| message(&e))?;
     let rates = Rates::of(&channel(&ours, timing, Options::default()));
     let link_gbs = dimms.link_gb_per_s.as_ref().map_or(1.0, |f| f.value);
     let system = System {
@@ -28,7 +28,7 @@ pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<Str
         moves_take_time: true,
         expert_bytes: costs.expert_bytes.max(1),
     };
-    let mut simulator = Simulator::with(scheduler, system).map_err(|e| said(&e))?;
+    let mut simulator = Simulator::with(scheduler, system).map_err(|e| message(&e))?;
     simulator.record();
     let before = Before { calc_us: costs.window_us, host_bytes: 0.0 };
     let mut run = StreamRun::default();
@@ -36,7 +36,7 @@ pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<Str
         // A token's row goes to the CPU's side in bf16, and comes back in f32.
         let bytes = if s.hot.is_some() { costs.row_bytes as f64 * f64::from(tokens) / 3.0 } else { 0.0 };
         let rows = Rows { to_host: bytes, to_gpu: 2.0 * bytes };
-        let report = simulator.step(loads, before, rows).map_err(|e| said(&e))?;
+        let report = simulator.step(loads, before, rows).map_err(|e| message(&e))?;
         run.moves += report.layers.iter().map(|l| l.moves as u64).sum::<u64>();
         run.steps.push(StreamStep {
             total_us: report.total_us(),
@@ -65,10 +65,10 @@ pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamScene<'_>) -> Result<Str
         .collect();
     let memory = "moec-dram, clock by clock (docs/ndp-dram.md)";
     let mut constants = vec![
-        ("a module reads its own weights", rates.private_gbs, "GB/s", memory),
+        ("a DIMM reads its own weights", rates.private_gbs, "GB/s", memory),
         ("the CPU reads a channel of striped weights", rates.striped_gbs, "GB/s", memory),
-        ("the CPU reads weights of one module", rates.localized_gbs, "GB/s", memory),
-        ("a byte read by the CPU costs a module", rates.striped_weight, "bytes", memory),
+        ("the CPU reads weights of one DIMM", rates.localized_gbs, "GB/s", memory),
+        ("cost for a DIMM of a byte that the CPU reads", rates.striped_weight, "bytes", memory),
         ("a link between DIMMs", link_gbs, "GB/s", "the device file"),
         ("attention and dense layers, per layer", costs.window_us, "µs", "the plan"),
     ];

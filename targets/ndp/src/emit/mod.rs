@@ -1,10 +1,10 @@
 //! From an expert to its command stream.
 //!
-//! The stream works on blocks of as many tokens as the buffer has room for. For each token the buffer holds
-//! its activations `x` and the whole intermediate `h`. It holds the sums of both matrices in *chunks* of some
-//! panels, which go through a pipeline. While the weights of one chunk are multiplied, the sums of the chunk
-//! before become results, and those of the chunk after get their biases or zeros. A barrier ends every step
-//! of the pipeline: there are 32 events, and large experts have more chunks.
+//! The stream works on blocks of as many tokens as fit into the buffer. For each token the buffer holds its
+//! activations `x` and the whole intermediate `h`. It holds the sums of both matrices in *chunks* of some
+//! panels, which go through a pipeline. While the weights of one chunk are multiplied, the sums of the
+//! previous chunk become results. Meanwhile those of the next chunk get their biases or zeros. A barrier ends
+//! every step of the pipeline: there are 32 events, and large experts have more chunks.
 //!
 //! | step | GEMV | ACT | MEM |
 //! |---|---|---|---|
@@ -20,7 +20,7 @@
 mod plan;
 mod transfer;
 
-use crate::allot::{Boxes, DimmConfig};
+use crate::allocation::{Boxes, DimmConfig};
 use crate::image::{Image, ImageError, Shape};
 use moec_ir::Glu;
 use moec_ndp_isa::{Access, BUFFER, Instruction, Layout, Lines, MAX_CODE, Op, Region, Slab, Stream};
@@ -46,8 +46,8 @@ pub enum EmitError {
     Image(#[from] ImageError),
     /// Not even one token fits.
     #[error(
-        "a token of an expert of {} by {} takes {bytes} bytes of the buffer, which has {BUFFER}: such an expert is not \
-         computed in a DIMM",
+        "a token of an expert of {} by {} takes {bytes} bytes of the buffer, which has {BUFFER}: such an expert cannot \
+         be computed in a DIMM",
         .shape.hidden, .shape.inner
     )]
     Buffer {
@@ -57,7 +57,7 @@ pub enum EmitError {
         bytes: u64,
     },
     /// No instruction joins gate and up so.
-    #[error("gate and up join by {0:?}, which no instruction of a DIMM does")]
+    #[error("gate and up are combined by {0:?}, which no instruction of a DIMM computes")]
     Join(Glu),
     /// More instructions, or more lines in one, than there can be.
     #[error(
@@ -76,11 +76,12 @@ const INBOX: u16 = 1;
 const OUTBOX: u16 = 2;
 const FACTORS: u16 = 3;
 
-/// The stream that computes one localized expert on DIMM `dimm`: its image is in row sets `rows`, activations
-/// come from the inbox, results go to the outbox, slot by slot.
+/// Stream that computes one localized expert on DIMM `dimm`. Its image is in row sets `rows`; activations
+/// come from the inbox, and results go to the outbox, slot by slot.
 ///
 /// # Errors
-/// A shape without an image, one of which no token fits in the buffer, or one with too many chunks.
+/// Fails for a shape without an image, an expert of which no token fits into the buffer, or one with too many
+/// chunks.
 pub fn emit(
     shape: &Shape,
     dimm_config: &DimmConfig,

@@ -130,7 +130,7 @@ impl Plan {
         let tokens = (buffer / bytes(least(&image.gate_up, UNIT), least(&image.down, 1))).max(1);
         let tokens = tokens.min(u64::from(slots.max(1))).min(u64::from(MAX_TOKENS));
         let room = (buffer / tokens).saturating_sub(h + factor);
-        let behind = (h + factor) * tokens;
+        let offset = (h + factor) * tokens;
         Ok(Self {
             image,
             tokens: tokens as u32,
@@ -138,8 +138,8 @@ impl Plan {
             h,
             x,
             factor,
-            gate_up: Chunks::new(image.gate_up, UNIT, depths.0, room.saturating_sub(x), behind + x * tokens),
-            down: Chunks::new(image.down, 1, depths.1, room, behind),
+            gate_up: Chunks::new(image.gate_up, UNIT, depths.0, room.saturating_sub(x), offset + x * tokens),
+            down: Chunks::new(image.down, 1, depths.1, room, offset),
         })
     }
 
@@ -156,7 +156,7 @@ impl Plan {
         Slab { number: Number::B16, base: offset, stride: self.h as u32 }
     }
 
-    /// One f32 of a token.
+    /// Slab with one f32 per token: routing weights.
     pub(super) fn factors(&self) -> Slab {
         let base = self.h * u64::from(self.tokens);
         Slab { number: Number::F32, base: base as u32, stride: self.factor as u32 }

@@ -1,7 +1,7 @@
 //! Streams that move experts.
 
 use super::{EmitError, region};
-use crate::allot::{DimmConfig, DramLayout, Move};
+use crate::allocation::{DimmConfig, DramLayout, Move};
 use crate::image::Shape;
 use moec_ndp_isa::{Access, Layout, Lines, Op, Stream};
 

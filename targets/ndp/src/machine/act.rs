@@ -24,12 +24,12 @@ fn erfc(z: f64) -> f64 {
     (-z * z).exp() / (fraction * consts::PI.sqrt())
 }
 
-/// By its complement away from zero, so that it is rounded rightly where it is close to one.
+/// Error function, away from zero by its complement, so that it is rounded correctly close to one.
 fn erf(z: f64) -> f64 {
     if z.abs() < 1.0 { near_zero(z) } else { (1.0 - erfc(z.abs())).copysign(z) }
 }
 
-/// As [`erf`]; near zero as the system has it.
+/// Hyperbolic tangent, computed like [`erf`]; near zero by the standard library.
 fn tanh(y: f64) -> f64 {
     if y.abs() < 0.5 { y.tanh() } else { (1.0 - 2.0 / ((2.0 * y.abs()).exp() + 1.0)).copysign(y) }
 }
@@ -38,7 +38,7 @@ fn relu(x: f32) -> f32 {
     if x > 0.0 { x } else { 0.0 }
 }
 
-/// One function of the unit.
+/// Value of one of the unit's functions.
 pub(super) fn activate(kind: Activation, x: f32) -> f32 {
     let wide = f64::from(x);
     let y = match kind {

@@ -4,23 +4,23 @@
 //! of them, with a rate and a latency. Both come from the cycle-level model ([`moec_dram`]); refresh is in
 //! the rate.
 
-use crate::allot::DimmConfig;
+use crate::allocation::DimmConfig;
 use moec_dram::{Channel, Controller, Kind, Layout, Options, Timing, serve};
 use moec_ndp_isa::LINE;
 
 /// Refresh periods that are simulated before the rate is taken.
-const LEAD: u64 = 2;
+const WARMUP_INTERVALS: u64 = 2;
 /// Refresh periods over which it is taken.
 const WINDOW: u64 = 16;
 
 /// Rates and latency of the private buses of a DIMM together, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bus {
-    /// From one line that is read to the next.
+    /// Time between two consecutive reads of lines.
     pub read_ns: f64,
-    /// From one line that is written to the next.
+    /// Time between two consecutive writes of lines.
     pub write_ns: f64,
-    /// From a request to its line, when nothing else is under way: its row is opened for it.
+    /// Time from a request to its line on an idle bus, including opening the row.
     pub latency_ns: f64,
 }
 
@@ -67,7 +67,7 @@ pub fn channel(dimm_config: &DimmConfig, timing: Timing, options: Options) -> Ch
 /// Clocks from one line to the next of one private bus while all of a subchannel are busy.
 fn clocks_per_line(channel: &Channel, kind: Kind) -> f64 {
     let period = u64::from(channel.timing.refi);
-    let (start, end) = (LEAD * period, (LEAD + WINDOW) * period);
+    let (start, end) = (WARMUP_INTERVALS * period, (WARMUP_INTERVALS + WINDOW) * period);
     let one = moec_dram::Geometry { ranks: 1, ..channel.geometry };
     let mut controller = Controller::with_private_ports(&channel.timing, channel.geometry, channel.options);
     let ranks = 0..channel.geometry.ranks;

@@ -2,8 +2,8 @@
 
 use super::clock::Bus;
 use super::fault::Fault;
-use super::memory::{Memory, Stretch};
-use crate::allot::{Allotment, DimmConfig, DramLayout};
+use super::memory::{LineSpan, Memory};
+use crate::allocation::{DimmConfig, DramLayout, RowAllocation};
 use moec_ndp_isa::{LINE, Layout, Place};
 use std::ops::Range;
 
@@ -39,14 +39,14 @@ impl Dimms {
         &self.bus
     }
 
-    /// The host writes whole lines from line `line` of an allotment on.
+    /// The host writes whole lines from line `line` of an allocation on.
     ///
     /// # Errors
     /// [`Fault::NoDimm`], [`Fault::Outside`], [`Fault::NoLines`].
-    pub fn write(&mut self, to: &Allotment, line: u64, bytes: &[u8]) -> Result<(), Fault> {
+    pub fn write(&mut self, to: &RowAllocation, line: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.check(to, line, bytes.len())?;
         match to.layout {
-            DramLayout::Localized(dimm) => self.memories[dimm as usize].write(stretch(&to.rows, line), bytes),
+            DramLayout::Localized(dimm) => self.memories[dimm as usize].write(span(&to.rows, line), bytes),
             DramLayout::Striped => {
                 for (number, bytes) in bytes.chunks_exact(LINE as usize).enumerate() {
                     let (dimm, place) = self.striped(&to.rows, line + number as u64)?;
@@ -57,15 +57,15 @@ impl Dimms {
         Ok(())
     }
 
-    /// The host reads whole lines from line `line` of an allotment on.
+    /// The host reads whole lines from line `line` of an allocation on.
     ///
     /// # Errors
     /// [`Fault::NoDimm`], [`Fault::Outside`], [`Fault::NoLines`]; [`Fault::Unwritten`] of strict DIMMs.
-    pub fn read(&self, from: &Allotment, line: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&self, from: &RowAllocation, line: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         self.check(from, line, bytes.len())?;
         match from.layout {
             DramLayout::Localized(dimm) => {
-                let missing = self.memories[dimm as usize].read(stretch(&from.rows, line), bytes);
+                let missing = self.memories[dimm as usize].read(span(&from.rows, line), bytes);
                 self.hold(dimm, missing)
             }
             DramLayout::Striped => {
@@ -82,16 +82,16 @@ impl Dimms {
         if dimm < count { Ok(()) } else { Err(Fault::NoDimm { dimm, count }) }
     }
 
-    fn check(&self, allotment: &Allotment, line: u64, bytes: usize) -> Result<(), Fault> {
-        if let DramLayout::Localized(dimm) = allotment.layout {
+    fn check(&self, allocation: &RowAllocation, line: u64, bytes: usize) -> Result<(), Fault> {
+        if let DramLayout::Localized(dimm) = allocation.layout {
             self.dimm(dimm)?;
         }
         if !bytes.is_multiple_of(LINE as usize) {
             return Err(Fault::NoLines(bytes));
         }
-        let (rows, lines) = (&allotment.rows, (bytes / LINE as usize) as u64);
+        let (rows, lines) = (&allocation.rows, (bytes / LINE as usize) as u64);
         let sets = u64::from(rows.end.min(self.dimm_config.geometry.rows).saturating_sub(rows.start));
-        let dimms = if allotment.layout == DramLayout::Striped { self.memories.len() as u64 } else { 1 };
+        let dimms = if allocation.layout == DramLayout::Striped { self.memories.len() as u64 } else { 1 };
         let room = sets * self.dimm_config.geometry.set_lines().unwrap_or(0) * dimms;
         if line.checked_add(lines).is_none_or(|end| end > room) {
             return Err(Fault::Outside { line, lines, rows: rows.clone(), room });
@@ -130,7 +130,7 @@ impl Dimms {
         line: u64,
         bytes: &mut [u8],
     ) -> Result<(), Fault> {
-        let missing = self.memory(dimm)?.read(stretch(rows, line), bytes);
+        let missing = self.memory(dimm)?.read(span(rows, line), bytes);
         self.hold(dimm, missing)
     }
 
@@ -153,6 +153,6 @@ impl Dimms {
 }
 
 /// Lines of localized row sets.
-pub(super) fn stretch(rows: &Range<u32>, line: u64) -> Stretch {
-    Stretch { layout: Layout::Localized, first_row: rows.start, line }
+pub(super) fn span(rows: &Range<u32>, line: u64) -> LineSpan {
+    LineSpan { layout: Layout::Localized, first_row: rows.start, line }
 }

@@ -1,13 +1,13 @@
 //! Execution of a stream: its instructions, one after the other.
 
 use super::act::{activate, glu};
-use super::dimms::{Dimms, stretch};
+use super::dimms::{Dimms, span};
 use super::fault::Fault;
 use super::gemv::{COLUMNS, Inputs, PAIRS, TILE_BYTES, Tile};
 use super::program::Program;
 use super::report::Report;
 use super::time::time;
-use crate::allot::DimmConfig;
+use crate::allocation::DimmConfig;
 use half::bf16;
 use moec_ndp_isa::{BUFFER, Block, GLU_PANEL, LINE, Layout, Lines, Number, Op, PAIR_LINES, Slab, Stream};
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl Dimms {
         Ok(time(program, self.bus(), n))
     }
 
-    /// As [`Self::run`], for callers that need no times.
+    /// Like [`Self::run`], for callers that need no times.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -99,7 +99,7 @@ impl Unit<'_> {
                 let line = dst.line + (unit.block.first + u64::from(t)) * stride;
                 let range = unit.range(src, t, lines as usize * BYTES)?;
                 let rows = &unit.stream.regions[usize::from(dst.region)].rows;
-                unit.dimms.memory_mut(unit.stream.dimm)?.write(stretch(rows, line), &unit.buffer[range]);
+                unit.dimms.memory_mut(unit.stream.dimm)?.write(span(rows, line), &unit.buffer[range]);
                 Ok(())
             }),
             Op::Init { dst, count } => self.each(|unit, t| unit.put(dst, t, &vec![0.0; count as usize])),
@@ -243,13 +243,13 @@ impl Unit<'_> {
         let mut bytes = [0; BYTES];
         for number in 0..u64::from(lines) {
             self.dimms.lines(self.stream.dimm, from, src.line + number, &mut bytes)?;
-            self.dimms.memory_mut(dimm)?.write(stretch(rows, number), &bytes);
+            self.dimms.memory_mut(dimm)?.write(span(rows, number), &bytes);
         }
         Ok(())
     }
 }
 
-/// Inputs tile by tile, even ones and odd ones apart; what the last tile does not have is zero.
+/// Inputs by tiles, with even and odd ones separate; missing inputs of the last tile are zero.
 fn tiled(x: &[f32]) -> impl Iterator<Item = Inputs> + '_ {
     x.chunks(2 * PAIRS).map(|x| {
         let mut inputs = [[0.0; PAIRS]; 2];

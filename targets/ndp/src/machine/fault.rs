@@ -7,18 +7,16 @@ use moec_ndp_isa::Place;
 pub enum Fault {
     /// A machine without DRAM, or with more than can be numbered.
     #[error("a machine of {0:?} has no DRAM, or more than can be addressed")]
-    Dimms(crate::allot::DimmConfig),
+    Dimms(crate::allocation::DimmConfig),
     /// A stream for other DIMMs.
-    #[error(
-        "stream `{stream}` is for {theirs:?}, and this machine is {ours:?}: it is emitted anew for this one"
-    )]
+    #[error("stream `{stream}` is for {theirs:?}, but this machine is {ours:?}: emit it again")]
     OtherDimms {
         /// Name of the stream.
         stream: String,
         /// The machine of its header.
-        theirs: crate::allot::DimmConfig,
+        theirs: crate::allocation::DimmConfig,
         /// The machine that was to execute it.
-        ours: crate::allot::DimmConfig,
+        ours: crate::allocation::DimmConfig,
     },
     /// A stream that the verifier refuses.
     #[error("stream `{stream}`: {what}")]
@@ -60,11 +58,11 @@ pub enum Fault {
         /// Lines that they have.
         room: u64,
     },
-    /// Bytes that are no whole lines.
+    /// A number of bytes that is not a multiple of lines.
     #[error("{0} bytes are not whole lines of 64")]
     NoLines(usize),
     /// Read of a line that was not written, where that is an error.
-    #[error("DIMM {dimm} reads what was not written: {place:?}")]
+    #[error("DIMM {dimm} reads an address that was not written: {place:?}")]
     Unwritten {
         /// The DIMM.
         dimm: u32,

@@ -25,7 +25,7 @@ struct Piece {
 
 /// Consecutive lines of localized row sets, or of the share of striped ones that this DIMM has.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stretch {
+pub(super) struct LineSpan {
     pub(super) layout: Layout,
     pub(super) first_row: u32,
     pub(super) line: u64,
@@ -70,13 +70,13 @@ impl Memory {
         [g.subchannels, g.ranks, g.bank_groups, g.lines].iter().map(|&n| n as usize).product()
     }
 
-    fn place(&self, from: Stretch, number: usize) -> Option<Place> {
+    fn place(&self, from: LineSpan, number: usize) -> Option<Place> {
         from.layout.place(&self.geometry, from.first_row, from.line.checked_add(number as u64)?)
     }
 
     /// The number of consecutive lines from `number` on, at most `count`. Both ends are placed by the layout;
     /// the lines between them are in this order, too, as a test checks.
-    fn run(&self, from: Stretch, number: usize, count: usize) -> Option<Run> {
+    fn run(&self, from: LineSpan, number: usize, count: usize) -> Option<Run> {
         let (key, at) = self.locate(self.place(from, number)?);
         let most = count.min(self.piece_lines() - at).max(1);
         let last = self.place(from, number + most - 1).map(|place| self.locate(place));
@@ -99,7 +99,7 @@ impl Memory {
 
     /// Reads whole lines. Lines that were not written are zero, and the place of the first is returned. Lines
     /// outside of the geometry count as unwritten, too: the caller has checked that there are none.
-    pub(super) fn read(&self, from: Stretch, to: &mut [u8]) -> Option<Place> {
+    pub(super) fn read(&self, from: LineSpan, to: &mut [u8]) -> Option<Place> {
         let (mut missing, mut number) = (None, 0);
         let count = to.len() / BYTES;
         while let Some(Run { key, lines }) =
@@ -121,7 +121,7 @@ impl Memory {
     }
 
     /// Writes whole lines, all of them inside of the geometry.
-    pub(super) fn write(&mut self, to: Stretch, from: &[u8]) {
+    pub(super) fn write(&mut self, to: LineSpan, from: &[u8]) {
         let (count, mut number) = (from.len() / BYTES, 0);
         while let Some(Run { key, lines }) =
             (number < count).then(|| self.run(to, number, count - number)).flatten()
@@ -169,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_what_the_layout_says(
+        fn memory_runs_match_the_layout(
             geometry in geometry(),
             layout in prop::sample::select(&Layout::ALL[..]),
             first_row in 0_u32..3,
@@ -179,25 +179,25 @@ mod tests {
             let all = geometry.set_lines().expect("lines") * 5;
             let line = (from * all as f64) as u64;
             let count = (length * (all - line) as f64) as usize;
-            let stretch = Stretch { layout, first_row, line };
+            let span = LineSpan { layout, first_row, line };
             let bytes: Vec<u8> = (0..count * BYTES).map(|i| (i / BYTES * 7 + i) as u8).collect();
             let mut memory = Memory::new(geometry);
-            memory.write(stretch, &bytes);
+            memory.write(span, &bytes);
             for (number, bytes) in bytes.chunks_exact(BYTES).enumerate() {
                 let place = layout.place(&geometry, first_row, line + number as u64).expect("a place");
                 prop_assert_eq!(memory.line(place), Some(bytes));
             }
             let mut back = vec![1; bytes.len()];
-            prop_assert_eq!(memory.read(stretch, &mut back), None);
+            prop_assert_eq!(memory.read(span, &mut back), None);
             prop_assert_eq!(back, bytes);
         }
     }
 
     #[test]
-    fn what_nobody_wrote_is_zero_and_found() {
+    fn unwritten_lines_read_as_zero_and_are_detected() {
         let geometry = Geometry { subchannels: 2, ranks: 2, bank_groups: 2, banks: 2, rows: 4, lines: 4 };
         let mut memory = Memory::new(geometry);
-        let at = |line| Stretch { layout: Layout::Localized, first_row: 1, line };
+        let at = |line| LineSpan { layout: Layout::Localized, first_row: 1, line };
         memory.write(at(0), &[5; 3 * BYTES]);
         memory.write(at(4), &[6; BYTES]);
         let mut back = vec![1; 5 * BYTES];

@@ -61,7 +61,7 @@ pub fn time(program: &Program, bus: &Bus, n: u32) -> Report {
     report
 }
 
-/// Microseconds of a stream for each number of tokens: what a scheduler's table of costs is made of.
+/// Microseconds of a stream for each number of tokens, for a scheduler's cost table.
 pub fn times(program: &Program, bus: &Bus, tokens: &[u32]) -> Vec<(u32, f64)> {
     tokens.iter().map(|&n| (n, time(program, bus, n).ns / 1000.0)).collect()
 }
@@ -73,7 +73,7 @@ struct Job<'a> {
     start: f64,
     /// Time of its next part's request.
     next: f64,
-    /// Time when what it has done so far is complete.
+    /// Time when its parts so far are complete.
     end: f64,
     /// Parts that are done: tiles, tokens, or lines of a link.
     done: u64,
@@ -81,9 +81,9 @@ struct Job<'a> {
     fifo: VecDeque<f64>,
 }
 
-/// One engine.
+/// Queue of one engine.
 #[derive(Default)]
-struct Lane<'a> {
+struct EngineQueue<'a> {
     waiting: VecDeque<&'a Instruction>,
     job: Option<Job<'a>>,
     free: f64,
@@ -99,8 +99,8 @@ fn block(stream: &Stream, code: &[Instruction], bus: &Bus, tokens: u32) -> Repor
         others: stream.system.count().map_or(0.0, |dimms| 1.0 - 1.0 / f64::from(dimms)),
     };
     let mut now = 0.0;
-    for stretch in code.split(|i| i.op == Op::Barrier) {
-        now = state.stretch(stretch, now);
+    for section in code.split(|i| i.op == Op::Barrier) {
+        now = state.run_section(section, now);
     }
     state.report.ns = now;
     state.report
@@ -117,25 +117,25 @@ struct State {
 
 impl State {
     /// Runs the instructions between two barriers, from `now` on; gives when all are done.
-    fn stretch(&mut self, code: &[Instruction], now: f64) -> f64 {
-        let mut lanes: [Lane<'_>; 4] = Default::default();
-        for lane in &mut lanes {
+    fn run_section(&mut self, code: &[Instruction], now: f64) -> f64 {
+        let mut queues: [EngineQueue<'_>; 4] = Default::default();
+        for lane in &mut queues {
             lane.free = now;
         }
         for instruction in code {
             if let Some(engine) = instruction.op.engine() {
-                lanes[engine.index()].waiting.push_back(instruction);
+                queues[engine.index()].waiting.push_back(instruction);
             }
         }
         // The engine with the earliest next part executes it. Of equal ones the first engine does.
         loop {
-            for lane in &mut lanes {
+            for lane in &mut queues {
                 self.begin(lane);
             }
             let asking =
-                lanes.iter_mut().enumerate().filter_map(|(e, lane)| Some((lane.job.as_ref()?.next, e)));
+                queues.iter_mut().enumerate().filter_map(|(e, lane)| Some((lane.job.as_ref()?.next, e)));
             let Some((_, engine)) = asking.min_by(|a, b| a.0.total_cmp(&b.0)) else { break };
-            let lane = &mut lanes[engine];
+            let lane = &mut queues[engine];
             let Some(mut job) = lane.job.take() else { break };
             if self.part(&mut job) {
                 lane.job = Some(job);
@@ -147,11 +147,11 @@ impl State {
                 }
             }
         }
-        lanes.iter().map(|lane| lane.free).fold(now, f64::max)
+        queues.iter().map(|lane| lane.free).fold(now, f64::max)
     }
 
     /// Begins a lane's next instruction, if its engine is idle and its events are known.
-    fn begin(&self, lane: &mut Lane<'_>) {
+    fn begin(&self, lane: &mut EngineQueue<'_>) {
         let Some(first) = lane.waiting.front().filter(|_| lane.job.is_none()) else { return };
         let known = first
             .waits
@@ -164,7 +164,7 @@ impl State {
         }
     }
 
-    /// One more part of an instruction; `false` where it was the last one.
+    /// Executes one more part of an instruction; returns false if it was the last one.
     fn part(&mut self, job: &mut Job<'_>) -> bool {
         match *job.op {
             Op::Gemv { panels, pairs, .. } => self.tile(job, u64::from(panels), pairs),

@@ -13,7 +13,7 @@ pub enum StepsError {
     Number {
         /// Name of the quantity.
         what: &'static str,
-        /// From where on it is one.
+        /// Smallest valid value.
         from: &'static str,
         /// Its value.
         value: f64,
@@ -21,7 +21,7 @@ pub enum StepsError {
     /// A machine without channels or without DIMMs.
     #[error("{what}: a machine has at least 1 and at most {limit}, not {found}")]
     Count {
-        /// Of what.
+        /// Name of the counted things.
         what: &'static str,
         /// Given number.
         found: usize,

@@ -13,7 +13,7 @@ pub enum Track {
     Pcie,
     /// PCIe from the GPU.
     PcieBack,
-    /// The near-data unit of a DIMM.
+    /// The NDP unit of a DIMM.
     Ndp(u16),
     /// The DIMM-Link of a DIMM.
     Link(u16),

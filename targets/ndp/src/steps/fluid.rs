@@ -8,7 +8,7 @@
 /// A resource by number.
 pub(super) type Resource = u16;
 
-/// A piece of work under way.
+/// A running piece of work.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     /// Its number, by which its owner knows it.
@@ -21,12 +21,12 @@ pub(super) struct Flow {
     pub(super) best: f64,
     /// Speed that it has now.
     pub(super) speed: f64,
-    /// Microseconds of each resource that all of it takes.
+    /// Microseconds of each resource that the whole flow takes.
     pub(super) uses: Vec<(Resource, f64)>,
 }
 
-/// Gives every flow its speed. Flows are in the order of their classes; `free` is memory for what resources
-/// have left.
+/// Assigns a speed to every flow. Flows are ordered by class; `free` is scratch memory for the remaining
+/// capacity of resources.
 pub(super) fn share(flows: &mut [Flow], resources: usize, scratch: &mut Scratch) {
     scratch.free.clear();
     scratch.free.resize(resources, 1.0);
@@ -96,40 +96,40 @@ mod tests {
         flows.iter().map(|f| f.speed).collect()
     }
 
-    fn close(found: &[f64], wanted: &[f64]) {
-        assert_eq!(found.len(), wanted.len());
-        for (f, w) in found.iter().zip(wanted) {
-            assert!((f - w).abs() < 1e-6, "{found:?} {wanted:?}");
+    fn close(found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (f, w) in found.iter().zip(expected) {
+            assert!((f - w).abs() < 1e-6, "{found:?} {expected:?}");
         }
     }
 
     #[test]
-    fn a_flow_alone_has_its_best_speed() {
+    fn single_flow_has_its_best_speed() {
         close(&speeds(vec![flow(0, 0.1, &[(0, 10.0), (1, 5.0)])], 2), &[0.1]);
     }
 
     #[test]
-    fn two_of_a_class_share_and_a_third_that_uses_something_else_does_not() {
+    fn flows_share_only_common_resources() {
         let flows = vec![flow(0, 0.1, &[(0, 10.0)]), flow(0, 0.1, &[(0, 10.0)]), flow(0, 0.1, &[(1, 10.0)])];
         close(&speeds(flows, 2), &[0.05, 0.05, 0.1]);
     }
 
     #[test]
-    fn the_first_class_has_what_it_wants() {
+    fn first_class_flows_have_priority() {
         let flows = vec![flow(0, 0.1, &[(0, 4.0)]), flow(1, 0.1, &[(0, 10.0)]), flow(2, 1.0, &[(0, 1.0)])];
         close(&speeds(flows, 1), &[0.1, 0.06, 0.0]);
     }
 
     #[test]
-    fn who_is_bound_by_calculation_leaves_memory_to_others() {
+    fn compute_bound_flows_leave_bandwidth_to_others() {
         let flows = vec![flow(0, 0.01, &[(0, 10.0)]), flow(0, 0.1, &[(0, 10.0)])];
         let found = speeds(flows, 1);
-        // The same part of the best speed: 1 / 1.1.
+        // Both get the same share of their full speed: 1 / 1.1.
         close(&found, &[0.01 / 1.1, 0.1 / 1.1]);
     }
 
     #[test]
-    fn nothing_is_given_twice() {
+    fn resources_are_not_oversubscribed() {
         let flows: Vec<Flow> = (0..20u16)
             .map(|i| flow(u32::from(i / 7), 0.05 + f64::from(i) / 100.0, &[(i % 3, 9.0), (3 + i % 2, 4.0)]))
             .collect();

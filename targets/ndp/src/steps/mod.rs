@@ -1,4 +1,4 @@
-//! Steps of a model whose experts are shared by a GPU, the CPU and near-data units, in virtual time.
+//! Steps of a model whose experts are shared by a GPU, the CPU and NDP units, in virtual time.
 //!
 //! [`moec_runtime::schedule::scheduled::ExpertScheduler`], which also serves a running plan, decides the unit and
 //! the moves of each expert. The simulation computes the consequences: experts wait for their units, weights
@@ -10,13 +10,13 @@
 mod error;
 mod event;
 mod fluid;
-mod lanes;
 mod rates;
 mod report;
 mod simulator;
 mod system;
 #[cfg(test)]
 mod tests;
+mod timeline;
 mod work;
 
 pub use error::StepsError;

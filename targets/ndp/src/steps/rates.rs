@@ -1,4 +1,4 @@
-//! Rates of memory to a near-data unit, to the host, and to both at once: taken from the cycle-level model.
+//! Rates of memory to an NDP unit, to the host, and to both at once: taken from the cycle-level model.
 
 use super::error::StepsError;
 use moec_dram::{Channel, Options, Path, Placement, Timing};
@@ -11,13 +11,13 @@ const UNIT_LINES: u64 = 8 * LINES;
 /// Rates in GB/s (10⁹ bytes a second).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// A near-data unit reads its own DIMM, alone.
+    /// An NDP unit reads its own DIMM, alone.
     pub private_gbs: f64,
     /// The host reads one channel of data striped over all DIMMs, while their units read.
     pub striped_gbs: f64,
     /// The host reads one DIMM over its channel, beside that DIMM's unit.
     pub localized_gbs: f64,
-    /// Bytes that a near-data unit loses for each byte that the host reads of its DIMM, striped.
+    /// Bytes that an NDP unit loses for each byte that the host reads of its DIMM, striped.
     pub striped_weight: f64,
     /// The same for data on that DIMM alone.
     pub localized_weight: f64,
@@ -57,7 +57,7 @@ impl Rates {
 
     pub(super) fn check(&self) -> Result<(), StepsError> {
         let rates = [
-            ("the rate of a near-data unit", self.private_gbs),
+            ("the rate of an NDP unit", self.private_gbs),
             ("the rate of a channel", self.striped_gbs),
             ("the rate of one DIMM to the host", self.localized_gbs),
         ];

@@ -2,7 +2,7 @@
 
 use super::error::StepsError;
 
-/// For how long what was busy, in microseconds.
+/// Busy time of each resource, in microseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Busy {
     /// The GPU calculates.
@@ -15,7 +15,7 @@ pub struct Busy {
     pub cpu_calc: f64,
     /// PCIe to the GPU, at its full rate.
     pub pcie: f64,
-    /// Near-data units have an expert, by DIMM.
+    /// NDP units have an expert, by DIMM.
     pub ndp: Vec<f64>,
     /// Memory of DIMMs, at its full rate, by DIMM.
     pub memory: Vec<f64>,
@@ -48,7 +48,7 @@ impl Busy {
         }
     }
 
-    /// Mean time that near-data units are busy.
+    /// Mean time that NDP units are busy.
     pub fn ndp_mean(&self) -> f64 {
         self.ndp.iter().sum::<f64>() / self.ndp.len().max(1) as f64
     }
@@ -83,7 +83,7 @@ impl LayerReport {
         self.before_us + self.rows_us + self.experts_us
     }
 
-    /// Error of the scheduler's model, as a share of what is simulated.
+    /// Error of the scheduler's model, relative to the simulated time.
     pub fn error(&self) -> f64 {
         if self.experts_us > 0.0 { self.predicted_us / self.experts_us - 1.0 } else { 0.0 }
     }

@@ -7,25 +7,25 @@
 use super::error::StepsError;
 use super::event::{Event, Track};
 use super::fluid::Resource;
-use super::lanes::{Lanes, Task, What};
 use super::report::{Busy, LayerReport, StepReport};
 use super::system::System;
+use super::timeline::{Task, TaskPurpose, Timeline};
 use super::work::{Before, Rows};
 use moec_runtime::schedule::scheduled::{Action, ExpertScheduler, Layout, ScheduledUnit, Setup};
 
 /// The host's reads.
 const HOST: u32 = 0;
-/// Priority of near-data units' reads: the host goes first, as in [`moec_dram::Channel`].
+/// Priority of NDP units' reads: the host goes first, as in [`moec_dram::Channel`].
 const UNITS: u32 = 1;
 /// Moves, in their order after everything else.
 const MOVES: u32 = 2;
 
 /// The machine with its scheduler.
 ///
-/// A layer's step begins with attention on the GPU (or the CPU without a GPU). Then the router has chosen:
-/// the scheduler assigns each expert to a unit, rows go to the host, and every unit takes its experts one
-/// after the other, the longest first. The GPU computes the experts that it holds while weights of the others
-/// travel, one after the other, and each of these once it is there. The step ends when all rows are back.
+/// A layer's step begins with attention on the GPU (or the CPU without a GPU). After the router, the
+/// scheduler assigns each expert to a unit, and rows are copied to the host. Every unit computes its experts
+/// one after the other, the longest first. The GPU computes its resident experts while weights of the others
+/// are transferred one by one; it computes each of these on arrival. The step ends when all rows are back.
 ///
 /// Right after it the scheduler chooses the moves for the next step of the *same* layer. Its knowledge of
 /// that step is then complete, so moves may take as long as a whole step of the model. They run after
@@ -33,9 +33,9 @@ const MOVES: u32 = 2;
 #[derive(Clone, Debug)]
 pub struct Simulator {
     scheduler: ExpertScheduler,
-    lanes: Lanes,
+    timeline: Timeline,
     map: Map,
-    /// By layer and expert, the move that is under way.
+    /// Pending move of each layer and expert.
     moving: Vec<Vec<Option<usize>>>,
     moves: u32,
 }
@@ -148,8 +148,8 @@ impl Simulator {
         let bytes = system.expert_bytes as f64;
         let moving = vec![vec![None; setup.experts]; setup.layers];
         let map = Map { system, all_dimms, dimms, bytes };
-        let lanes = Lanes::new(map.resources(), all_dimms);
-        Ok(Self { scheduler, lanes, map, moving, moves: 0 })
+        let timeline = Timeline::new(map.resources(), all_dimms);
+        Ok(Self { scheduler, timeline, map, moving, moves: 0 })
     }
 
     /// The scheduler, to give it profiles and placements before the first step.
@@ -164,12 +164,12 @@ impl Simulator {
 
     /// Keeps the events from now on.
     pub fn record(&mut self) {
-        self.lanes.events.get_or_insert_default();
+        self.timeline.events.get_or_insert_default();
     }
 
     /// The events that were kept, in the order of their ends.
     pub fn events(&self) -> &[Event] {
-        self.lanes.events.as_deref().unwrap_or_default()
+        self.timeline.events.as_deref().unwrap_or_default()
     }
 
     /// A step of all layers, of which `loads` are tokens by layer and expert.
@@ -198,25 +198,25 @@ impl Simulator {
     ) -> Result<LayerReport, StepsError> {
         before.check()?;
         rows.check()?;
-        let begin = self.lanes.now;
+        let begin = self.timeline.now;
         self.before(layer, before);
-        self.lanes.run()?;
-        let before_us = self.lanes.now - begin;
-        // Reset at the gate: what is reported is of the experts.
-        self.lanes.used.fill(0.0);
-        self.lanes.occupied.fill(0.0);
-        (self.lanes.stalled, self.lanes.gpu_domain) = (0.0, 0.0);
-        let gate = self.lanes.now;
+        self.timeline.run()?;
+        let before_us = self.timeline.now - begin;
+        // Reset after the gate, so that the report covers only the experts.
+        self.timeline.used.fill(0.0);
+        self.timeline.occupied.fill(0.0);
+        (self.timeline.stalled, self.timeline.gpu_domain) = (0.0, 0.0);
+        let gate = self.timeline.now;
         let (predicted_us, away, cpu_calc) = self.experts(layer, loads, rows)?;
-        self.lanes.run()?;
-        let experts_us = self.lanes.now - gate;
+        self.timeline.run()?;
+        let experts_us = self.timeline.now - gate;
         let busy = self.busy(cpu_calc);
-        let stalled_us = self.lanes.stalled;
+        let stalled_us = self.timeline.stalled;
         if away {
             self.rows(layer, Track::Pcie, PCIE, us(rows.to_gpu, self.map.system.pcie_gbs));
-            self.lanes.run()?;
+            self.timeline.run()?;
         }
-        let rows_us = self.lanes.now - gate - experts_us;
+        let rows_us = self.timeline.now - gate - experts_us;
         let moves = self.moves(layer)?;
         Ok(LayerReport {
             layer,
@@ -236,7 +236,7 @@ impl Simulator {
         let bytes = before.host_bytes;
         let mut calc = Task {
             track: if has_gpu { Track::Gpu } else { Track::Cpu },
-            what: What::Before { layer },
+            what: TaskPurpose::Before { layer },
             class: HOST,
             calc_us: before.calc_us,
             uses: Vec::new(),
@@ -245,18 +245,18 @@ impl Simulator {
         };
         if bytes > 0.0 && has_gpu {
             let uses = self.map.to_gpu(bytes, Layout::Striped);
-            let what = What::Cache { layer };
-            self.lanes.add(Task { track: Track::Pcie, what, calc_us: 0.0, uses, ..calc.clone() });
+            let what = TaskPurpose::Cache { layer };
+            self.timeline.add(Task { track: Track::Pcie, what, calc_us: 0.0, uses, ..calc.clone() });
         } else if bytes > 0.0 {
             calc.uses = self.map.read(bytes, Layout::Striped);
         }
-        self.lanes.add(calc);
+        self.timeline.add(calc);
     }
 
     fn rows(&mut self, layer: usize, track: Track, resource: Resource, time: f64) -> usize {
-        self.lanes.add(Task {
+        self.timeline.add(Task {
             track,
-            what: What::Rows { layer },
+            what: TaskPurpose::Rows { layer },
             class: HOST,
             calc_us: 0.0,
             uses: vec![(resource, time)],
@@ -265,8 +265,8 @@ impl Simulator {
         })
     }
 
-    /// Hands every expert to its unit. Gives the predicted makespan, whether rows went to the host, and
-    /// what the CPU calculates.
+    /// Assigns every expert to its unit. Returns the predicted makespan, whether rows are copied to the host,
+    /// and the CPU's time of arithmetic.
     fn experts(&mut self, layer: usize, loads: &[u32], rows: Rows) -> Result<(f64, bool, f64), StepsError> {
         // Placements as they are before the step, which do not change in it.
         let schedule = self.scheduler.dispatch(layer, loads)?.clone();
@@ -285,7 +285,7 @@ impl Simulator {
         Ok((schedule.makespan_us, rows.is_some(), cpu_calc))
     }
 
-    /// One expert's tasks; gives what the CPU calculates for it.
+    /// Adds one expert's tasks; returns the CPU's time of arithmetic for it.
     fn expert(
         &mut self,
         layer: usize,
@@ -300,10 +300,10 @@ impl Simulator {
         else {
             return 0.0;
         };
-        let moved = self.moving[layer][expert].filter(|&m| !self.lanes.is_done(m));
+        let moved = self.moving[layer][expert].filter(|&m| !self.timeline.is_done(m));
         let task = Task {
             track: Track::Cpu,
-            what: What::Expert { layer, expert, tokens },
+            what: TaskPurpose::Expert { layer, expert, tokens },
             class: HOST,
             calc_us: 0.0,
             uses: Vec::new(),
@@ -316,36 +316,36 @@ impl Simulator {
                 let mut after = [moved, None];
                 if !place.cached {
                     let uses = self.map.to_gpu(self.map.bytes, place.layout);
-                    let what = What::Weights { layer, expert };
+                    let what = TaskPurpose::Weights { layer, expert };
                     let travel = Task { track: Track::Pcie, what, uses, after, ..task.clone() };
-                    after = [Some(self.lanes.add(travel)), None];
+                    after = [Some(self.timeline.add(travel)), None];
                 }
-                self.lanes.add(Task { track: Track::Gpu, calc_us, after, ..task });
+                self.timeline.add(Task { track: Track::Gpu, calc_us, after, ..task });
                 0.0
             }
             ScheduledUnit::Cpu => {
                 let calc_us = costs.cpu.table.at(n);
                 let uses = self.map.read(self.map.bytes, place.layout);
-                self.lanes.add(Task { calc_us, uses, ..task });
+                self.timeline.add(Task { calc_us, uses, ..task });
                 calc_us
             }
             ScheduledUnit::Near(dimm) => {
                 let calc_us = costs.near.as_ref().map_or(0.0, |u| u.table.at(n));
                 let memory = self.map.memory(usize::from(dimm));
                 let uses = vec![(memory, us(self.map.bytes, self.map.system.rates.private_gbs))];
-                self.lanes.add(Task { track: Track::Ndp(dimm), class: UNITS, calc_us, uses, ..task });
+                self.timeline.add(Task { track: Track::Ndp(dimm), class: UNITS, calc_us, uses, ..task });
                 0.0
             }
         }
     }
 
     fn busy(&self, cpu_calc: f64) -> Busy {
-        let (lanes, map) = (&self.lanes, &self.map);
-        let occupied = |track| lanes.occupied[lanes.place(track)];
-        let used = |r: Resource| lanes.used[usize::from(r)];
+        let (timeline, map) = (&self.timeline, &self.map);
+        let occupied = |track| timeline.occupied[timeline.place(track)];
+        let used = |r: Resource| timeline.used[usize::from(r)];
         Busy {
             gpu: occupied(Track::Gpu),
-            gpu_domain: lanes.gpu_domain,
+            gpu_domain: timeline.gpu_domain,
             cpu: occupied(Track::Cpu),
             cpu_calc,
             pcie: used(PCIE),
@@ -386,7 +386,7 @@ impl Simulator {
             // An earlier move of the same expert goes first wherever both use a link.
             let task = Task {
                 track,
-                what: What::Move { layer, expert, kind },
+                what: TaskPurpose::Move { layer, expert, kind },
                 class: MOVES + self.moves,
                 calc_us: 0.0,
                 uses,
@@ -394,7 +394,7 @@ impl Simulator {
                 awaited: false,
             };
             self.moves = self.moves.saturating_add(1).min(u32::MAX - MOVES);
-            self.moving[layer][expert] = Some(self.lanes.add(task));
+            self.moving[layer][expert] = Some(self.timeline.add(task));
         }
         Ok(moves.len())
     }

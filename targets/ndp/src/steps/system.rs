@@ -1,4 +1,4 @@
-//! The machine: what it has, and how fast that is.
+//! The simulated machine: its resources and their rates.
 
 use super::error::StepsError;
 use super::rates::Rates;
@@ -12,7 +12,7 @@ const MOST: usize = 1 << 10;
 pub struct System {
     /// Channels of the host's memory.
     pub channels: usize,
-    /// DIMMs that hold striped experts. Those with near-data units are the first of them; where a setup has
+    /// DIMMs that hold striped experts. Those with NDP units are the first of them; where a setup has
     /// more, there are as many.
     pub all_dimms: usize,
     /// Rates of memory.
@@ -21,8 +21,8 @@ pub struct System {
     pub pcie_gbs: f64,
     /// One DIMM-Link, in GB/s.
     pub link_gbs: f64,
-    /// Whether moves take time. Without, experts are in their new place at once: the difference is the cost
-    /// of migration.
+    /// Whether moves take time. Otherwise experts are at their new location at once; the difference is the
+    /// cost of migration.
     pub moves_take_time: bool,
     /// Bytes of one expert's weights.
     pub expert_bytes: u64,

@@ -1,4 +1,4 @@
-//! Simulated times follow from rates and bytes.
+//! Simulated times follow from rates and byte counts.
 
 use super::*;
 use moec_dram::{Options, Timing};
@@ -6,7 +6,7 @@ use moec_runtime::schedule::scheduled::*;
 use moec_runtime::schedule::{Costs, NearCosts, Solver, System as Policy, TRIMOE, Table, trimoe};
 use moec_sim::systems::{EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD, KLOTSKI};
 
-/// Bytes of an expert, 32 MB.
+/// Bytes of an expert (32 MB).
 const BYTES: f64 = 32e6;
 const EXPERTS: usize = 8;
 const DIMMS: usize = 4;
@@ -56,67 +56,67 @@ fn layer(simulator: &mut Simulator, loads: [u32; EXPERTS]) -> LayerReport {
     simulator.layer(0, &loads, Before::default(), Rows::default()).expect("a step")
 }
 
-fn close(found: f64, wanted: f64) {
-    assert!((found - wanted).abs() < 1e-3 * wanted.max(1.0), "{found} for {wanted}");
+fn close(found: f64, expected: f64) {
+    assert!((found - expected).abs() < 1e-3 * expected.max(1.0), "{found} for {expected}");
 }
 
 #[test]
-fn a_striped_expert_takes_the_cpu_as_long_as_all_channels_take_for_it() {
+fn striped_expert_on_cpu_uses_all_channels() {
     let mut simulator = placed(setup(CPU_ONLY), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [1, 1, 0, 0, 0, 0, 0, 0]);
-    // Two of 32 MB at 76.8 GB/s; what is predicted is the same, since nothing else reads.
+    // Two experts of 32 MB at 76.8 GB/s; the prediction is the same, since nothing else reads.
     let each = BYTES / 76.8 * 1e-3;
     close(report.experts_us, 2.0 * each);
     close(report.predicted_us, report.experts_us);
     close(report.busy.cpu, 2.0 * each);
     close(report.busy.cpu_calc, 10.0);
     report.busy.channel.iter().for_each(|&c| close(c, 2.0 * each));
-    // If arithmetic takes longer, memory waits.
+    // If arithmetic takes longer, the memory idles.
     let report = layer(&mut simulator, [200, 0, 0, 0, 0, 0, 0, 0]);
     close(report.experts_us, 1000.0);
 }
 
 #[test]
-fn near_data_units_work_side_by_side() {
+fn ndp_units_work_in_parallel() {
     let local = |d: usize| Layout::Local((d % DIMMS) as u16);
     let mut simulator = placed(setup(GREEDY), std::array::from_fn(local));
     let report = layer(&mut simulator, [1, 1, 1, 1, 1, 0, 0, 0]);
-    // DIMM 0 has two experts; each is read at 153.6 GB/s, which takes longer than 100 µs of calculation.
+    // DIMM 0 has two experts. Each is read at 153.6 GB/s, which takes longer than the 100 µs of arithmetic.
     let each = BYTES / 153.6 * 1e-3;
     close(report.experts_us, 2.0 * each);
-    let wanted = [2.0, 1.0, 1.0, 1.0].map(|n| n * each);
-    for (found, wanted) in report.busy.ndp.iter().zip(wanted) {
-        close(*found, wanted);
+    let expected = [2.0, 1.0, 1.0, 1.0].map(|n| n * each);
+    for (found, expected) in report.busy.ndp.iter().zip(expected) {
+        close(*found, expected);
     }
     close(report.error(), 0.0);
 }
 
 #[test]
-fn the_cpu_and_pcie_share_the_channels_which_the_equations_do_not_say() {
-    // Arithmetic is short on both, so each is bound by its transfers; greedy gives all to the CPU, Best gives
-    // some to the GPU.
+fn cpu_and_pcie_contend_for_the_channels() {
+    // Arithmetic is short on both, so transfers limit both. Greedy gives everything to the CPU, Best some
+    // experts to the GPU.
     let best = EN_KTRANSFORMERS;
     let mut simulator = placed(setup(best), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [1; EXPERTS]);
     let fetched = report.busy.pcie * 64.0 / BYTES * 1e3;
     assert!(fetched.round() >= 1.0 && (fetched - fetched.round()).abs() < 1e-6, "{fetched}");
-    // All eight come over the two channels, whichever unit reads: that is the least, and the prediction is
-    // below it.
+    // All eight experts are read over the two channels, by either unit: that is the lower bound. The
+    // prediction is below it.
     let least = EXPERTS as f64 * BYTES / 76.8 * 1e-3;
     assert!(report.experts_us > 0.999 * least, "{} for {least}", report.experts_us);
     assert!(report.error() < -0.2, "{}", report.error());
 }
 
 #[test]
-fn a_unit_that_waits_for_memory_loses_what_the_host_reads_of_it() {
+fn host_reads_slow_memory_bound_ndp_units() {
     let mut layouts = [Layout::Local(0); EXPERTS];
     layouts[7] = Layout::Striped;
     let mut simulator = placed(setup(GREEDY), layouts);
     let alone = layer(&mut simulator, [1, 1, 1, 0, 0, 0, 0, 0]).experts_us;
     let both = layer(&mut simulator, [1, 1, 1, 0, 0, 0, 0, 1]);
-    // The host reads a quarter of the striped expert from DIMM 0, a byte for a byte.
+    // The host reads a quarter of the striped expert from DIMM 0, byte for byte the same cost.
     close(both.experts_us, alone + BYTES / 4.0 / 153.6 * 1e-3);
-    // A unit that calculates for longer does not notice.
+    // A unit that is limited by arithmetic is not slowed down.
     let alone = layer(&mut simulator, [3, 0, 0, 0, 0, 0, 0, 0]).experts_us;
     close(alone, 300.0);
     let both = layer(&mut simulator, [3, 0, 0, 0, 0, 0, 0, 1]);
@@ -127,14 +127,14 @@ fn a_unit_that_waits_for_memory_loses_what_the_host_reads_of_it() {
 fn weights_travel_while_others_are_calculated() {
     let mut simulator = placed(setup(KLOTSKI), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [3; EXPERTS]);
-    // 30 µs of calculation hide behind 500 µs of each transfer, but for the last.
+    // 30 µs of arithmetic overlap with the 500 µs of each transfer, except for the last.
     close(report.experts_us, EXPERTS as f64 * BYTES / 64.0 * 1e-3 + 30.0);
     close(report.busy.gpu, 240.0);
     close(report.busy.gpu_domain, report.experts_us);
 }
 
 #[test]
-fn rows_cross_before_and_after_where_the_host_computes() {
+fn rows_are_copied_around_host_computation() {
     let mut simulator = placed(setup(CPU_ONLY), [Layout::Striped; EXPERTS]);
     let rows = Rows { to_host: 6.4e6, to_gpu: 3.2e6 };
     let before = Before { calc_us: 70.0, host_bytes: 0.0 };
@@ -155,7 +155,7 @@ fn a_cache_on_the_host_is_read_over_pcie() {
 }
 
 #[test]
-fn without_a_gpu_attention_is_the_cpu() {
+fn attention_runs_on_the_cpu_without_a_gpu() {
     let mut setup = setup(GREEDY);
     setup.costs.gpu = None;
     let mut simulator = placed(setup, [Layout::Striped; EXPERTS]);
@@ -167,7 +167,7 @@ fn without_a_gpu_attention_is_the_cpu() {
     assert!(simulator.events().iter().all(|e| e.track == Track::Cpu), "{:?}", simulator.events());
 }
 
-/// Four layers whose loads turn around, so that much moves.
+/// Four layers whose popular experts alternate, so that many experts move.
 fn turning(moves_take_time: bool, link_gbs: f64) -> (Vec<StepReport>, Simulator) {
     let window = Window { pcie_us: 2000.0, link_us: 2000.0 };
     let policy = TRIMOE;
@@ -186,7 +186,7 @@ fn turning(moves_take_time: bool, link_gbs: f64) -> (Vec<StepReport>, Simulator)
 }
 
 #[test]
-fn every_expert_is_computed_once_and_no_unit_does_two_things_at_once() {
+fn simulated_experts_run_once_without_overlap_per_unit() {
     let (reports, simulator) = turning(true, 25.0);
     let events = simulator.events();
     let computed = events.iter().filter(|e| e.name.contains("token")).count();
@@ -202,7 +202,7 @@ fn every_expert_is_computed_once_and_no_unit_does_two_things_at_once() {
         assert!(pair[0].end_us <= pair[1].begin_us + 1e-6, "{pair:?}");
     }
     assert!(events.iter().all(|e| e.begin_us <= e.end_us));
-    // Nothing is used for longer than it was there.
+    // Nothing is busy for longer than the layer takes.
     for layer in reports.iter().flat_map(|r| &r.layers) {
         let b = &layer.busy;
         let all = b.memory.iter().chain(&b.link).chain(&b.channel).chain(&b.ndp);
@@ -213,7 +213,7 @@ fn every_expert_is_computed_once_and_no_unit_does_two_things_at_once() {
 }
 
 #[test]
-fn what_is_on_its_way_is_waited_for() {
+fn layers_wait_for_experts_in_transfer() {
     let total = |r: &[StepReport]| r.iter().map(StepReport::total_us).sum::<f64>();
     let stalled = |r: &[StepReport]| r.iter().flat_map(|s| &s.layers).map(|l| l.stalled_us).sum::<f64>();
     let (free, _) = turning(false, 25.0);
@@ -232,7 +232,7 @@ fn the_same_steps_take_the_same_time() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn invalid_simulator_inputs_are_reported() {
     let none = System { channels: 0, ..system() };
     assert!(matches!(Simulator::new(setup(GREEDY), none), Err(StepsError::Count { what: "channels", .. })));
     let still = System { pcie_gbs: 0.0, ..system() };
@@ -252,14 +252,14 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
-fn measured_rates_are_below_what_buses_carry() {
+fn measured_rates_are_below_bus_peaks() {
     let (measured, peak) = (Rates::measure(Timing::trimoe(), Options::default()), Rates::peak());
     let part = |found: f64, peak: f64| (0.8..1.0).contains(&(found / peak));
     assert!(part(measured.private_gbs, peak.private_gbs), "{measured:?}");
     assert!(part(measured.striped_gbs, peak.striped_gbs), "{measured:?}");
     assert!(part(measured.localized_gbs, peak.localized_gbs), "{measured:?}");
-    // A read by the host costs its own line, and rows that it closes; equation 6 taken literally would
-    // cost 4.
+    // A read by the host costs its own time and that of the rows that it closes. Equation 6 taken literally
+    // would give 4.
     for weight in [measured.striped_weight, measured.localized_weight] {
         assert!((1.0..4.0).contains(&weight), "{measured:?}");
     }

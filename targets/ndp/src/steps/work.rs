@@ -1,4 +1,4 @@
-//! Work of a layer beside its routed experts.
+//! Work of a layer other than its routed experts.
 
 use super::error::StepsError;
 use super::report::checked;

@@ -1,7 +1,7 @@
-//! The file of a layer's experts.
+//! The artifact with a layer's experts.
 
 use crate::common::{EXPERT, GLUS, small};
-use moec_ndp::allot::{Allotter, DramLayout};
+use moec_ndp::allocation::{DramLayout, RowAllocator};
 use moec_ndp::artifact::{Artifact, ArtifactError, MAX_EXPERTS, Placed, decode, encode};
 use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::Shape;
@@ -15,9 +15,9 @@ fn stream(dimm: u32, number: u32) -> Stream {
         glu: GLUS[number as usize % GLUS.len()],
         bias: number % 2 == 1,
     };
-    let mut allotter = Allotter::new(small(), shape, 8).expect("an allotter");
-    let rows = allotter.allot(EXPERT, DramLayout::Localized(dimm)).expect("room").rows.clone();
-    emit(&shape, &small(), dimm, rows, allotter.boxes(), Output::Weighted).expect("a stream")
+    let mut allocator = RowAllocator::new(small(), shape, 8).expect("an allocator");
+    let rows = allocator.allocate(EXPERT, DramLayout::Localized(dimm)).expect("room").rows.clone();
+    emit(&shape, &small(), dimm, rows, allocator.boxes(), Output::Weighted).expect("a stream")
 }
 
 fn artifact() -> Artifact {
@@ -26,7 +26,7 @@ fn artifact() -> Artifact {
 }
 
 #[test]
-fn a_file_says_what_is_wrong_with_it() {
+fn damaged_ndp_artifact_is_reported() {
     let good = encode(&artifact()).expect("bytes");
     assert_eq!(decode(&good), Ok(artifact()));
     let with = |at: usize, number: u32| {
@@ -35,14 +35,14 @@ fn a_file_says_what_is_wrong_with_it() {
         decode(&bytes).expect_err("it is wrong").to_string()
     };
     assert_eq!(with(0, 0), "this is not a file of experts in DIMMs: it does not begin with `moecdimm`");
-    assert_eq!(with(8, 2), "version 2 of experts in DIMMs, and this moec reads 1: build the bundle anew");
-    assert_eq!(with(16, 1 << 20), format!("1048576 experts: {MAX_EXPERTS} are the most"));
-    assert_eq!(with(20, 7), "expert 5 stands after expert 7: they ascend");
-    assert_eq!(with(24, 2), "expert 2 is on DIMM 2, and its stream is for DIMM 0");
-    assert_eq!(with(28, u32::MAX), "4294967295 bytes of a stream: 1048576 are the most");
+    assert_eq!(with(8, 2), "version 2 of experts in DIMMs, but this moec reads 1: build the bundle again");
+    assert_eq!(with(16, 1 << 20), format!("1048576 experts: at most {MAX_EXPERTS} are allowed"));
+    assert_eq!(with(20, 7), "expert 5 is after expert 7: they must ascend");
+    assert_eq!(with(24, 2), "expert 2 is on DIMM 2, but its stream is for DIMM 0");
+    assert_eq!(with(28, u32::MAX), "4294967295 bytes of a stream: at most 1048576 are allowed");
     assert_eq!(
         with(32, 0),
-        "the stream of expert 2: this is not a stream of a near-data DIMM: it does not begin with `moec.ndp`"
+        "the stream of expert 2: this is not an NDP command stream: it does not begin with `moec.ndp`"
     );
     let fewer = with(16, 2);
     assert!(fewer.ends_with("bytes are left after the last expert"), "{fewer}");
@@ -51,7 +51,7 @@ fn a_file_says_what_is_wrong_with_it() {
 }
 
 #[test]
-fn what_cannot_be_read_is_not_written() {
+fn undecodable_artifacts_are_not_encoded() {
     let mut twice = artifact();
     twice.experts[1].expert = 2;
     assert_eq!(encode(&twice), Err(ArtifactError::Order { expert: 2, before: 2 }));
@@ -65,16 +65,16 @@ fn what_cannot_be_read_is_not_written() {
 
 proptest! {
     #[test]
-    fn artifacts_come_back(layer: u32, chosen in prop::collection::btree_map(0_u32..64, 0_u32..4, 0..6)) {
+    fn artifacts_round_trip(layer: u32, chosen in prop::collection::btree_map(0_u32..64, 0_u32..4, 0..6)) {
         let placed = |(&expert, &dimm): (&u32, &u32)| Placed { expert, stream: stream(dimm, expert) };
         let artifact = Artifact { layer, experts: chosen.iter().map(placed).collect() };
         let bytes = encode(&artifact).expect("bytes");
         prop_assert_eq!(decode(&bytes), Ok(artifact));
     }
 
-    /// Cut, longer, or with other bytes in it: what is still accepted is its own form.
+    /// Artifacts that are truncated, extended or changed: those that are accepted are canonical.
     #[test]
-    fn accepted_bytes_have_one_form(
+    fn accepted_artifact_bytes_are_canonical(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
         cut in any::<prop::sample::Index>(),
         cuts: bool,
@@ -93,7 +93,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..200), known: bool) {
+    fn any_artifact_bytes_are_decoded_or_rejected(mut bytes in prop::collection::vec(any::<u8>(), 0..200), known: bool) {
         if known {
             bytes.splice(0..0, encode(&Artifact::default()).expect("bytes").into_iter().take(12));
         }

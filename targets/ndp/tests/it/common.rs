@@ -1,8 +1,8 @@
-//! Experts of random numbers, and a machine to put them into.
+//! Experts of random numbers, and a modelled machine that holds them.
 
 use half::bf16;
 use moec_ir::{Activation, Glu};
-use moec_ndp::allot::{Allotment, Allotter, DimmConfig, DramLayout, Expert};
+use moec_ndp::allocation::{DimmConfig, DramLayout, Expert, RowAllocation, RowAllocator};
 use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::{Packed, Shape};
 use moec_ndp::machine::{Bus, Dimms, Program, Report};
@@ -18,11 +18,11 @@ pub(crate) const GLUS: [Glu; 7] = [
     Glu::Clamped { alpha: 1.702, limit: 7.0 },
 ];
 
-/// Numbers that look random: the upper bits of a linear congruence (Knuth's MMIX).
+/// Pseudorandom numbers: the upper bits of a linear congruential generator (Knuth's MMIX).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    /// In −1 .. 1.
+    /// Uniform in −1 .. 1.
     pub(crate) fn next(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 40) as f32 / (1 << 23) as f32) - 1.0
@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// An expert as the Graph has it: row-major, of numbers that are bf16.
+/// An expert as in the Graph: row-major, with numbers that bf16 represents exactly.
 pub(crate) struct Weights {
     pub(crate) shape: Shape,
     pub(crate) gate_up: Vec<f32>,
@@ -57,7 +57,7 @@ impl Weights {
         Self { shape, gate_up, down, biases }
     }
 
-    /// The image, packed number by number.
+    /// The expert's image, packed number by number.
     pub(crate) fn image(&self) -> Vec<u8> {
         let (hidden, inner) = (self.shape.hidden as usize, self.shape.inner as usize);
         let glu: Vec<Option<usize>> = (0..inner.div_ceil(16) * 32)
@@ -75,7 +75,7 @@ impl Weights {
     }
 }
 
-/// Panels of 32 columns; `columns` says which row of the matrix each is.
+/// Packs panels of 32 columns; `columns` has the matrix row of each column.
 fn panels(matrix: &[f32], inputs: usize, columns: &[Option<usize>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for panel in columns.chunks_exact(32) {
@@ -102,9 +102,9 @@ pub(crate) fn small() -> DimmConfig {
 
 pub(crate) const EXPERT: Expert = Expert { layer: 0, number: 0 };
 
-/// A machine with one expert in it, on DIMM 1, and its stream.
+/// A machine with one expert on DIMM 1, and the expert's stream.
 pub(crate) struct Bench {
-    pub(crate) allotter: Allotter,
+    pub(crate) allocator: RowAllocator,
     pub(crate) dimms: Dimms,
     pub(crate) stream: Stream,
     pub(crate) image: Vec<u8>,
@@ -113,21 +113,22 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn new(weights: &Weights, slots: u32, output: Output) -> Self {
         let dimm_config = small();
-        let mut allotter = Allotter::new(dimm_config, weights.shape, slots).expect("an allotter");
-        let allotment = allotter.allot(EXPERT, DramLayout::Localized(1)).expect("room").clone();
-        let stream = emit(&weights.shape, &dimm_config, 1, allotment.rows.clone(), allotter.boxes(), output);
+        let mut allocator = RowAllocator::new(dimm_config, weights.shape, slots).expect("an allocator");
+        let allocation = allocator.allocate(EXPERT, DramLayout::Localized(1)).expect("room").clone();
+        let stream =
+            emit(&weights.shape, &dimm_config, 1, allocation.rows.clone(), allocator.boxes(), output);
         let mut dimms = Dimms::new(dimm_config, Bus::plain(153.6), true).expect("DIMMs");
         let image = weights.image();
-        dimms.write(&allotment, 0, &image).expect("it fits");
-        Self { allotter, dimms, stream: stream.expect("a stream"), image }
+        dimms.write(&allocation, 0, &image).expect("it fits");
+        Self { allocator, dimms, stream: stream.expect("a stream"), image }
     }
 
-    /// Runs the stream for the rows of `x`, from slot `first` on, on DIMM `dimm`; `factors` has a number for
-    /// each row.
+    /// Runs the stream on DIMM `dimm` for the rows of `x`, which start at slot `first`; `factors` has a
+    /// routing weight for each row.
     pub(crate) fn run(&mut self, dimm: u32, x: &[f32], factors: &[f32], first: u32) -> (Vec<f32>, Report) {
-        let (shape, boxes) = (*self.allotter.shape(), self.allotter.boxes().clone());
+        let (shape, boxes) = (*self.allocator.shape(), self.allocator.boxes().clone());
         let hidden = shape.hidden as usize;
-        let part = |rows: &std::ops::Range<u32>| Allotment {
+        let part = |rows: &std::ops::Range<u32>| RowAllocation {
             layout: DramLayout::Localized(dimm),
             rows: rows.clone(),
         };

@@ -1,4 +1,4 @@
-//! The machine of DIMMs and its streams, held against references.
+//! The modelled machine of NDP DIMMs and its command streams, compared with references.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(missing_docs)]
 

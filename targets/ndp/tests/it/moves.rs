@@ -1,31 +1,31 @@
 //! Experts that move between DIMMs and layouts.
 
 use crate::common::{Bench, EXPERT, GLUS, Random, Weights, bits, small};
-use moec_ndp::allot::{Allotment, DimmConfig, DramLayout, Move};
+use moec_ndp::allocation::{DimmConfig, DramLayout, Move, RowAllocation};
 use moec_ndp::emit::{EmitError, Output, emit, transfer};
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{LINK_GBS, Program, Report};
 
 const SHAPE: Shape = Shape { hidden: 192, inner: 320, glu: GLUS[0], bias: true };
 
-/// Brings the expert of a bench to another layout.
+/// Moves the bench's expert to another layout.
 fn go(bench: &mut Bench, layout: DramLayout) -> (Move, Report) {
-    let moved = bench.allotter.begin(EXPERT, layout).expect("room");
-    let stream = transfer(&SHAPE, bench.allotter.dimm_config(), &moved).expect("a stream");
+    let moved = bench.allocator.begin(EXPERT, layout).expect("room");
+    let stream = transfer(&SHAPE, bench.allocator.dimm_config(), &moved).expect("a stream");
     let program = Program::new(stream).expect("it is verified");
     let report = bench.dimms.run(&program, 0, 0).expect("no fault");
-    bench.allotter.settle(EXPERT).expect("it was on its way");
+    bench.allocator.settle(EXPERT).expect("it was on its way");
     (moved, report)
 }
 
-fn bytes(bench: &Bench, at: &Allotment) -> Vec<u8> {
+fn bytes(bench: &Bench, at: &RowAllocation) -> Vec<u8> {
     let mut bytes = vec![0; bench.image.len()];
     bench.dimms.read(at, 0, &mut bytes).expect("it is there");
     bytes
 }
 
 #[test]
-fn an_expert_that_goes_there_and_back_is_the_same() {
+fn expert_moved_back_and_forth_is_unchanged() {
     let mut bench = Bench::new(&Weights::random(SHAPE, 3), 8, Output::Slots);
     let x = Random(4).numbers(3 * 192, 1.0);
     let (before, _) = bench.run(1, &x, &[1.0; 3], 0);
@@ -41,9 +41,9 @@ fn an_expert_that_goes_there_and_back_is_the_same() {
         let (moved, report) = go(&mut bench, layout);
         assert_eq!(bytes(&bench, &moved.to), bench.image, "{layout:?}");
         assert_eq!((report.read, report.written), (lines, lines));
-        // Computed where it is now.
+        // The expert is computed at its new location, with the same results.
         if let DramLayout::Localized(dimm) = layout {
-            let boxes = bench.allotter.boxes();
+            let boxes = bench.allocator.boxes();
             bench.stream =
                 emit(&SHAPE, &small(), dimm, moved.to.rows, boxes, Output::Slots).expect("a stream");
             let (after, _) = bench.run(dimm, &x, &[1.0; 3], 0);
@@ -52,16 +52,16 @@ fn an_expert_that_goes_there_and_back_is_the_same() {
     }
 }
 
-/// A striped line has another place than a localized one: bytes are found through their own layout alone.
+/// Striped and localized lines have different addresses, so bytes are only found through their own layout.
 #[test]
-fn layouts_are_physical() {
+fn layouts_use_different_physical_addresses() {
     let mut bench = Bench::new(&Weights::random(SHAPE, 3), 8, Output::Slots);
     let (moved, _) = go(&mut bench, DramLayout::Striped);
     let shares: Vec<Vec<u8>> = (0..4)
         .map(|dimm| {
-            let share = Allotment { layout: DramLayout::Localized(dimm), rows: moved.to.rows.clone() };
+            let share = RowAllocation { layout: DramLayout::Localized(dimm), rows: moved.to.rows.clone() };
             let mut bytes = vec![0; 64 * 16];
-            // Lines that the share does not fill were not written, and these DIMMs are strict.
+            // Reading fails at lines that were never written, after the share has been read.
             let _ = bench.dimms.read(&share, 0, &mut bytes);
             bytes
         })
@@ -75,21 +75,21 @@ fn layouts_are_physical() {
 }
 
 #[test]
-fn links_take_their_time() {
+fn migration_time_follows_the_link_bandwidth() {
     let mut bench = Bench::new(&Weights::random(SHAPE, 3), 8, Output::Slots);
     let bytes = bench.image.len() as f64;
     let (_, migrated) = go(&mut bench, DramLayout::Localized(0));
     assert_eq!(migrated.linked, bench.image.len() as u64 / 64);
     let ns = bytes / LINK_GBS;
     assert!(migrated.ns >= ns && migrated.ns < ns * 1.01, "{} for {ns}", migrated.ns);
-    // A quarter of what is striped over four DIMMs stays.
+    // A quarter of an expert that is striped over four DIMMs stays in place.
     let (_, striped) = go(&mut bench, DramLayout::Striped);
     assert!(striped.ns >= ns * 0.75 && striped.ns < ns * 0.76, "{} for {ns}", striped.ns);
 }
 
 #[test]
-fn what_stays_where_it_is_has_no_stream() {
-    let at = |layout| Allotment { layout, rows: 9..12 };
+fn move_to_the_same_place_has_no_stream() {
+    let at = |layout| RowAllocation { layout, rows: 9..12 };
     for layout in [DramLayout::Localized(1), DramLayout::Striped] {
         let moved = Move { expert: EXPERT, from: at(layout), to: at(layout) };
         assert_eq!(transfer(&SHAPE, &DimmConfig::trimoe(), &moved), Err(EmitError::Stays));

@@ -1,4 +1,4 @@
-//! Results of the machine: bit by bit those of the evaluator, and about what the model means.
+//! Results of the machine: bitwise those of the evaluator, and close to the exact result.
 
 use crate::common::{Bench, GLUS, Random, Weights, bits};
 use moec_ir::{Activation, Glu};
@@ -16,7 +16,7 @@ fn x_of(shape: &Shape, tokens: usize, seed: u64) -> Vec<f32> {
 }
 
 #[test]
-fn every_network_is_that_of_the_evaluator() {
+fn every_expert_network_matches_the_evaluator() {
     for (number, glu) in GLUS.into_iter().enumerate() {
         for bias in [false, true] {
             for (hidden, inner) in SIZES {
@@ -25,15 +25,15 @@ fn every_network_is_that_of_the_evaluator() {
                 let mut bench = Bench::new(&weights, 9, Output::Slots);
                 let x = x_of(&shape, 3, 77);
                 let (results, _) = bench.run(1, &x, &[1.0; 3], 2);
-                let wanted = expert(&shape, &bench.image, &x, 3).expect("an evaluation");
-                assert_eq!(bits(&results), bits(&wanted), "{shape:?}");
+                let expected = expert(&shape, &bench.image, &x, 3).expect("an evaluation");
+                assert_eq!(bits(&results), bits(&expected), "{shape:?}");
             }
         }
     }
 }
 
 #[test]
-fn any_number_of_tokens_is_computed_block_by_block() {
+fn many_tokens_are_computed_in_blocks() {
     for (hidden, inner, bias) in [(1024, 2048, true), (2048, 640, false)] {
         let shape = Shape { hidden, inner, glu: Glu::Gated(Activation::Silu), bias };
         let weights = Weights::random(shape, 5);
@@ -41,11 +41,11 @@ fn any_number_of_tokens_is_computed_block_by_block() {
         let block = bench.stream.tokens as usize;
         assert!(block > 2, "{block} tokens of a block");
         let x = x_of(&shape, 3 * block + 2, 6);
-        let wanted = expert(&shape, &bench.image, &x, 3 * block + 2).expect("an evaluation");
+        let expected = expert(&shape, &bench.image, &x, 3 * block + 2).expect("an evaluation");
         for tokens in [0, 1, block - 1, block, block + 1, 3 * block + 2] {
             let numbers = tokens * hidden as usize;
             let (results, report) = bench.run(1, &x[..numbers], &vec![1.0; tokens], 3);
-            assert_eq!(bits(&results), bits(&wanted[..numbers]), "{tokens} tokens of {shape:?}");
+            assert_eq!(bits(&results), bits(&expected[..numbers]), "{tokens} tokens of {shape:?}");
             let weights = shape.image().expect("an image");
             let products = (weights.gate_up.weights() + weights.down.weights()) * tokens as u64;
             assert_eq!(report.flops, 2 * products);
@@ -54,7 +54,7 @@ fn any_number_of_tokens_is_computed_block_by_block() {
 }
 
 #[test]
-fn routing_weights_scale_what_goes_out() {
+fn routing_weights_scale_the_output() {
     for (hidden, inner) in SIZES {
         let shape = Shape { hidden, inner, glu: Glu::Gated(Activation::Gelu), bias: true };
         let weights = Weights::random(shape, 8);
@@ -64,17 +64,17 @@ fn routing_weights_scale_what_goes_out() {
         let (results, _) = bench.run(1, &x, &factors, 20);
         let plain = expert(&shape, &bench.image, &x, 12).expect("an evaluation");
         let rows = plain.chunks_exact(hidden as usize).zip(&factors);
-        let wanted: Vec<f32> = rows.flat_map(|(row, factor)| row.iter().map(move |y| y * factor)).collect();
-        assert_eq!(bits(&results), bits(&wanted), "{shape:?}");
+        let expected: Vec<f32> = rows.flat_map(|(row, factor)| row.iter().map(move |y| y * factor)).collect();
+        assert_eq!(bits(&results), bits(&expected), "{shape:?}");
     }
 }
 
-/// The model's own meaning in f64, where `h` is rounded to bf16 as the unit does.
+/// Results are close to those in f64, in which `h` is rounded to bf16, as the unit does.
 ///
 /// Remaining errors: `k` roundings of f32 for every sum of `k` products, and their effect on the rounding of
-/// `h`, an ulp of bf16 at most.
+/// `h`, which is at most an ulp of bf16.
 #[test]
-fn results_are_those_of_the_model_within_rounding() {
+fn ndp_results_match_the_model_within_rounding() {
     for glu in GLUS {
         let shape = Shape { hidden: 192, inner: 160, glu, bias: true };
         let weights = Weights::random(shape, 21);
@@ -93,12 +93,12 @@ fn results_are_those_of_the_model_within_rounding() {
         let h: Vec<f64> = (0..160).map(|i| meaning(glu, both[i], both[160 + i])).collect();
         let size = h.iter().fold(0.0_f64, |most, h| most.max(h.abs()));
         for ((row, &bias), &result) in weights.down.chunks_exact(160).zip(&down_bias).zip(&results) {
-            let wanted = dot(row, &h) + f64::from(bias);
-            // Each product is off by half an ulp of bf16, 2^-9 of itself, with what f32 adds.
+            let expected = dot(row, &h) + f64::from(bias);
+            // Each product may be off by half an ulp of bf16 (2⁻⁹ of it), plus the errors of f32.
             let bound: f64 =
                 row.iter().zip(&h).map(|(&w, h)| f64::from(w.abs()) * h.abs()).sum::<f64>() / 500.0;
-            let error = (f64::from(result) - wanted).abs();
-            assert!(error <= bound + size * 1e-6, "{glu:?}: {result} instead of {wanted}, bound {bound}");
+            let error = (f64::from(result) - expected).abs();
+            assert!(error <= bound + size * 1e-6, "{glu:?}: {result} instead of {expected}, bound {bound}");
         }
     }
 }
@@ -107,7 +107,7 @@ fn meaning(glu: Glu, g: f64, u: f64) -> f64 {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     match glu {
         Glu::Gated(Activation::Silu) => g * sigmoid(g) * u,
-        // Gauss's distribution by Simpson's rule.
+        // The normal distribution by Simpson's rule.
         Glu::Gated(Activation::Gelu) => {
             let steps = 2000;
             let at = |i: i32| (-(g * f64::from(i) / f64::from(steps)).powi(2) / 2.0).exp();
@@ -141,16 +141,16 @@ fn meaning(glu: Glu, g: f64, u: f64) -> f64 {
 }
 
 #[test]
-fn a_machine_says_what_it_cannot_do() {
+fn invalid_ndp_runs_are_reported() {
     let shape = Shape { hidden: 64, inner: 32, glu: GLUS[0], bias: false };
     let mut bench = Bench::new(&Weights::random(shape, 1), 4, Output::Slots);
     let run = |bench: &mut Bench, first, n| {
         let run = Program::new(bench.stream.clone()).and_then(|program| bench.dimms.run(&program, first, n));
         run.expect_err("a fault").to_string()
     };
-    // The expert is there, and activations of no slot.
+    // The expert was written, but no activations were.
     let missing = run(&mut bench, 0, 1);
-    assert!(missing.starts_with("DIMM 1 reads what was not written: Place {"), "{missing}");
+    assert!(missing.starts_with("DIMM 1 reads an address that was not written: Place {"), "{missing}");
     assert_eq!(run(&mut bench, 2, 3), "3 tokens from slot 2 on are more than the 4 slots of stream `expert`");
     assert_eq!(
         run(&mut bench, u32::MAX, 2),
@@ -167,18 +167,20 @@ fn a_machine_says_what_it_cannot_do() {
     assert!(outside.contains("region `expert`: rows 3..5000"), "{outside}");
     bench.stream.regions[0].rows.end = 4;
     bench.stream.geometry.rows = 7;
-    assert!(run(&mut bench, 0, 1).contains("it is emitted anew for this one"));
+    assert!(run(&mut bench, 0, 1).contains("emit it again"));
 }
 
 #[test]
-fn what_nobody_wrote_is_zero_where_that_is_allowed() {
+fn unwritten_memory_reads_as_zero_if_allowed() {
     let shape = Shape { hidden: 64, inner: 32, glu: GLUS[0], bias: false };
     let bench = Bench::new(&Weights::random(shape, 1), 4, Output::Slots);
     let (dimm_config, bus) = (*bench.dimms.dimm_config(), *bench.dimms.bus());
     let mut dimms = Dimms::new(dimm_config, bus, false).expect("DIMMs");
     dimms.run(&Program::new(bench.stream).expect("it is verified"), 0, 2).expect("no fault");
-    let empty =
-        moec_ndp::allot::DimmConfig { system: moec_ndp_isa::System { channels: 0, dimms: 1 }, ..dimm_config };
+    let empty = moec_ndp::allocation::DimmConfig {
+        system: moec_ndp_isa::System { channels: 0, dimms: 1 },
+        ..dimm_config
+    };
     let fault = Dimms::new(empty, bus, false).expect_err("no DIMMs");
     assert_eq!(fault, Fault::Dimms(empty));
 }

@@ -1,8 +1,8 @@
-//! Streams of experts of the supported families, and of odd ones.
+//! Streams of experts of the supported families, and of experts with odd sizes.
 
 use crate::common::{Bench, GLUS, Random, Weights, bits, small};
 use moec_ir::{Activation, Glu};
-use moec_ndp::allot::{Allotter, DimmConfig, DramLayout};
+use moec_ndp::allocation::{DimmConfig, DramLayout, RowAllocator};
 use moec_ndp::emit::{EmitError, Output, emit};
 use moec_ndp::evaluate::expert;
 use moec_ndp::image::Shape;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 const SILU: Glu = Glu::Gated(Activation::Silu);
 
-/// Hidden and inner channels, join and biases; and the tokens of a block, with routing weights.
+/// Hidden and inner channels, gate, biases; expected tokens per block, with routing weights.
 const SHAPES: [(u32, u32, Glu, bool, u32); 13] = [
     (2048, 1024, SILU, false, 25),
     (4096, 14336, SILU, false, 6),
@@ -29,9 +29,10 @@ const SHAPES: [(u32, u32, Glu, bool, u32); 13] = [
 ];
 
 fn stream(dimm_config: DimmConfig, shape: &Shape, slots: u32, output: Output) -> Stream {
-    let mut allotter = Allotter::new(dimm_config, *shape, slots).expect("an allotter");
-    let rows = allotter.allot(crate::common::EXPERT, DramLayout::Localized(1)).expect("room").rows.clone();
-    emit(shape, &dimm_config, 1, rows, allotter.boxes(), output).expect("a stream")
+    let mut allocator = RowAllocator::new(dimm_config, *shape, slots).expect("an allocator");
+    let rows =
+        allocator.allocate(crate::common::EXPERT, DramLayout::Localized(1)).expect("room").rows.clone();
+    emit(shape, &dimm_config, 1, rows, allocator.boxes(), output).expect("a stream")
 }
 
 #[test]
@@ -71,32 +72,34 @@ fn every_weight_is_read_once_in_a_block() {
 }
 
 #[test]
-fn an_expert_that_is_too_wide_is_refused() {
+fn expert_that_is_too_wide_is_rejected() {
     let dimm_config = DimmConfig::trimoe();
     let shape = Shape { hidden: 131_072, inner: 64, glu: GLUS[0], bias: false };
-    let mut allotter = Allotter::new(dimm_config, shape, 4).expect("an allotter");
-    let rows = allotter.allot(crate::common::EXPERT, DramLayout::Localized(0)).expect("room").rows.clone();
-    let refused = emit(&shape, &dimm_config, 0, rows, allotter.boxes(), Output::Slots).expect_err("too wide");
+    let mut allocator = RowAllocator::new(dimm_config, shape, 4).expect("an allocator");
+    let rows =
+        allocator.allocate(crate::common::EXPERT, DramLayout::Localized(0)).expect("room").rows.clone();
+    let refused =
+        emit(&shape, &dimm_config, 0, rows, allocator.boxes(), Output::Slots).expect_err("too wide");
     assert_eq!(
         refused.to_string(),
-        "a token of an expert of 131072 by 64 takes 263040 bytes of the buffer, which has 262144: such an expert is not \
-         computed in a DIMM"
+        "a token of an expert of 131072 by 64 takes 263040 bytes of the buffer, which has 262144: such an expert cannot \
+         be computed in a DIMM"
     );
-    // A token fits, and the sums of few panels at a time.
+    // Only one token fits, and the sums of few panels at a time.
     let many = Shape { hidden: 65_250, inner: 65_250, ..shape };
     let refused =
-        emit(&many, &dimm_config, 0, 0..1, allotter.boxes(), Output::Slots).err().map(|e| e.to_string());
-    let wanted = "the stream of an expert of 65250 by 65250 takes more instructions than a stream has, or more lines than an \
+        emit(&many, &dimm_config, 0, 0..1, allocator.boxes(), Output::Slots).err().map(|e| e.to_string());
+    let expected = "the stream of an expert of 65250 by 65250 takes more instructions than a stream has, or more lines than an \
                   instruction moves";
-    assert_eq!(refused.as_deref(), Some(wanted));
+    assert_eq!(refused.as_deref(), Some(expected));
     let shape = Shape { hidden: 0, ..shape };
-    let boxes = allotter.boxes().clone();
+    let boxes = allocator.boxes().clone();
     assert!(matches!(emit(&shape, &dimm_config, 0, 0..1, &boxes, Output::Slots), Err(EmitError::Image(_))));
 }
 
-/// A stream as people read it.
+/// The text of a stream.
 #[test]
-fn a_stream_goes_chunk_by_chunk() {
+fn stream_computes_chunk_by_chunk() {
     let shape = Shape { hidden: 512, inner: 4096, glu: SILU, bias: false };
     let text = print(&stream(small(), &shape, 64, Output::Weighted));
     let code: Vec<&str> =
@@ -128,7 +131,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_shape_has_a_stream_that_holds(shape in shapes(40_000), slots in prop_oneof![1..64_u32, 1..5000_u32], weighted: bool) {
+    fn any_shape_has_a_valid_stream(shape in shapes(40_000), slots in prop_oneof![1..64_u32, 1..5000_u32], weighted: bool) {
         let output = if weighted { Output::Weighted } else { Output::Slots };
         let stream = stream(DimmConfig::trimoe(), &shape, slots, output);
         prop_assert_eq!(verify(&stream), Ok(()));
@@ -136,13 +139,13 @@ proptest! {
     }
 
     #[test]
-    fn any_shape_computes_what_the_evaluator_does(shape in shapes(300), n in 1_usize..6, slots in 5_u32..9, seed: u64) {
+    fn any_shape_matches_the_evaluator(shape in shapes(300), n in 1_usize..6, slots in 5_u32..9, seed: u64) {
         let mut bench = Bench::new(&Weights::random(shape, seed), slots, Output::Slots);
-        // Small blocks, so that there are several.
+        // Small blocks, so that the stream has several.
         bench.stream.tokens = bench.stream.tokens.min(2);
         let x = Random(seed).numbers(n * shape.hidden as usize, 3.0);
-        let wanted = expert(&shape, &bench.image, &x, n).expect("an evaluation");
+        let expected = expert(&shape, &bench.image, &x, n).expect("an evaluation");
         let (results, _) = bench.run(1, &x, &vec![1.0; n], slots - n as u32);
-        prop_assert_eq!(bits(&results), bits(&wanted));
+        prop_assert_eq!(bits(&results), bits(&expected));
     }
 }

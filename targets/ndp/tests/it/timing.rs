@@ -1,8 +1,8 @@
-//! Times of experts, beside what the unit's rates say.
+//! Times of experts, compared with the unit's rates.
 
 use moec_dram::{Kind, Layout, Options, Path, Timing};
 use moec_ir::{Activation, Glu};
-use moec_ndp::allot::{Allotter, DimmConfig, DramLayout};
+use moec_ndp::allocation::{DimmConfig, DramLayout, RowAllocator};
 use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{Bus, GFLOPS, Program, channel, time, times};
@@ -13,9 +13,10 @@ const DEEPSEEK: Shape = Shape { hidden: 5120, inner: 1536, glu: Glu::Gated(Activ
 
 fn program(shape: Shape, slots: u32) -> Program {
     let dimm_config = DimmConfig::trimoe();
-    let mut allotter = Allotter::new(dimm_config, shape, slots).expect("an allotter");
-    let rows = allotter.allot(crate::common::EXPERT, DramLayout::Localized(0)).expect("room").rows.clone();
-    let stream = emit(&shape, &dimm_config, 0, rows, allotter.boxes(), Output::Slots).expect("a stream");
+    let mut allocator = RowAllocator::new(dimm_config, shape, slots).expect("an allocator");
+    let rows =
+        allocator.allocate(crate::common::EXPERT, DramLayout::Localized(0)).expect("room").rows.clone();
+    let stream = emit(&shape, &dimm_config, 0, rows, allocator.boxes(), Output::Slots).expect("a stream");
     Program::new(stream).expect("it is verified")
 }
 
@@ -24,7 +25,7 @@ fn bytes(shape: &Shape) -> f64 {
 }
 
 #[test]
-fn one_token_streams_at_the_internal_bandwidth() {
+fn single_token_runs_at_the_internal_bandwidth() {
     let (timing, bus) = (Timing::trimoe(), Bus::trimoe());
     let best = 153.6 * (1.0 - f64::from(timing.rfc) / f64::from(timing.refi));
     for slots in [1, 512] {
@@ -34,10 +35,9 @@ fn one_token_streams_at_the_internal_bandwidth() {
     }
 }
 
-/// Both the bus that represents all private ones and a whole expert take as long as these buses do clock by
-/// clock.
+/// The combined bus, and a whole expert, take as long as the cycle-level model of the private buses.
 #[test]
-fn time_is_that_of_the_cycle_level_model() {
+fn expert_time_matches_the_cycle_level_model() {
     let channel = channel(&DimmConfig::trimoe(), Timing::trimoe(), Options::default());
     let (lines, bus) = ((bytes(&DEEPSEEK) / 64.0) as u64, Bus::trimoe());
     let simulated = channel.timing.microseconds(channel.stream_cycles(Path::Ndp, lines)) * 1000.0;
@@ -50,9 +50,9 @@ fn time_is_that_of_the_cycle_level_model() {
     );
 }
 
-/// Lines that the model of the DRAM reads in turns are those that the layout places in turns.
+/// The DRAM model reads lines in the order in which the layout places them.
 #[test]
-fn the_cycle_level_model_reads_localized_lines() {
+fn cycle_level_model_visits_localized_lines_in_order() {
     let dimm_config = DimmConfig::trimoe();
     let geometry = channel(&dimm_config, Timing::trimoe(), Options::default()).geometry;
     let buses = dimm_config.geometry.subchannels * dimm_config.geometry.ranks;
@@ -84,10 +84,10 @@ fn several_tokens_are_bound_by_the_multipliers() {
     }
 }
 
-/// With one bandwidth and no latency the time of a token is the bytes read divided by it. The ridge is where
-/// 16 clocks of each token take as long as a tile.
+/// With one bandwidth and no latency, the time of a token is the bytes read divided by the bandwidth. At the
+/// ridge point, the 16 clocks of each token take as long as the read of a tile.
 #[test]
-fn a_plain_bus_is_a_roofline() {
+fn plain_bus_time_follows_the_roofline() {
     let program = program(DEEPSEEK, 512);
     let one = |gbs: f64| time(&program, &Bus::plain(gbs), 1).ns;
     assert!((one(153.6) * 153.6 / bytes(&DEEPSEEK) - 1.0).abs() < 0.005);
@@ -106,7 +106,7 @@ fn costs_grow_with_tokens() {
 }
 
 #[test]
-fn what_is_read_is_counted() {
+fn ndp_reads_are_counted() {
     let program = program(DEEPSEEK, 512);
     let report = time(&program, &Bus::plain(100.0), 3);
     let image = DEEPSEEK.image().expect("an image");

@@ -7,15 +7,15 @@
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::read::network;
-use super::rows::{AT_ONCE, HEADROOM, Sample, cycled};
-use super::sequences::{keep, reals, shape};
-use super::weights::{Part, WeightFile, rounded};
+use super::rows::{HEADROOM, RUN_ROWS, Sample, cycled};
+use super::sequences::{reals, shape, write_caches};
+use super::weights::{MatrixSlice, WeightFile, rounded};
 use crate::emit::{self, Projection, Rotation};
 use crate::exec::{Executor, Saturated, Shared};
 use crate::quant::Ranges;
-use crate::ranges::Watch;
+use crate::ranges::RangeObserver;
 use moec_backend::error::{Error, Result};
-use moec_backend::find::{self, Chain, Ends, Grouped, Linear, MatchResult, Walk};
+use moec_backend::find::{self, AttentionBoundary, Chain, Grouped, Linear, MatchResult, Walk};
 use moec_backend::{Distance, Emit, SubgraphBoundary, Trial};
 use moec_device::DeviceUnit;
 use moec_ir::eval::{Arg, Evaluator, Tensor, op};
@@ -38,14 +38,14 @@ const PRODUCTS: u32 = 73;
 ///
 /// # Errors
 /// The reason against it, for people.
-pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Grouped, Ends)> {
+pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Grouped, AttentionBoundary)> {
     let (desc, inputs, y) = find::attention(walk)?;
     if desc.v_from_k {
-        return Err("it is latent attention: networks have heads of keys and of values".into());
+        return Err("it is latent attention, but networks need heads of keys and values".into());
     }
     let (found, ends) = find::grouped(module, walk, desc, inputs, y)?;
     if found.sinks.is_some() {
-        return Err("its softmax has sinks: that of networks has none".into());
+        return Err("its softmax has sinks, which networks do not support".into());
     }
     Ok((found, ends))
 }
@@ -57,7 +57,7 @@ pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Grouped
 pub(super) fn runs_on(unit: &DeviceUnit) -> std::result::Result<(), String> {
     match unit.hexagon.as_ref().filter(|h| h.arch < PRODUCTS) {
         Some(h) => Err(format!(
-            "keys and values have 16 bits, and Hexagon v{} multiplies activations by 8 at most (v{PRODUCTS} has both)",
+            "keys and values have 16 bits, but Hexagon v{} multiplies activations by at most 8 (v{PRODUCTS} supports both)",
             h.arch
         )),
         None => Ok(()),
@@ -79,7 +79,8 @@ pub(super) fn declared(mut graph: GraphDecl, found: &Grouped, rows: usize) -> Gr
 /// Its matrices as codes, written.
 pub(super) fn written(emit: &Emit<'_>, found: &Grouped, file: &mut WeightFile) -> Result<emit::Attention> {
     let (module, desc) = (emit.module, &found.desc);
-    let vector = |id: WeightId| Part { weight: module.weight(id), matrix: 0, rows: 0..1 }.read(emit.numbers);
+    let vector =
+        |id: WeightId| MatrixSlice { weight: module.weight(id), matrix: 0, rows: 0..1 }.read(emit.numbers);
     let mut projection = |name: &str, linear: Linear| -> Result<Projection> {
         let weight = module.weight(linear.weight);
         let bias = linear.bias.map(vector).transpose()?;
@@ -130,8 +131,8 @@ pub(super) fn measured(
 ) -> Result<Ranges> {
     let cannot = |e: &dyn std::fmt::Display| Error::limit("attention cannot be a network").because(e);
     // The number of positions has no influence on ranges.
-    let small = emit::Attention { context: AT_ONCE, ..made.clone() };
-    let network = small.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
+    let small = emit::Attention { context: RUN_ROWS, ..made.clone() };
+    let network = small.graph("ranges", RUN_ROWS).map_err(|e| cannot(&e))?;
     let [hidden, seen] = emit::mask(&network);
     let executor =
         Executor::new(network.into(), Some(&BundleReader::unchecked(folder))).map_err(|e| cannot(&e))?;
@@ -140,32 +141,32 @@ pub(super) fn measured(
         Some(node) => Some(angles(emit, node, context)?),
         None => None,
     };
-    let mut watch = Watch::default();
-    let mut cache = [made.qk_dim, made.v_dim].map(|dim| vec![0.0; made.kv_heads * AT_ONCE * dim]);
+    let mut watch = RangeObserver::default();
+    let mut cache = [made.qk_dim, made.v_dim].map(|dim| vec![0.0; made.kv_heads * RUN_ROWS * dim]);
     for (run, (x, held)) in sample.runs().into_iter().enumerate() {
         let before = if run == 0 { hidden } else { seen };
         let sees = |i: usize| {
-            let (row, key) = (i / (2 * AT_ONCE), i % (2 * AT_ONCE));
-            if key < AT_ONCE {
+            let (row, key) = (i / (2 * RUN_ROWS), i % (2 * RUN_ROWS));
+            if key < RUN_ROWS {
                 before
-            } else if key - AT_ONCE <= row {
+            } else if key - RUN_ROWS <= row {
                 seen
             } else {
                 hidden
             }
         };
-        let mask: Vec<f32> = (0..AT_ONCE * 2 * AT_ONCE).map(sees).collect();
-        let x = cycled(&x, AT_ONCE * made.hidden);
-        let turned = angles.as_ref().map(|all| {
+        let mask: Vec<f32> = (0..RUN_ROWS * 2 * RUN_ROWS).map(sees).collect();
+        let x = cycled(&x, RUN_ROWS * made.hidden);
+        let rotated = angles.as_ref().map(|all| {
             let width = all.len() / context;
-            let row = |t: usize| (run * AT_ONCE + t) % context * width;
+            let row = |t: usize| (run * RUN_ROWS + t) % context * width;
             let half = |from: usize| -> Vec<f32> {
-                (0..AT_ONCE).flat_map(|t| &all[row(t) + from..row(t) + from + width / 2]).copied().collect()
+                (0..RUN_ROWS).flat_map(|t| &all[row(t) + from..row(t) + from + width / 2]).copied().collect()
             };
             [half(0), half(width / 2)]
         });
         let mut inputs: Vec<&[f32]> = vec![&x, &cache[0], &cache[1], &mask];
-        inputs.extend(turned.iter().flatten().map(|x| &**x));
+        inputs.extend(rotated.iter().flatten().map(|x| &**x));
         let mut outcome = watch.run(&executor, &inputs, held).map_err(|e| cannot(&e))?;
         if let [_, keys, values] = outcome.outputs.as_mut_slice() {
             cache = [std::mem::take(keys), std::mem::take(values)];
@@ -181,13 +182,13 @@ fn angles(emit: &Emit<'_>, node: &Node, context: usize) -> Result<Vec<f32>> {
     for operand in &node.inputs {
         if let Operand::Weight(id) = *operand {
             let weight = emit.module.weight(id);
-            let numbers = Part { weight, matrix: 0, rows: 0..1 }.read(emit.numbers)?;
+            let numbers = MatrixSlice { weight, matrix: 0, rows: 0..1 }.read(emit.numbers)?;
             args.push(Tensor::f32([numbers.len()], numbers));
         }
     }
     let given =
         op(&node.op, args.iter().map(Arg::Tensor).collect()).map_err(|e| Error::bug(e.to_string()))?;
-    given.first().map(|t| t.as_f32().to_vec()).ok_or_else(|| Error::bug("angles are nothing"))
+    given.first().map(|t| t.as_f32().to_vec()).ok_or_else(|| Error::bug("the angles have no value"))
 }
 
 fn positions(at: &[u32]) -> Tensor {
@@ -216,7 +217,7 @@ pub(super) fn evaluate(
     let sample = super::verify::rows(&package, hidden)?;
     let mut from = sample.chunks_exact(hidden).cycle();
     let mut reference = Reference::new(trial.module, trial.evaluator, boundary)?;
-    let mut cache: Cache<f32> = shape.cached().map(|count| vec![0.0; count]);
+    let mut cache: Cache<f32> = shape.cache_lengths().map(|count| vec![0.0; count]);
     let (mut got, mut want, mut saturated, mut last) = (Vec::new(), Vec::new(), BTreeMap::new(), Vec::new());
     for (start, n) in calls(rows, found.context) {
         let at: Vec<u32> = (start..start + n).map(|p| p as u32).collect();
@@ -226,7 +227,7 @@ pub(super) fn evaluate(
         let angles = reference.angles(&at)?;
         let inputs = given(graph, found, &x, angles.as_ref(), &at)?;
         let inputs: Vec<&[f16]> = inputs.iter().map(|x| &**x).collect();
-        let taken = shape.given(&inputs)?;
+        let taken = shape.call_inputs(&inputs)?;
         let all = reals(&taken, &cache, mask);
         let outcome = executor.run(&all.iter().map(|x| &**x).collect::<Vec<_>>())?;
         if n == rows || last.is_empty() {
@@ -237,9 +238,9 @@ pub(super) fn evaluate(
                 saturated.entry(s.tensor.clone()).or_insert(Saturated { count: 0, of: 0, ..s.clone() });
             (seen.count, seen.of) = (seen.count + s.count, seen.of + s.of);
         }
-        let results = keep(&shape, &mut cache, outcome.outputs, &taken)?;
-        let y = results.first().ok_or("it gives nothing")?;
-        got.extend_from_slice(y.get(..n * hidden_of(graph)).ok_or("it gives too little")?);
+        let results = write_caches(&shape, &mut cache, outcome.outputs, &taken)?;
+        let y = results.first().ok_or("it has no result")?;
+        got.extend_from_slice(y.get(..n * hidden_of(graph)).ok_or("it has too few results")?);
         want.extend(reference.evaluate(x, angles, &at)?);
     }
     let count = want.len();
@@ -318,7 +319,7 @@ impl<'a> Reference<'a> {
         Ok(Self { module, boundary, nodes, angles, weights, caches: HashMap::new() })
     }
 
-    /// Angles `[n, R]` of positions, where it rotates.
+    /// Angles `[n, R]` of positions, for attention with a rotation.
     fn angles(&self, at: &[u32]) -> std::result::Result<Option<Tensor>, Failed> {
         let Some(node) = self.angles else { return Ok(None) };
         let pos = positions(at);
@@ -360,7 +361,7 @@ impl<'a> Reference<'a> {
                         None => values.get(v),
                     },
                 };
-                let missing = || format!("`{}` reads what is not there", node.op.name());
+                let missing = || format!("`{}` reads a value that does not exist", node.op.name());
                 args.push(Arg::Tensor(tensor.ok_or_else(missing)?));
             }
             if let Some((_, state)) = &mut written {
@@ -383,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_fill_pad_and_end_with_the_context() {
+    fn calibration_calls_cover_full_padded_and_last_rows() {
         assert_eq!(calls(16, 64), [(0, 12), (12, 16), (28, 1), (61, 3)]);
         assert_eq!(calls(1, 64), [(0, 1), (1, 1), (2, 1), (63, 1)]);
         assert_eq!(calls(16, 20), [(0, 12), (12, 8)]);

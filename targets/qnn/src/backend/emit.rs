@@ -1,14 +1,14 @@
 //! Writes the artifacts of a build, one group of experts after the other.
 
-use super::rows::{AT_ONCE, HEADROOM, Sample, cycled, deviations};
-use super::weights::{Part, WeightFile, rounded};
+use super::rows::{HEADROOM, RUN_ROWS, Sample, cycled, deviations};
+use super::weights::{MatrixSlice, WeightFile, rounded};
 use super::{ROWS, function, path, sizes};
 use crate::emit::{Cluster, Ffn, Group};
 use crate::exec::Executor;
 use crate::net::Network;
 use crate::onnx;
 use crate::quant::{Ranges, coded};
-use crate::ranges::Watch;
+use crate::ranges::RangeObserver;
 use moec_backend::error::{Error, Result, io_error};
 use moec_backend::{Channels, Emit, LayerExperts};
 use moec_device::DeviceUnit;
@@ -55,7 +55,7 @@ fn artifact(emit: &Emit<'_>, table: &ExpertTable, group: usize, folder: &Path) -
         || deviations(emit.module, read_by_experts(emit.module, table.layer)?, experts.gate_up, emit.numbers);
     let sample = Sample::new(emit.numbers, emit.module, experts.gate_up, drawn)?;
     // Tensors of all sizes have the same names: how wide they are is measured once.
-    let plain = made.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
+    let plain = made.graph("ranges", RUN_ROWS).map_err(|e| cannot(&e))?;
     let ranges = measured(plain, folder, &sample).map_err(|e| cannot(&e))?;
     let sizes = sizes(table, group);
     for &capacity in &sizes {
@@ -73,7 +73,7 @@ fn artifact(emit: &Emit<'_>, table: &ExpertTable, group: usize, folder: &Path) -
 
 /// Writes at most `rows` rows of a sample, which verification runs networks on.
 pub(super) fn shown(folder: &Path, sample: &Sample, rows: usize) -> Result<()> {
-    let rows: Vec<u8> = sample.shown(rows).iter().flat_map(|x| x.to_le_bytes()).collect();
+    let rows: Vec<u8> = sample.verification_rows(rows).iter().flat_map(|x| x.to_le_bytes()).collect();
     let path = folder.join(ROWS);
     fs::write(&path, rows).map_err(|e| io_error("write", &path, &e))
 }
@@ -100,7 +100,7 @@ pub(super) fn read_by_experts(module: &Module, layer: u32) -> Result<Operand> {
     x.ok_or_else(|| Error::bug(format!("layer {layer} has no experts")))
 }
 
-/// One expert, its codes written.
+/// Network of one expert, whose codes are written to the file.
 fn expert(emit: &Emit<'_>, experts: &LayerExperts, e: u32, file: &mut WeightFile) -> Result<Ffn> {
     let module = emit.module;
     let [gate_up, down] = [experts.gate_up, experts.down].map(|id| module.weight(id));
@@ -109,7 +109,7 @@ fn expert(emit: &Emit<'_>, experts: &LayerExperts, e: u32, file: &mut WeightFile
         let Some(ids) = experts.biases else { return Ok(None) };
         // A bias has one axis after that of the experts: its entries are rows of one matrix.
         let weight = module.weight(ids[i]);
-        Part { weight, matrix: 0, rows: matrix..matrix + 1 }.read(emit.numbers).map(Some)
+        MatrixSlice { weight, matrix: 0, rows: matrix..matrix + 1 }.read(emit.numbers).map(Some)
     };
     let both = rounded(emit.numbers, gate_up, matrix)?;
     let gated = Gated {
@@ -158,7 +158,7 @@ impl Gated<'_> {
     }
 }
 
-/// Ranges of a network in f32 whose input is [`AT_ONCE`] rows, or as many for each of its experts, all the
+/// Ranges of a network in f32 whose input is [`RUN_ROWS`] rows, or as many for each of its experts, all the
 /// same.
 pub(super) fn measured(
     network: Network,
@@ -167,7 +167,7 @@ pub(super) fn measured(
 ) -> Result<Ranges, crate::exec::ExecError> {
     let count = network.inputs.first().map_or(0, |id| network.tensor(*id).shape.iter().product());
     let executor = Executor::new(Arc::new(network), Some(&BundleReader::unchecked(folder)))?;
-    let mut watch = Watch::default();
+    let mut watch = RangeObserver::default();
     for (rows, held) in sample.runs() {
         watch.run(&executor, &[&cycled(&rows, count)], held)?;
     }

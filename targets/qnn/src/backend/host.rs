@@ -1,7 +1,7 @@
 //! The HTP, emulated: networks of a bundle, read back from disk and evaluated in whole numbers.
 
 use super::read::network;
-use super::sequences::{Attends, Sequences};
+use super::sequences::{AttentionNetwork, Sequences};
 use crate::exec::{Executor, Shared};
 use moec_ir::plan::GraphDecl;
 use moec_runtime::bundle::BundleReader;
@@ -13,7 +13,7 @@ use moec_runtime::exec::graphs::{Graphs, f16};
 struct Loaded {
     name: String,
     executor: Executor,
-    attends: Option<Attends>,
+    attends: Option<AttentionNetwork>,
 }
 
 /// Evaluates networks on this machine. Inputs are encoded, and outputs decoded, in here.
@@ -35,7 +35,7 @@ impl Graphs for Emulated {
             let name = format!("{} {}", graph.package, graph.function);
             let failed = |why: String| Error::graph(name.clone(), why);
             let network = network(bundle, graph).map_err(failed)?;
-            let attends = self.sequences.known(graph, &network).map_err(failed)?;
+            let attends = self.sequences.attention_network(graph, &network).map_err(failed)?;
             let files = bundle.below(&graph.package);
             let executor = Executor::sharing(network.into(), Some(&files), &mut shared);
             let executor = executor.map_err(|e| failed(e.to_string()))?;
@@ -67,7 +67,7 @@ impl Graphs for Emulated {
 /// Another number of them, or one that f16 does not hold.
 pub(super) fn store(results: &[Vec<f32>], outputs: &mut [&mut [f16]]) -> Result<(), String> {
     if results.len() != outputs.len() {
-        return Err(format!("it gives {} results", results.len()));
+        return Err(format!("it has {} results", results.len()));
     }
     for (got, out) in results.iter().zip(outputs) {
         if got.len() != out.len() {

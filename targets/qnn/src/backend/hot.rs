@@ -15,7 +15,7 @@
 
 use super::emit::{Gated, limited, measured, read_by_experts};
 use super::read::wrong;
-use super::rows::{AT_ONCE, Sample, cycled, deviations};
+use super::rows::{RUN_ROWS, Sample, cycled, deviations};
 use super::weights::{WeightFile, columns_of, rounded, rows_of as channels_of};
 use super::{ROWS, path_of};
 use crate::emit::Ffn;
@@ -48,13 +48,13 @@ pub(super) fn can(module: &Module, layer: u32) -> std::result::Result<(), String
     match LayerExperts::of(module, layer) {
         None => Err(format!("layer {layer} has no experts")),
         Some(LayerExperts { glu: Glu::FatRelu { .. }, .. }) => {
-            Err("no operator of a network has the step of FATReLU".into())
+            Err("no operator of a network computes FATReLU".into())
         }
         Some(LayerExperts { glu: Glu::Ungated(_), .. }) => {
-            Err("its experts have no gate, which says which neurons are active".into())
+            Err("its experts have no gate to decide which neurons are active".into())
         }
         Some(LayerExperts { biases: Some(_), .. }) => {
-            Err("its experts have biases, which belong to no neuron".into())
+            Err("its experts have biases, which are not part of a neuron".into())
         }
         Some(_) => Ok(()),
     }
@@ -112,7 +112,7 @@ impl<'a> Making<'a> {
         let experts = LayerExperts::of(emit.module, layer.layer);
         let experts = experts.ok_or_else(|| Error::bug(format!("`{}` has no experts", layer.name())))?;
         let hidden = emit.module.weight(experts.gate_up).cols();
-        Ok(Self { emit, layer, experts, hidden, cuts: layer.cuts() })
+        Ok(Self { emit, layer, experts, hidden, cuts: layer.cluster_ends() })
     }
 
     fn cannot(&self, e: &dyn std::fmt::Display) -> Error {
@@ -152,7 +152,8 @@ impl<'a> Making<'a> {
         Ok(bytes)
     }
 
-    /// One expert by clusters, its codes written: they are the CPU's of the same neurons.
+    /// Network of one expert by clusters, with its codes written to the file: they are the CPU's codes of
+    /// these neurons.
     fn expert(&self, e: usize, order: &[u32], file: &mut WeightFile) -> Result<Ffn> {
         let module = self.emit.module;
         let [gate_up, down] = [self.experts.gate_up, self.experts.down].map(|id| module.weight(id));
@@ -180,15 +181,15 @@ impl<'a> Making<'a> {
         Ok(Ffn { hidden: self.hidden, glu: self.experts.glu, clusters })
     }
 
-    /// Writes the networks of one expert. Gives the rows that they are verified by: of those that measured
-    /// ranges, the rows for which the expert's hot neurons contribute most.
+    /// Writes the networks of one expert. Returns the rows by which they are verified: of the rows that
+    /// measured ranges, those to which the expert's hot neurons contribute most.
     fn networks(&self, e: usize, ffn: &Ffn, folder: &Path, sample: &Sample) -> Result<Vec<f32>> {
         let plain = |name: &str, rows: usize, clusters: usize| {
             ffn.graph(name, rows, clusters).map_err(|e: NetworkError| self.cannot(&e))
         };
         // Tensors of all batches have the same names: how wide they are is measured once.
-        let whole = plain("ranges", AT_ONCE, self.cuts.len())?;
-        let shown = awake(&whole, folder, sample, self.hidden).map_err(|e| self.cannot(&e))?;
+        let whole = plain("ranges", RUN_ROWS, self.cuts.len())?;
+        let shown = strongest_rows(&whole, folder, sample, self.hidden).map_err(|e| self.cannot(&e))?;
         let ranges = measured(whole, folder, sample).map_err(|e| self.cannot(&e))?;
         for HotBatch { batch, neurons } in &self.layer.batches {
             let clusters = self.cuts.partition_point(|&end| end <= *neurons as usize);
@@ -204,7 +205,7 @@ impl<'a> Making<'a> {
 }
 
 /// The [`SHOWN`] rows of a sample of which a network makes most.
-fn awake(
+fn strongest_rows(
     network: &crate::net::Network,
     folder: &Path,
     sample: &Sample,
@@ -240,7 +241,7 @@ pub(super) fn read(bundle: &BundleReader, module: &Module, hot: &[HotLayer]) -> 
             let alike = cold.is_some_and(|cold| complements(&cold.expr, &order, neurons as usize, inner));
             if !alike {
                 return Err(failed(&format!(
-                    "the Graph leaves other neurons to the CPU than `{NEURONS}` does for batch {batch}"
+                    "Graph and `{NEURONS}` differ in the CPU's neurons for batch {batch}"
                 )));
             }
         }
@@ -281,10 +282,10 @@ pub(super) fn neurons(
     inner: usize,
 ) -> Result<Vec<Vec<usize>>, Failed> {
     let bytes = bundle.below(&path_of(&layer.name())).read(NEURONS, regular::NETWORK)?;
-    let most = layer.cuts().last().copied().unwrap_or(0);
+    let most = layer.cluster_ends().last().copied().unwrap_or(0);
     let all: Vec<usize> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b) as usize).collect();
     if most == 0 || bytes.len() != experts * most * 4 {
-        return Err(format!("`{NEURONS}` has not {most} neurons of each of {experts} experts").into());
+        return Err(format!("`{NEURONS}` has fewer than {most} neurons of one of {experts} experts").into());
     }
     let own = |order: &[usize]| {
         let mut seen = order.to_vec();
@@ -293,7 +294,9 @@ pub(super) fn neurons(
         seen.len() == order.len() && seen.last().is_some_and(|&n| n < inner)
     };
     match all.chunks_exact(most).position(|order| !own(order)) {
-        Some(e) => Err(format!("`{NEURONS}` names neurons that expert {e} has not, or some twice").into()),
+        Some(e) => {
+            Err(format!("`{NEURONS}` names neurons of expert {e} that do not exist, or duplicates").into())
+        }
         None => Ok(all.chunks_exact(most).map(<[usize]>::to_vec).collect()),
     }
 }

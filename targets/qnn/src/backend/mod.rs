@@ -1,10 +1,10 @@
-//! The backend as the compiler uses it.
+//! The backend's interface to the compiler.
 //!
-//! A group of experts is in `artifacts/layers.L.group.G.qnn`, a folder. It has a network `cap{C}.onnx` for
-//! each number of rows of an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the
-//! rows by which ranges were measured. Where QNN's library is installed, `context.bin` has all of them
-//! compiled, and `cap{C}.dlc` the largest as a DLC. Attention, dense networks and the head have networks of
-//! their own, and so have hot neurons of experts if a build requires them.
+//! A group of experts is in the folder `artifacts/layers.L.group.G.qnn`. It has a network `cap{C}.onnx` for
+//! each number of rows of an expert, and `weights.bin` with their common codes. `rows.bin` has the rows by
+//! which ranges were measured. If QNN's library is installed, `context.bin` has all networks compiled, and
+//! `cap{C}.dlc` the largest as a DLC. Attention, dense networks and the head have networks of their own, and
+//! so have hot neurons of experts if a build requires them.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 mod attention;
@@ -12,13 +12,13 @@ mod emit;
 mod host;
 mod hot;
 mod library;
-mod parts;
 mod read;
 mod rows;
 mod sequences;
 mod sizes;
-mod together;
+mod subgraphs;
 mod verify;
+mod verify_hot;
 mod weights;
 
 pub use host::Emulated;
@@ -26,7 +26,7 @@ pub use host::Emulated;
 use include_dir::{Dir, include_dir};
 use library::device::DeviceHost;
 use library::host::LibraryHost;
-use library::{Library, Missing, contexts};
+use library::{Library, Unavailable, contexts};
 use moec_backend::error::Result;
 use moec_backend::{
     Backend, Diagnosis, Emit, Emitted, Flaw, FunctionReport, GroupGraph, HotLayer, LayerExperts, Runner,
@@ -76,7 +76,7 @@ impl Backend for Qnn {
             return bad("unit.backend", "a unit of the backend `qnn` is of kind `npu`");
         }
         if unit.hexagon.is_none() {
-            return bad("unit.hexagon", "an NPU of the backend `qnn` says which Hexagon it is");
+            return bad("unit.hexagon", "an NPU of the backend `qnn` needs `hexagon`");
         }
         if unit.legality.is_empty() || unit.max_graph_bytes.is_none() || unit.matmul.is_empty() {
             return bad(
@@ -87,7 +87,7 @@ impl Backend for Qnn {
         if let Some((hexagon, soc)) = unit.hexagon.as_ref().and_then(|h| Some((h, library::soc(h)?))) {
             if hexagon.arch != soc.arch {
                 let message =
-                    format!("chip {} of QNN ({}) is of architecture {}", soc.model, soc.part, soc.arch);
+                    format!("chip {} of QNN ({}) has architecture {}", soc.model, soc.part, soc.arch);
                 return bad("unit.hexagon.arch", &message);
             }
             if hexagon.vtcm_mib > soc.vtcm {
@@ -117,7 +117,7 @@ impl Backend for Qnn {
                 name,
                 works: true,
                 found: format!("version {} in `{}`", library.build, library.folder().display()),
-                hint: format!("`{INSTALL}` installs it anew"),
+                hint: format!("`{INSTALL}` installs it again"),
             },
             Err(missing) => Diagnosis {
                 name,
@@ -135,8 +135,8 @@ impl Backend for Qnn {
 }
 
 impl StaticGraphs for Qnn {
-    fn part(&self, module: &Module, scope: &Scope, unit: &DeviceUnit) -> Result<StaticSubgraph, String> {
-        parts::HtpPart::find(module, scope)?.described(module, unit)
+    fn subgraph(&self, module: &Module, scope: &Scope, unit: &DeviceUnit) -> Result<StaticSubgraph, String> {
+        subgraphs::HtpSubgraph::find(module, scope)?.described(module, unit)
     }
 
     fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph> {
@@ -144,13 +144,13 @@ impl StaticGraphs for Qnn {
             LayerExperts::of(module, table.layer).map_or(0, |e| module.weight(e.gate_up).cols() as u32);
         let experts = table.groups.get(group).map_or(0, |g| g.experts.len() as u32);
         let of = |capacity: u32| {
-            let port =
+            let tensor =
                 |name: &str| GraphTensor { name: name.to_owned(), shape: [capacity * experts, hidden, 1, 1] };
             let graph = GraphDecl {
                 package: path(table, group),
                 function: function(capacity),
-                inputs: vec![port("x")],
-                outputs: vec![port("y")],
+                inputs: vec![tensor("x")],
+                outputs: vec![tensor("y")],
                 stateful: false,
             };
             GroupGraph { capacity, graph }
@@ -159,7 +159,7 @@ impl StaticGraphs for Qnn {
     }
 
     fn bytes(&self, _: &DeviceUnit, weight: &Weight, numbers: u64) -> u64 {
-        weights::Form::of(weight.format).bytes(numbers)
+        weights::WeightStorage::of(weight.format).bytes(numbers)
     }
 
     fn hot(&self, module: &Module, layer: u32) -> Result<(), String> {
@@ -175,7 +175,7 @@ impl StaticGraphs for Qnn {
     }
 
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
-        let bytes = parts::write(emit)? + emit::artifacts(emit)? + hot::write(emit)?;
+        let bytes = subgraphs::write(emit)? + emit::artifacts(emit)? + hot::write(emit)?;
         Ok(Emitted { bytes, notes: contexts::write(emit)?, ..Emitted::default() })
     }
 
@@ -188,10 +188,10 @@ impl StaticGraphs for Qnn {
     }
 
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
-        let (parts, given) = parts::verify(trial)?;
+        let (parts, given) = subgraphs::verify(trial)?;
         let mut checker = verify::checker(trial);
         let mut reports = verify::verify(trial, parts, &given, checker.as_mut())?;
-        reports.extend(together::verify(trial, checker.as_mut())?);
+        reports.extend(verify_hot::verify(trial, checker.as_mut())?);
         Ok(reports)
     }
 
@@ -204,12 +204,12 @@ impl StaticGraphs for Qnn {
     }
 
     fn library(&self, tools: Tools<'_>, unit: &DeviceUnit) -> Result<Box<dyn Graphs>> {
-        let library = Library::open(tools, unit).map_err(Missing::error)?;
+        let library = Library::open(tools, unit).map_err(Unavailable::error)?;
         Ok(Box::new(LibraryHost::new(library)))
     }
 
     fn device(&self, tools: Tools<'_>, unit: &DeviceUnit) -> Result<Box<dyn Graphs>> {
-        let library = Library::open(tools, unit).map_err(Missing::error)?;
+        let library = Library::open(tools, unit).map_err(Unavailable::error)?;
         Ok(Box::new(DeviceHost::new(library, tools.cache)))
     }
 }

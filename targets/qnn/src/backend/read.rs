@@ -17,32 +17,29 @@ pub(super) fn network(bundle: &BundleReader, graph: &GraphDecl) -> Result<Networ
     let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && !name.starts_with('.');
     let inside = graph.package.strip_prefix("artifacts/").is_some_and(plain) && plain(&graph.function);
     if !inside {
-        return Err(format!(
-            "`{}` and `{}` are not places below `artifacts/`",
-            graph.package, graph.function
-        ));
+        return Err(format!("`{}` and `{}` are not paths below `artifacts/`", graph.package, graph.function));
     }
     let file = format!("{}/{}.onnx", graph.package, graph.function);
     let bytes = bundle.read(&file, regular::NETWORK).map_err(|e| e.to_string())?;
     let network = onnx::read(&bytes).map_err(|e| e.to_string())?;
     if network.name != graph.function {
-        return Err(format!("`{file}` is the network `{}`, by its own account", network.name));
+        return Err(format!("`{file}` contains the network `{}`", network.name));
     }
     if graph.stateful {
         sequences::shape(graph, &network)?;
         return Ok(network);
     }
-    let fits = |ports: &[GraphTensor], ids: &[crate::net::TensorId]| {
+    let fits = |tensors: &[GraphTensor], ids: &[crate::net::TensorId]| {
         let rows = |p: &GraphTensor| p.shape[..2].iter().map(|&n| n as usize).collect::<Vec<_>>();
         let one = |(p, id): (&GraphTensor, &crate::net::TensorId)| {
             network.tensor(*id).shape == rows(p) && p.shape[2..] == [1, 1]
         };
-        ports.len() == ids.len() && ports.iter().zip(ids).all(one)
+        tensors.len() == ids.len() && tensors.iter().zip(ids).all(one)
     };
     if fits(&graph.inputs, &network.inputs) && fits(&graph.outputs, &network.outputs) {
         Ok(network)
     } else {
-        Err(format!("`{}` has other inputs or results than the plan says", graph.function))
+        Err(format!("`{}` has other inputs or results than in the plan", graph.function))
     }
 }
 
@@ -59,7 +56,7 @@ pub(super) fn wrong(name: &str, e: &dyn std::fmt::Display) -> Error {
 pub(super) fn read(bundle: &BundleReader, plan: &Plan, unit: &DeviceUnit) -> Result<usize> {
     for graph in &plan.graphs {
         let network = network(bundle, graph).map_err(|e| wrong(&graph.package, &e))?;
-        held(&network, unit).map_err(|e| wrong(&graph.package, &e))?;
+        check_size(&network, unit).map_err(|e| wrong(&graph.package, &e))?;
     }
     Ok(plan.graphs.len())
 }
@@ -68,7 +65,7 @@ pub(super) fn read(bundle: &BundleReader, plan: &Plan, unit: &DeviceUnit) -> Res
 ///
 /// # Errors
 /// The reason against it, for people.
-pub(super) fn held(network: &Network, unit: &DeviceUnit) -> Result<(), String> {
+pub(super) fn check_size(network: &Network, unit: &DeviceUnit) -> Result<(), String> {
     let bytes = network.static_bytes();
     match unit.graph_limit().filter(|limit| bytes > *limit) {
         Some(limit) => Err(format!("{bytes} bytes of weights; `{}` holds {limit}", unit.name)),

@@ -7,7 +7,7 @@
 //! which ranges are widened ([`HEADROOM`]).
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
-use super::weights::Part;
+use super::weights::MatrixSlice;
 use moec_backend::Numbers;
 use moec_backend::error::{Error, Result};
 use moec_ir::{Module, Op, Operand, Weight, WeightId};
@@ -16,10 +16,10 @@ use moec_ir::{Module, Op, Operand, Weight, WeightId};
 /// values. On text that calibration has not read, networks diverge least from 4 to 16 (docs/qnn-networks.md,
 /// Ranges).
 pub(super) const HEADROOM: f32 = 4.0;
-/// Fewer rows of text say too little of ranges.
+/// With fewer rows of text, ranges are too uncertain.
 const ENOUGH: usize = 32;
 /// Rows of a run.
-pub(super) const AT_ONCE: usize = 32;
+pub(super) const RUN_ROWS: usize = 32;
 /// Runs of drawn rows; every other one measures margins.
 const DRAWN_RUNS: u64 = 4;
 
@@ -53,26 +53,26 @@ impl Sample {
         })
     }
 
-    /// Runs of [`AT_ONCE`] rows each, and whether a run measures margins.
+    /// Runs of [`RUN_ROWS`] rows each, and whether a run measures margins.
     pub(super) fn runs(&self) -> Vec<(Vec<f32>, bool)> {
         match self {
             Self::Text { rows, hidden } => {
                 // Rows come in an order that is independent of their contents.
                 let (seen, held) = rows.split_at(rows.len() / hidden / 2 * hidden);
                 let of = |half: &[f32], held: bool| -> Vec<(Vec<f32>, bool)> {
-                    let runs = half.chunks(AT_ONCE * hidden);
-                    runs.map(|run| (cycled(run, AT_ONCE * hidden), held)).collect()
+                    let runs = half.chunks(RUN_ROWS * hidden);
+                    runs.map(|run| (cycled(run, RUN_ROWS * hidden), held)).collect()
                 };
                 [of(seen, false), of(held, true)].concat()
             }
             Self::Drawn(deviations) => {
-                (0..DRAWN_RUNS).map(|seed| (drawn(deviations, AT_ONCE, seed), seed % 2 == 1)).collect()
+                (0..DRAWN_RUNS).map(|seed| (drawn(deviations, RUN_ROWS, seed), seed % 2 == 1)).collect()
             }
         }
     }
 
     /// At most `most` rows to verify networks by: rows of text that measured margins come first.
-    pub(super) fn shown(&self, most: usize) -> Vec<f32> {
+    pub(super) fn verification_rows(&self, most: usize) -> Vec<f32> {
         match self {
             Self::Text { rows, hidden } => {
                 let (seen, held) = rows.split_at(rows.len() / hidden / 2 * hidden);
@@ -112,8 +112,8 @@ pub(super) fn deviations(
 fn gain(module: &Module, x: Operand, reader: &Weight, numbers: &dyn Numbers) -> Result<Vec<f32>> {
     let missing = || {
         Error::limit(format!("`{}` does not read an RMS norm", reader.name))
-            .because("without rows of text, how wide its activations are follows from the norm")
-            .hint("take the profile anew with `moec calibrate`: it keeps rows of text")
+            .because("without rows of text, the range of its activations is derived from the norm")
+            .hint("record the profile again with `moec calibrate`, which stores rows of text")
     };
     let graph = module.entries.first().ok_or_else(missing)?;
     let mut operand = x;
@@ -127,7 +127,7 @@ fn gain(module: &Module, x: Operand, reader: &Weight, numbers: &dyn Numbers) -> 
             Op::RmsNorm { weight: false, groups: 1, .. } => return Ok(vec![1.0; reader.cols()]),
             Op::RmsNorm { weight: true, groups: 1, .. } => {
                 let Some(Operand::Weight(id)) = node.inputs.get(1).copied() else { return Err(missing()) };
-                let gain = Part { weight: module.weight(id), matrix: 0, rows: 0..1 }.read(numbers)?;
+                let gain = MatrixSlice { weight: module.weight(id), matrix: 0, rows: 0..1 }.read(numbers)?;
                 return if gain.len() == reader.cols() { Ok(gain) } else { Err(missing()) };
             }
             _ => return Err(missing()),
@@ -155,24 +155,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_text_are_all_used_half_of_them_for_margins() {
+    fn all_text_rows_are_used_half_for_margins() {
         let rows: Vec<f32> = (0..100 * 2).map(|i| i as f32).collect();
         let sample = Sample::Text { rows: rows.clone(), hidden: 2 };
         let runs = sample.runs();
-        assert!(runs.iter().all(|(run, _)| run.len() == AT_ONCE * 2));
-        let of = |wanted: bool| -> std::collections::BTreeSet<u32> {
+        assert!(runs.iter().all(|(run, _)| run.len() == RUN_ROWS * 2));
+        let of = |held_out: bool| -> std::collections::BTreeSet<u32> {
             runs.iter()
-                .filter(|(_, held)| *held == wanted)
+                .filter(|(_, held)| *held == held_out)
                 .flat_map(|(run, _)| run)
                 .map(|x| *x as u32)
                 .collect()
         };
         assert_eq!((of(false), of(true)), ((0..100).collect(), (100..200).collect()));
-        assert_eq!(sample.shown(51), [&rows[100..], &rows[..2]].concat());
+        assert_eq!(sample.verification_rows(51), [&rows[100..], &rows[..2]].concat());
     }
 
     #[test]
-    fn rows_have_the_deviations_and_are_the_same_again() {
+    fn drawn_rows_have_their_deviations_and_are_reproducible() {
         let rows = drawn(&[1.0, 0.0, 10.0], 4000, 7);
         assert_eq!(rows, drawn(&[1.0, 0.0, 10.0], 4000, 7));
         for (c, want) in [1.0, 0.0, 100.0].into_iter().enumerate() {

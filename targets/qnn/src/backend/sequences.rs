@@ -19,7 +19,11 @@ pub(super) fn shape(graph: &GraphDecl, network: &Network) -> Result<Shape, Strin
     let shape = Shape::of(graph, &of(&network.inputs), &of(&network.outputs))?;
     let form = |id: &crate::net::TensorId| (network.tensor(*id).ty, &network.tensor(*id).quant);
     let same = network.inputs[1..3].iter().map(form).eq(network.outputs[1..3].iter().map(form));
-    if same { Ok(shape) } else { Err("its keys and values come out in another form than they go in".into()) }
+    if same {
+        Ok(shape)
+    } else {
+        Err("its keys and values have different types as input and as output".into())
+    }
 }
 
 /// Keys and values that a network has with its host, as reals.
@@ -28,7 +32,7 @@ pub(super) struct Sequences(Mutex<Caches<f32>>);
 
 /// Facts of a network of attention that a host knows.
 #[derive(Debug)]
-pub(super) struct Attends {
+pub(super) struct AttentionNetwork {
     shape: Shape,
     package: usize,
     mask: [f32; 2],
@@ -40,16 +44,20 @@ impl Sequences {
         Self(Mutex::new(Caches::new(slots)))
     }
 
-    /// Facts of a graph that was loaded; none of one without a state.
+    /// Shapes of a loaded graph's state; `None` for a graph without one.
     ///
     /// # Errors
-    /// A network that is not the plan's.
-    pub(super) fn known(&mut self, graph: &GraphDecl, network: &Network) -> Result<Option<Attends>, String> {
+    /// Fails if the network differs from the plan's.
+    pub(super) fn attention_network(
+        &mut self,
+        graph: &GraphDecl,
+        network: &Network,
+    ) -> Result<Option<AttentionNetwork>, String> {
         if !graph.stateful {
             return Ok(None);
         }
         let package = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).package(&graph.package);
-        Ok(Some(Attends { shape: shape(graph, network)?, package, mask: emit::mask(network) }))
+        Ok(Some(AttentionNetwork { shape: shape(graph, network)?, package, mask: emit::mask(network) }))
     }
 
     /// Executes a network of attention with the state of a slot's sequence. Gives its first result.
@@ -58,20 +66,20 @@ impl Sequences {
     /// Errors of `execute`; inputs of other sizes.
     pub(super) fn run(
         &self,
-        attends: &Attends,
+        attends: &AttentionNetwork,
         slot: usize,
         inputs: &[&[f16]],
         execute: impl FnOnce(&[&[f32]]) -> Result<Vec<Vec<f32>>, String>,
     ) -> Result<Vec<Vec<f32>>, String> {
-        let given = attends.shape.given(inputs)?;
+        let given = attends.shape.call_inputs(inputs)?;
         let mut caches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let empty = || Ok(attends.shape.cached().map(|count| vec![0.0; count]));
-        let cache = caches.of(attends.package, slot, empty)?;
+        let empty = || Ok(attends.shape.cache_lengths().map(|count| vec![0.0; count]));
+        let cache = caches.of_sequence(attends.package, slot, empty)?;
         let results = {
             let all = reals(&given, cache, attends.mask);
             execute(&all.iter().map(|x| &**x).collect::<Vec<_>>())?
         };
-        keep(&attends.shape, cache, results, &given)
+        write_caches(&attends.shape, cache, results, &given)
     }
 }
 
@@ -79,17 +87,17 @@ impl Sequences {
 ///
 /// # Errors
 /// Other results than attention has.
-pub(super) fn keep(
+pub(super) fn write_caches(
     shape: &Shape,
     cache: &mut Cache<f32>,
     mut results: Vec<Vec<f32>>,
     given: &CallInputs<'_>,
 ) -> Result<Vec<Vec<f32>>, String> {
     let [_, keys, values] = results.as_slice() else {
-        return Err(format!("it gives {} results", results.len()));
+        return Err(format!("it has {} results", results.len()));
     };
     let [old_keys, old_values] = cache;
-    shape.keep([old_keys, old_values], [keys, values], [1, 1], &given.places);
+    shape.write_caches([old_keys, old_values], [keys, values], [1, 1], &given.places);
     results.truncate(1);
     Ok(results)
 }

@@ -3,7 +3,7 @@
 
 use super::library::check::Checker;
 use super::read::{network, wrong};
-use super::weights::Form;
+use super::weights::WeightStorage;
 use super::{ROWS, function, path, sizes};
 use crate::exec::{Executor, Saturated, Shared};
 use moec_backend::error::Result;
@@ -41,7 +41,7 @@ pub(super) fn verify(
     given: &VerifyInputs,
     mut checker: Option<&mut Checker>,
 ) -> Result<Vec<FunctionReport>> {
-    // Artifacts of a head come by turns.
+    // Artifacts of a split head alternate.
     reports.sort_by(|a, b| a.package.cmp(&b.package));
     if let Some(checker) = &mut checker {
         for reports in reports.chunk_by_mut(|a, b| a.package == b.package) {
@@ -135,7 +135,7 @@ fn evaluate(
         }
     }
     let outcome = Executor::sharing(network.into(), Some(&package), shared)?.run(&[&x])?;
-    let y = outcome.outputs.first().ok_or("it gives nothing")?;
+    let y = outcome.outputs.first().ok_or("it has no result")?;
     let of = |(g, n): (usize, &usize)| y.get(g * capacity * hidden..(g * capacity + n) * hidden);
     let got: Vec<f32> = filled.iter().enumerate().filter_map(of).flatten().copied().collect();
 
@@ -146,12 +146,12 @@ fn evaluate(
     let args = inputs.iter().map(Arg::Tensor).chain(weights.iter().map(|w| Arg::Tensor(w))).collect();
     let node = Op::ExpertFfn { glu: experts.glu, bias: experts.biases.is_some(), fixed: false };
     let want = op(&node, args)?;
-    let want = want.first().ok_or("the evaluator gave nothing")?;
+    let want = want.first().ok_or("the evaluator returned nothing")?;
     let error = Distance::of(&Tensor::f32([total, hidden], got), want, total * hidden);
     // If the reference has the bundle's weights, the rounding of their format is added.
     let format = module.weight(experts.down).format;
     let other = if trial.rounded { format.distance() } else { 0.0 };
-    let bound = Form::of(format).bound().hypot(other);
+    let bound = WeightStorage::of(format).bound().hypot(other);
     Ok((error, outcome.saturated, bound))
 }
 

@@ -19,7 +19,7 @@ const ALIGN: u64 = 64;
 
 /// Storage of a format's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum WeightStorage {
     /// Eight bits.
     Eight,
     /// Four bits.
@@ -28,7 +28,7 @@ pub(super) enum Form {
     Mixed,
 }
 
-impl Form {
+impl WeightStorage {
     /// Bits for a format: a graph has 4 bits where the CPU has, except for published codes; all else is 8
     /// bits.
     pub(super) const fn of(format: Format) -> Self {
@@ -71,13 +71,13 @@ impl Form {
 }
 
 /// A rectangle of one matrix of a weight.
-pub(super) struct Part<'a> {
+pub(super) struct MatrixSlice<'a> {
     pub(super) weight: &'a Weight,
     pub(super) matrix: usize,
     pub(super) rows: Range<usize>,
 }
 
-impl Part<'_> {
+impl MatrixSlice<'_> {
     /// Its numbers, row by row. A bias is one row.
     pub(super) fn read(&self, numbers: &dyn Numbers) -> Result<Vec<f32>> {
         let cols = self.weight.cols();
@@ -93,10 +93,10 @@ impl Part<'_> {
     /// A file that cannot be read; a number that no code holds.
     pub(super) fn rounded(&self, numbers: &dyn Numbers) -> Result<Channels> {
         let weight = self.weight;
-        let outliers = Form::of(weight.format).outliers(self.rows.len());
+        let outliers = WeightStorage::of(weight.format).outliers(self.rows.len());
         let made =
             numbers.rounding(weight, self.matrix).channels(&self.read(numbers)?, weight.cols(), outliers);
-        made.map_err(|x| Error::input(format!("`{}` holds {x}, which no code can be", weight.name)))
+        made.map_err(|x| Error::input(format!("`{}` holds {x}, which no code represents", weight.name)))
     }
 }
 
@@ -105,7 +105,7 @@ impl Part<'_> {
 /// # Errors
 /// A file that cannot be read; a number that no code holds.
 pub(super) fn rounded(numbers: &dyn Numbers, weight: &Weight, matrix: usize) -> Result<Channels> {
-    Part { weight, matrix, rows: 0..weight.rows() }.rounded(numbers)
+    MatrixSlice { weight, matrix, rows: 0..weight.rows() }.rounded(numbers)
 }
 
 /// Some rows of a rounded matrix of `cols` columns, in this order.
@@ -159,7 +159,7 @@ impl WeightFile {
         &mut self,
         name: &str,
         (channels, rows): (&Channels, Range<usize>),
-        (cols, front): (usize, Option<&Projection>),
+        (cols, previous): (usize, Option<&Projection>),
         bias: Option<Vec<f32>>,
     ) -> Result<Projection> {
         let (both, order) = widths(channels, rows, cols);
@@ -167,8 +167,8 @@ impl WeightFile {
         let mut matrices = Vec::new();
         for (matrix, width) in both.into_iter().zip(["int4", "int8"]).filter(|(m, _)| m.shape[0] > 0) {
             let name = if whole { name.to_owned() } else { format!("{name}.{width}") };
-            let matrix = match front {
-                Some(front) if front.order.is_some() => matrix.columns(|at| front.channel(at)),
+            let matrix = match previous {
+                Some(previous) if previous.order.is_some() => matrix.columns(|at| previous.channel(at)),
                 _ => matrix,
             };
             matrices.push(self.put(name, &matrix)?);
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_columns_of_both_widths_keep_their_codes() {
+    fn selecting_rows_and_columns_keeps_the_codes() {
         let matrix = Channels {
             scales: vec![0.5, 1.0, 2.0, 4.0],
             outliers: vec![1, 2],

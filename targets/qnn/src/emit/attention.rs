@@ -31,8 +31,8 @@ pub struct Rope {
 /// Norm and rotation of queries or keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rotation {
-    /// Gain `[dim]` of a norm over each head, or `[heads · dim]` of one over all of them, and what is added
-    /// to the mean square.
+    /// Weight `[dim]` of a norm over each head, or `[heads · dim]` of one over all heads; and the number that
+    /// is added to the mean square.
     pub norm: Option<(Vec<f32>, f32)>,
     /// The rotation.
     pub rope: Option<Rope>,
@@ -41,7 +41,7 @@ pub struct Rotation {
 /// Distance of the mask below every score where a row does not see: `exp(−16)` is 1.1e-7.
 const BELOW: f32 = 16.0;
 /// The mask in f32, where a row sees and where not: beyond all scores.
-const SEEN: f32 = 1e4;
+const VISIBLE: f32 = 1e4;
 
 /// Values of a network's mask where a row does not see a key, and where it does.
 pub fn mask(network: &Network) -> [f32; 2] {
@@ -49,7 +49,7 @@ pub fn mask(network: &Network) -> [f32; 2] {
     match mask.map(|t| (&t.quant, t.ty.codes())) {
         // The ends of what codes reach.
         Some((Quant::Tensor(scale), (least, most))) => [least, most].map(|code| scale.real(code) as f32),
-        _ => [-SEEN, SEEN],
+        _ => [-VISIBLE, VISIBLE],
     }
 }
 
@@ -59,12 +59,12 @@ pub fn fitted(mut ranges: Ranges, angles: f32) -> Ranges {
     let of = |ranges: &Ranges, name: &str| ranges.get(name).copied().unwrap_or_default();
     let scores = of(&ranges, "scores").and(of(&ranges, "scores.rows"));
     let masked = Range { least: scores.least - BELOW, most: scores.most };
-    let turned = Range { least: -angles, most: angles };
+    let rotated = Range { least: -angles, most: angles };
     let share = Range { least: 0.0, most: 1.0 };
     let known = [
         (masked, &["mask", "scores.masked"][..]),
         (share, &["shares", "shares.groups"]),
-        (turned, &["cos", "cos.row", "sin", "sin.row"]),
+        (rotated, &["cos", "cos.row", "sin", "sin.row"]),
     ];
     for (range, names) in known {
         for name in names {
@@ -155,8 +155,8 @@ impl Attention {
         let all_k = b.op("k.all", Op::Concat { axis: 1 }, &[keys, k])?;
         let all_v = b.op("v.all", Op::Concat { axis: 1 }, &[values, v])?;
 
-        let turned = b.op("k.columns", Op::Transpose { perm: vec![0, 2, 1] }, &[all_k])?;
-        let scores = b.op("scores", Op::MatMul, &[q, turned])?;
+        let transposed = b.op("k.columns", Op::Transpose { perm: vec![0, 2, 1] }, &[all_k])?;
+        let scores = b.op("scores", Op::MatMul, &[q, transposed])?;
         let scores = b.op("scores.rows", Op::Reshape { shape: vec![kv, group, rows, seen] }, &[scores])?;
         let scores = b.op("scores.masked", Op::Minimum, &[scores, mask])?;
         let shares = b.op("shares", Op::Softmax, &[scores])?;
@@ -230,15 +230,15 @@ impl Rope {
         let times = |b: &mut NetworkBuilder, what: &str, x, y| b.op(&at(what), Op::Multiply, &[x, y]);
         let (fc, ss) = (times(b, "first_cos", first, cos)?, times(b, "second_sin", second, sin)?);
         let (sc, fs) = (times(b, "second_cos", second, cos)?, times(b, "first_sin", first, sin)?);
-        let turned = [
+        let rotated = [
             b.op(&at("turned_first"), Op::Subtract, &[fc, ss])?,
             b.op(&at("turned_second"), Op::Add, &[sc, fs])?,
         ];
-        let turned = match self.style {
-            RopeStyle::Half => b.op(&at("turned"), Op::Concat { axis: 2 }, &turned)?,
+        let rotated = match self.style {
+            RopeStyle::Half => b.op(&at("turned"), Op::Concat { axis: 2 }, &rotated)?,
             RopeStyle::Interleaved => {
                 let mut pairs = Vec::new();
-                for (i, half_id) in turned.into_iter().enumerate() {
+                for (i, half_id) in rotated.into_iter().enumerate() {
                     let shape = vec![rows, heads, half, 1];
                     pairs.push(b.op(&at(&format!("pair{i}")), Op::Reshape { shape }, &[half_id])?);
                 }
@@ -250,10 +250,10 @@ impl Rope {
         if start > 0 {
             parts.push(cut(b, "in_front", 0, start, 1)?);
         }
-        parts.push(turned);
+        parts.push(rotated);
         if end < dim {
             parts.push(cut(b, "behind", end, dim, 1)?);
         }
-        if parts.len() == 1 { Ok(turned) } else { b.op(&at("whole"), Op::Concat { axis: 2 }, &parts) }
+        if parts.len() == 1 { Ok(rotated) } else { b.op(&at("whole"), Op::Concat { axis: 2 }, &parts) }
     }
 }

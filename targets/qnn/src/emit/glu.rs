@@ -35,15 +35,15 @@ pub(super) fn join(
         }
         Glu::FatRelu { .. } => Err(NetworkError::whole(
             name,
-            "no operator of a network has the step of FATReLU: its experts stay on the CPU",
+            "no operator of a network computes FATReLU: its experts stay on the CPU",
         )),
         Glu::Cats { .. } => Err(NetworkError::whole(
             name,
-            "no operator of a network has the step of a threshold: its experts stay on the CPU",
+            "no operator of a network applies a threshold: its experts stay on the CPU",
         )),
         Glu::Ungated(_) => Err(NetworkError::whole(
             name,
-            "a network without a gate joins nothing: its experts stay on the CPU",
+            "networks without a gate are not supported: its experts stay on the CPU",
         )),
         Glu::Limited { limit } => {
             let [most, least] = [("limit", limit), ("floor", -limit)].map(|(what, x)| b.number(what, x));

@@ -64,7 +64,7 @@ impl Projection {
         if single { Ok(parts[0]) } else { b.op(name, Op::Concat { axis: 1 }, &parts) }
     }
 
-    /// Appends it, its results in the order of the channels.
+    /// Adds the projection, with results in the order of the channels.
     ///
     /// # Errors
     /// As [`Self::apply_unordered`].

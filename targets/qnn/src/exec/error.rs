@@ -24,7 +24,7 @@ pub enum ExecError {
         end: u64,
     },
     /// Static numbers are in a file of unknown path.
-    #[error("static tensor `{tensor}` lies in the file `{file}`, and no folder is given")]
+    #[error("static tensor `{tensor}` is in the file `{file}`, but no folder is given")]
     NoFolder {
         /// The tensor.
         tensor: String,

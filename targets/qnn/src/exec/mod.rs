@@ -70,7 +70,7 @@ impl Executor {
         Self::sharing(network, files, &mut Shared::default())
     }
 
-    /// The same; files that were read before are shared.
+    /// Like [`Self::new`], with shared access to files that were already read.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -107,7 +107,7 @@ impl Executor {
         self.watch(inputs, &mut |_, _| ())
     }
 
-    /// As [`Self::run`]; `seen` is notified of every activation when it is there.
+    /// Like [`Self::run`]; `seen` gets every activation as soon as it is computed.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -154,7 +154,7 @@ impl Executor {
         Ok(Outcome { outputs, saturated })
     }
 
-    /// The last node that reads each activation; none of results.
+    /// The last node that reads each activation; `None` for results.
     fn last_reads(&self) -> Vec<Option<usize>> {
         let mut last = vec![None; self.network.tensors.len()];
         for (i, node) in self.network.nodes.iter().enumerate() {
@@ -172,10 +172,10 @@ fn load(tensor: &Tensor, data: &Data, files: Option<&BundleReader>) -> Result<Va
     }
 }
 
-/// The bytes of a static tensor; none of another.
+/// Bytes of a static tensor; `None` for another tensor.
 ///
 /// # Errors
-/// A file that cannot be read, or that ends too early.
+/// Fails if a file cannot be read, or ends too early.
 pub(crate) fn static_bytes(tensor: &Tensor, files: Option<&BundleReader>) -> Result<Vec<u8>> {
     let (file, offset) = match &tensor.data {
         Some(Data::File { file, offset }) => (file, *offset),

@@ -57,16 +57,16 @@ fn whole(x: &[i32], w: &[i8]) -> i64 {
 
 fn mixed(x: &[f32], w: &[i8]) -> f64 {
     let blocks = x.chunks(BLOCK).zip(w.chunks(BLOCK));
-    blocks.map(|(x, w)| f64::from(lanes(x.iter().zip(w).map(|(x, w)| x * f32::from(*w))))).sum()
+    blocks.map(|(x, w)| f64::from(vector_sum(x.iter().zip(w).map(|(x, w)| x * f32::from(*w))))).sum()
 }
 
 fn reals(x: &[f32], w: &[f32]) -> f64 {
     let blocks = x.chunks(BLOCK).zip(w.chunks(BLOCK));
-    blocks.map(|(x, w)| f64::from(lanes(x.iter().zip(w).map(|(x, w)| x * w)))).sum()
+    blocks.map(|(x, w)| f64::from(vector_sum(x.iter().zip(w).map(|(x, w)| x * w)))).sum()
 }
 
 /// A sum in sixteen parts, so that it is computed in vectors.
-fn lanes(products: impl Iterator<Item = f32>) -> f32 {
+fn vector_sum(products: impl Iterator<Item = f32>) -> f32 {
     let mut parts = [0.0_f32; 16];
     products.enumerate().for_each(|(i, p)| parts[i % 16] += p);
     parts.iter().sum()

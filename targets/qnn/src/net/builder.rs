@@ -88,7 +88,7 @@ impl NetworkBuilder {
         self.op(name, Op::StridedSlice { ranges }, &[x])
     }
 
-    /// The network, with what it gives.
+    /// Ends the network with these results.
     ///
     /// # Errors
     /// Fails if [`Network::verify`] refuses it.
@@ -103,7 +103,7 @@ impl NetworkBuilder {
         let id =
             TensorId::at(self.network.tensors.len()).ok_or_else(|| wrong("there are too many tensors"))?;
         if self.names.insert(tensor.name.clone(), id).is_some() {
-            return Err(wrong("the name is taken"));
+            return Err(wrong("the name is a duplicate"));
         }
         self.network.tensors.push(tensor);
         Ok(id)

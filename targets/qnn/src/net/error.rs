@@ -2,13 +2,13 @@
 
 use thiserror::Error;
 
-/// A network that is not what it claims to be.
+/// An invalid network.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("network `{network}`: {place}{what}")]
 pub struct NetworkError {
     /// The network.
     pub network: String,
-    /// `node 3 (MatMul): `, or ``tensor `x`: ``; empty where it is the network's own fault.
+    /// `node 3 (MatMul): `, or ``tensor `x`: ``; empty for an error of the whole network.
     pub place: String,
     /// The fault.
     pub what: String,

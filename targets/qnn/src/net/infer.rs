@@ -5,7 +5,7 @@ use super::op::Op;
 /// Extents of a result, or the reason that there is no result, for people.
 pub(super) type Shaped = Result<Vec<usize>, String>;
 
-/// Most axes of a tensor; QNN's HTP takes no more.
+/// Maximum number of axes of a tensor, which is the limit of QNN's HTP.
 pub(crate) const MOST_AXES: usize = 5;
 
 #[expect(clippy::unnecessary_wraps, reason = "a shape rule like the others")]
@@ -17,7 +17,7 @@ pub(super) fn fully_connected(_: &Op, x: &[&[usize]]) -> Shaped {
     match (x[0], x[1], x.get(2)) {
         (&[t, k], &[n, k2], None) if k == k2 => Ok(vec![t, n]),
         (&[t, k], &[n, k2], Some(&&[b])) if k == k2 && b == n => Ok(vec![t, n]),
-        _ => Err(format!("rows, weight and bias are {x:?}; wanted are [T, K], [N, K] and [N]")),
+        _ => Err(format!("rows, weight and bias are {x:?}; expected [T, K], [N, K] and [N]")),
     }
 }
 
@@ -32,14 +32,14 @@ pub(super) fn matmul(op: &Op, x: &[&[usize]]) -> Shaped {
     Ok(shape)
 }
 
-/// As NumPy has it: axes are matched from the last on, and an extent of 1 fits any other.
+/// Broadcasts as in NumPy: axes are matched from the last on, and an extent of 1 fits any other.
 pub(super) fn broadcast(_: &Op, x: &[&[usize]]) -> Shaped {
     let axes = x[0].len().max(x[1].len());
     let at = |s: &[usize], i: usize| (i + s.len()).checked_sub(axes).map_or(1, |j| s[j]);
     let one = |i| match (at(x[0], i), at(x[1], i)) {
         (a, b) if a == b || b == 1 => Ok(a),
         (1, b) => Ok(b),
-        _ => Err(format!("{:?} and {:?} do not fit each other", x[0], x[1])),
+        _ => Err(format!("{:?} and {:?} do not match", x[0], x[1])),
     };
     (0..axes).map(one).collect()
 }

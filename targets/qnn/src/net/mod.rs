@@ -34,13 +34,13 @@ impl TensorId {
         u32::try_from(index).ok().map(Self)
     }
 
-    /// As an index.
+    /// The id as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// An operator with what it reads and gives.
+/// An operator with its operands and results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Operator.
@@ -51,7 +51,7 @@ pub struct Node {
     pub output: TensorId,
 }
 
-/// One graph.
+/// A network: one graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     /// Name, unique in an artifact.
@@ -60,7 +60,7 @@ pub struct Network {
     pub tensors: Vec<Tensor>,
     /// Tensors that callers give, in order.
     pub inputs: Vec<TensorId>,
-    /// Nodes, each after those that it reads from.
+    /// Nodes, each after those whose results it reads.
     pub nodes: Vec<Node>,
     /// Tensors that callers get, in order.
     pub outputs: Vec<TensorId>,
@@ -83,8 +83,8 @@ impl Network {
         all.filter_map(|(i, t)| Some((TensorId::at(i)?, t)))
     }
 
-    /// The same network with its tensors in the order in which they are met: inputs, then what each node
-    /// reads and gives.
+    /// The same network with its tensors in order of first use: inputs, then the operands and results of each
+    /// node.
     #[must_use]
     pub fn ordered(&self) -> Self {
         let read = self.nodes.iter().flat_map(|n| n.inputs.iter().chain([&n.output]));

@@ -8,7 +8,7 @@ use super::infer::{self, Shaped};
 
 /// An operator with its attributes.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the names are QNN's; what needs saying stands in the table")]
+#[expect(missing_docs, reason = "the names are QNN's; the table has descriptions")]
 pub enum Op {
     FullyConnected,
     MatMul,
@@ -65,8 +65,8 @@ pub enum Meaning {
     Each(fn(f64) -> f64),
     /// Row by row along the last axis: attributes, a row, the second operand if there is one; in place.
     Row(fn(&Op, &mut [f64], &[f64])),
-    /// Numbers are moved unchanged: for every number of the result, the operand that it comes from and its
-    /// place there. The second argument is the operands' extents, the third the indices of a `Gather`.
+    /// Numbers are copied unchanged: for every number of the result, the operand and the position that it
+    /// comes from. The second argument is the operands' extents, the third the indices of a `Gather`.
     Move(fn(&Op, &[&[usize]], &[i64]) -> Places),
 }
 
@@ -77,7 +77,7 @@ pub struct Row {
     pub qnn: &'static str,
     /// ONNX's name.
     pub onnx: &'static str,
-    /// The first set of ONNX's operators that has it for the types that are used here.
+    /// First version of ONNX's operator set that supports it for the types used here.
     pub since: i64,
     /// Fewest and most operands.
     pub operands: (usize, usize),
@@ -100,7 +100,7 @@ const fn row(
     Row { qnn, onnx, since, operands, shape, meaning }
 }
 
-/// In the order of the enum; a test holds it to that.
+/// Rows in the order of the enum, which a test checks.
 #[rustfmt::skip]
 const TABLE: [Row; 19] = [
     row("FullyConnected", "Gemm", 13, (2, 3), infer::fully_connected, Meaning::FullyConnected),
@@ -217,9 +217,9 @@ fn rms_norm(op: &Op, row: &mut [f64], gain: &[f64]) {
 
 /// Entries before an axis, along it, and after it.
 fn around(shape: &[usize], axis: usize) -> [usize; 3] {
-    let (front, rest) = shape.split_at(axis.min(shape.len()));
-    let (along, behind) = rest.split_first().unwrap_or((&1, &[]));
-    [front.iter().product(), *along, behind.iter().product()]
+    let (outer, rest) = shape.split_at(axis.min(shape.len()));
+    let (along, inner) = rest.split_first().unwrap_or((&1, &[]));
+    [outer.iter().product(), *along, inner.iter().product()]
 }
 
 fn every(x: &[&[usize]]) -> Vec<(usize, usize)> {
@@ -230,11 +230,11 @@ fn every(x: &[&[usize]]) -> Vec<(usize, usize)> {
 fn concat(op: &Op, operands: &[&[usize]], _: &[i64]) -> Vec<(usize, usize)> {
     let Op::Concat { axis } = op else { return Vec::new() };
     let parts: Vec<_> = operands.iter().map(|s| around(s, *axis)).collect();
-    let front = parts.first().map_or(0, |p| p[0]);
-    let run = |i: usize, [_, along, behind]: [usize; 3], at: usize| {
-        (at * along * behind..(at + 1) * along * behind).map(move |j| (i, j))
+    let outer = parts.first().map_or(0, |p| p[0]);
+    let run = |i: usize, [_, along, inner]: [usize; 3], at: usize| {
+        (at * along * inner..(at + 1) * along * inner).map(move |j| (i, j))
     };
-    (0..front).flat_map(|at| parts.iter().enumerate().flat_map(move |(i, p)| run(i, *p, at))).collect()
+    (0..outer).flat_map(|at| parts.iter().enumerate().flat_map(move |(i, p)| run(i, *p, at))).collect()
 }
 
 fn slice(op: &Op, operands: &[&[usize]], _: &[i64]) -> Vec<(usize, usize)> {
@@ -321,19 +321,19 @@ mod tests {
     }
 
     #[test]
-    fn moves_say_where_numbers_come_from() {
+    fn data_movement_operators_report_source_indices() {
         let concat = concat(&Op::Concat { axis: 1 }, &[&[2, 1], &[2, 2]], &[]);
         assert_eq!(concat, [(0, 0), (1, 0), (1, 1), (0, 1), (1, 2), (1, 3)]);
         let op = Op::StridedSlice { ranges: vec![[0, 2, 1], [0, 4, 2]] };
         assert_eq!(slice(&op, &[&[2, 4]], &[]).iter().map(|p| p.1).collect::<Vec<_>>(), [0, 2, 4, 6]);
-        let turned = transpose(&Op::Transpose { perm: vec![1, 0] }, &[&[2, 3]], &[]);
-        assert_eq!(turned.iter().map(|p| p.1).collect::<Vec<_>>(), [0, 3, 1, 4, 2, 5]);
+        let transposed = transpose(&Op::Transpose { perm: vec![1, 0] }, &[&[2, 3]], &[]);
+        assert_eq!(transposed.iter().map(|p| p.1).collect::<Vec<_>>(), [0, 3, 1, 4, 2, 5]);
         let some = gather(&Op::Gather { axis: 1 }, &[&[2, 3]], &[2, 0]);
         assert_eq!(some.iter().map(|p| p.1).collect::<Vec<_>>(), [2, 0, 5, 3]);
     }
 
     #[test]
-    fn rows_and_numbers_are_what_they_are_called() {
+    fn elementwise_and_row_operators_match_their_formulas() {
         let mut row = [0.0, 2.0_f64.ln()];
         softmax(&Op::Softmax, &mut row, &[]);
         assert!((row[0] - 1.0 / 3.0).abs() < 1e-12 && (row[1] - 2.0 / 3.0).abs() < 1e-12);

@@ -87,7 +87,7 @@ impl Scale {
 /// Values of a tensor's numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Quant {
-    /// They are what they are.
+    /// Stored numbers are the values.
     None,
     /// Codes with one scale and offset.
     Tensor(Scale),
@@ -100,7 +100,7 @@ pub enum Quant {
 pub enum Data {
     /// Here.
     Here(Arc<[u8]>),
-    /// In a file beside the artifact, from a byte on.
+    /// In a file beside the artifact, from this byte on.
     File {
         /// Name of the file, without a folder.
         file: Arc<str>,
@@ -206,14 +206,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nibbles_come_back(codes in proptest::collection::vec(-8_i8..8, 0..40)) {
+        fn nibbles_round_trip(codes in proptest::collection::vec(-8_i8..8, 0..40)) {
             let packed = pack_nibbles(codes.iter().copied());
             prop_assert_eq!(packed.len() as u64, Dtype::I4.bytes(codes.len() as u64));
             prop_assert_eq!(unpack_nibbles(&packed, codes.len()).collect::<Vec<_>>(), codes);
         }
 
         #[test]
-        fn codes_come_back(code in 0_i64..65536, offset in -65535_i32..=0, scale in 1e-6_f32..1.0) {
+        fn codes_round_trip(code in 0_i64..65536, offset in -65535_i32..=0, scale in 1e-6_f32..1.0) {
             let scale = Scale { scale, offset };
             prop_assert_eq!(scale.code(scale.real(code), Dtype::U16), (code, false));
         }

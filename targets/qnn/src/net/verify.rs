@@ -1,5 +1,4 @@
-//! Checks that a network is what it claims to be: names, shapes, types, scales, order. Nothing after it
-//! checks again.
+//! Checks of a network: names, shapes, types, scales, order. Later code does not check again.
 
 use super::{
     Data, Dtype, MOST_AXES, Meaning, Network, NetworkError, Node, Op, Quant, Scale, Tensor, TensorId,
@@ -23,12 +22,14 @@ impl Network {
     pub fn verify(&self) -> Result<(), NetworkError> {
         let whole = |what: String| NetworkError::whole(&self.name, what);
         if self.tensors.len() > MOST_TENSORS {
-            return Err(whole(format!("{} tensors; {MOST_TENSORS} are the most", self.tensors.len())));
+            return Err(whole(format!("{} tensors; at most {MOST_TENSORS} are allowed", self.tensors.len())));
         }
         let mut names = BTreeSet::new();
         for t in &self.tensors {
             tensor(t)
-                .and_then(|()| if names.insert(&*t.name) { Ok(()) } else { Err("the name is taken".into()) })
+                .and_then(
+                    |()| if names.insert(&*t.name) { Ok(()) } else { Err("the name is a duplicate".into()) },
+                )
                 .map_err(|what| NetworkError::tensor(&self.name, &t.name, what))?;
         }
         let mut known: Vec<bool> = self.tensors.iter().map(Tensor::is_static).collect();
@@ -44,7 +45,7 @@ impl Network {
             return Err(whole("it has no result, or one that no node computes".into()));
         }
         if (1..self.outputs.len()).any(|i| self.outputs[..i].contains(&self.outputs[i])) {
-            return Err(whole("it gives something twice".into()));
+            return Err(whole("it has a duplicate result".into()));
         }
         if let Some(at) = known.iter().position(|k| !k) {
             return Err(whole(format!("no node computes `{}`", self.tensors[at].name)));
@@ -54,7 +55,7 @@ impl Network {
 
     fn node(&self, node: &Node, known: &mut [bool]) -> Checked {
         if let Some(id) = node.inputs.iter().find(|id| known.get(id.index()) != Some(&true)) {
-            return Err(format!("operand {} is not known here", id.0));
+            return Err(format!("operand {} is not defined here", id.0));
         }
         let operands: Vec<&Tensor> = node.inputs.iter().map(|id| self.tensor(*id)).collect();
         let shapes: Vec<&[usize]> = operands.iter().map(|t| &*t.shape).collect();
@@ -108,21 +109,21 @@ fn tensor(t: &Tensor) -> Checked {
             let (_, most) = t.ty.codes();
             if !scale(*s) || !(-most..=0).contains(&i64::from(*offset)) {
                 return Err(format!(
-                    "a scale of {s:e} and an offset of {offset} are none of {}",
+                    "a scale of {s:e} and an offset of {offset} are invalid for {}",
                     t.ty.name()
                 ));
             }
         }
         (Quant::Channels(scales), Dtype::I8 | Dtype::I4 | Dtype::I32) if t.is_static() => {
             if Some(scales.len()) != t.shape.first().copied() || !scales.iter().copied().all(scale) {
-                return Err("there is not one positive scale for each entry of its first axis".into());
+                return Err("it needs one positive scale for each entry of its first axis".into());
             }
         }
         _ => return Err(format!("{} cannot have {}", t.ty.name(), kind(&t.quant))),
     }
     match &t.data {
         Some(Data::Here(bytes)) if bytes.len() as u64 != t.bytes() => {
-            Err(format!("{} bytes are there, of {}", bytes.len(), t.bytes()))
+            Err(format!("{} bytes, expected {}", bytes.len(), t.bytes()))
         }
         Some(Data::File { file, offset }) => {
             let plain = !file.is_empty() && !file.starts_with('.') && file.chars().all(letters);
@@ -130,7 +131,7 @@ fn tensor(t: &Tensor) -> Checked {
             if plain && ends {
                 Ok(())
             } else {
-                Err(format!("`{file}` from byte {offset} on is not a place for it"))
+                Err(format!("byte {offset} of `{file}` is not a valid offset for it"))
             }
         }
         _ => Ok(()),
@@ -172,7 +173,9 @@ fn types(op: &Op, operands: &[&Tensor], out: &Tensor) -> Checked {
     }
     let moves = matches!(op.row().meaning, Meaning::Move(_));
     match values.iter().find(|t| moves && (t.quant != out.quant || t.ty != out.ty)) {
-        Some(t) => Err(format!("`{}` moves, and its codes mean something else in `{}`", t.name, out.name)),
+        Some(t) => {
+            Err(format!("`{}` is only moved, but its codes have another meaning in `{}`", t.name, out.name))
+        }
         None => Ok(()),
     }
 }

@@ -14,10 +14,10 @@ pub enum OnnxError {
         /// Its type.
         ty: &'static str,
     },
-    /// Bytes that are no such message.
+    /// The bytes are not an ONNX model.
     #[error("no ONNX model: {0}")]
     Message(String),
-    /// Something that a network of moec has not.
+    /// The model uses something that moec's networks do not support.
     #[error("ONNX model: {place}: {what}")]
     Form {
         /// The node or tensor.

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 type Result<T> = std::result::Result<T, OnnxError>;
 
-/// The network of a model in the form of [`super::write`], verified. Its tensors are ordered as
-/// [`Network::ordered`] has them.
+/// Parses a model in the form of [`super::write`], and verifies its network. Tensors are ordered as in
+/// [`Network::ordered`].
 ///
 /// # Errors
-/// Bytes that are no model, or one in another form.
+/// Fails if the bytes are not a model, or one in another form.
 pub fn read(bytes: &[u8]) -> Result<Network> {
     let model = Model::decode(bytes).map_err(|e| OnnxError::Message(e.to_string()))?;
     let graph = model.graph.ok_or_else(|| OnnxError::Message("it has no graph".into()))?;
@@ -82,7 +82,7 @@ impl Reader<'_> {
         let id = *self.values.get(from).ok_or_else(|| OnnxError::form(from, "no node computes it"))?;
         let tensor = &mut self.network.tensors[id.index()];
         if tensor.quant != Quant::None || tensor.is_static() {
-            return Err(OnnxError::form(from, "it has codes already"));
+            return Err(OnnxError::form(from, "it already has codes"));
         }
         tensor.ty = ty;
         tensor.quant = Quant::Tensor(scale);
@@ -94,7 +94,7 @@ impl Reader<'_> {
 
     fn dequantize(&mut self, node: &Node) -> Result<()> {
         let (inputs, [out]) = (&*node.input, &*node.output) else {
-            return Err(OnnxError::form(&node.name, "it does not give one value"));
+            return Err(OnnxError::form(&node.name, "it does not have one result"));
         };
         match *inputs {
             [ref codes, ref scale, ref zero] => {
@@ -102,10 +102,7 @@ impl Reader<'_> {
                 if let Some(&id) = self.values.get(codes) {
                     let tensor = &self.network.tensors[id.index()];
                     if tensor.quant != Quant::Tensor(scale) || tensor.ty != ty {
-                        return Err(OnnxError::form(
-                            codes,
-                            "its codes mean one thing here and another there",
-                        ));
+                        return Err(OnnxError::form(codes, "its codes have two meanings"));
                     }
                     if self.values.insert(out.clone(), id).is_some() {
                         return Err(OnnxError::form(out, "it is defined twice"));
@@ -120,13 +117,13 @@ impl Reader<'_> {
                 let scales = floats(self.initializer(scale)?)?;
                 self.add(Tensor { quant: Quant::Channels(scales.into()), ..tensor }, out).map(|_| ())
             }
-            _ => Err(OnnxError::form(&node.name, "it has other scales than of a tensor or of rows")),
+            _ => Err(OnnxError::form(&node.name, "its scales are neither of a tensor nor of rows")),
         }
     }
 
     fn node(&mut self, node: &Node) -> Result<()> {
         let form = |what: &str| OnnxError::form(&node.name, what);
-        let [out] = &*node.output else { return Err(form("it does not give one value")) };
+        let [out] = &*node.output else { return Err(form("it does not have one result")) };
         let (op, operands) = self.op(node)?;
         let mut inputs = Vec::new();
         for name in operands {
@@ -164,7 +161,7 @@ impl Reader<'_> {
         let all = &*node.input;
         Ok(match &*node.op_type {
             "Gemm" if attribute_int(node, "transB") != Some(1) => {
-                return Err(form("its weight is not turned"));
+                return Err(form("its weight is not transposed"));
             }
             "Softmax" if !rows_last => return Err(form("it is not along the last axis")),
             "RMSNormalization" => {
@@ -188,12 +185,12 @@ impl Reader<'_> {
                 let (from, to, axes, steps) = (whole(1)?, whole(2)?, whole(3)?, whole(4)?);
                 let each = from.len() == to.len() && from.len() == steps.len();
                 if !each || axes != (0..from.len()).collect::<Vec<_>>() {
-                    return Err(form("it does not say of every axis what is cut"));
+                    return Err(form("it does not name a range for every axis"));
                 }
                 let ranges = from.iter().zip(&to).zip(&steps).map(|((a, b), s)| [*a, *b, *s]).collect();
                 (Op::StridedSlice { ranges }, first()?)
             }
-            name => (Op::plain(name).ok_or_else(|| form("moec writes no such operator"))?, all),
+            name => (Op::plain(name).ok_or_else(|| form("moec does not write this operator"))?, all),
         })
     }
 
@@ -201,7 +198,7 @@ impl Reader<'_> {
         self.constants
             .get(name)
             .copied()
-            .ok_or_else(|| OnnxError::form(name, "it is neither computed nor given"))
+            .ok_or_else(|| OnnxError::form(name, "it is neither computed nor an input"))
     }
 
     /// A static tensor without a scale.
@@ -215,7 +212,7 @@ impl Reader<'_> {
                 let entry = |key: &str| found.external_data.iter().find(|e| e.key == key).map(|e| &*e.value);
                 let offset = entry("offset").and_then(|o| o.parse().ok());
                 let (Some(file), Some(offset)) = (entry("location"), offset) else {
-                    return Err(OnnxError::form(name, "its place is not stated"));
+                    return Err(OnnxError::form(name, "its offset is missing"));
                 };
                 Data::File { file: file.into(), offset }
             }
@@ -248,12 +245,12 @@ fn shape(name: &str, dims: &[i64]) -> Result<Vec<usize>> {
         return Err(OnnxError::form(name, "it has too many axes"));
     }
     let all: Option<_> = dims.iter().map(|&n| usize::try_from(n).ok().filter(|n| *n > 0)).collect();
-    all.ok_or_else(|| OnnxError::form(name, "an extent that is not known"))
+    all.ok_or_else(|| OnnxError::form(name, "an unknown extent"))
 }
 
 fn raw(tensor: &proto::Tensor, ty: i32) -> Result<&[u8]> {
     let bytes = tensor.raw_data.as_deref().filter(|_| tensor.data_type == ty);
-    bytes.ok_or_else(|| OnnxError::form(&tensor.name, "it has another type, or lies elsewhere"))
+    bytes.ok_or_else(|| OnnxError::form(&tensor.name, "it has another type or location"))
 }
 
 fn floats(tensor: &proto::Tensor) -> Result<Vec<f32>> {

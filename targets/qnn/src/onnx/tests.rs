@@ -1,4 +1,4 @@
-//! Written models are read back as they were, and no input breaks the reader.
+//! Written models are read back unchanged, and no input makes the reader panic.
 
 use super::{read, write};
 use crate::net::{Data, Network, NetworkBuilder, Op, Tensor};
@@ -35,8 +35,8 @@ fn every() -> Network {
     at = b.op("joined", Op::Concat { axis: 1 }, &[at, z]).unwrap();
     at = b.part("part", at, 1, 1, 6).unwrap();
     at = b.op("boxed", Op::Reshape { shape: vec![2, 3, 2] }, &[at]).unwrap();
-    let turned = b.op("turned", Op::Transpose { perm: vec![0, 2, 1] }, &[at]).unwrap();
-    at = b.op("products", Op::MatMul, &[at, turned]).unwrap();
+    let transposed = b.op("turned", Op::Transpose { perm: vec![0, 2, 1] }, &[at]).unwrap();
+    at = b.op("products", Op::MatMul, &[at, transposed]).unwrap();
     let indices = b.constant(Tensor::indices("indices", [2], &[2, 0])).unwrap();
     at = b.op("picked", Op::Gather { axis: 1 }, &[at, indices]).unwrap();
     b.finish(&[at]).unwrap()
@@ -49,7 +49,7 @@ fn wide(network: &Network) -> Network {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn onnx_networks_round_trip() {
     for network in [every(), wide(&every())] {
         let bytes = write(&network).unwrap();
         assert_eq!(read(&bytes).unwrap(), network.ordered());
@@ -58,27 +58,27 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn weights_in_a_file_stay_there() {
+fn external_weights_stay_in_their_file() {
     let mut network = wide(&every());
     for t in network.tensors.iter_mut().filter(|t| t.name.starts_with('w')) {
         t.data = Some(Data::File { file: "every.weights".into(), offset: 64 });
     }
     let bytes = write(&network).unwrap();
     assert_eq!(read(&bytes).unwrap(), network.ordered());
-    // Neither out of the folder nor from anywhere.
+    // A weight file must be inside of the model's folder and have a plain name.
     for file in ["../w", "/etc/passwd", ".hidden", ""] {
         let mut network = network.clone();
         network.tensors.iter_mut().filter(|t| t.is_static()).for_each(|t| {
             t.data = Some(Data::File { file: file.into(), offset: 0 });
         });
         let error = write(&network).unwrap_err().to_string();
-        assert!(error.contains("is not a place for it"), "{error}");
+        assert!(error.contains("is not a valid offset for it"), "{error}");
     }
 }
 
 proptest! {
     #[test]
-    fn damage_is_refused_or_read_as_a_network(at in 0_usize..4000, to in any::<u8>(), cut in 0_usize..4000) {
+    fn damaged_onnx_is_rejected_or_read_as_a_network(at in 0_usize..4000, to in any::<u8>(), cut in 0_usize..4000) {
         let mut bytes = write(&wide(&every())).unwrap();
         let len = bytes.len();
         bytes[at % len] = to;
@@ -89,9 +89,9 @@ proptest! {
     }
 }
 
-/// Fuzzing starts from networks in reals and in codes. `MOEC_RENEW_SEEDS=1` writes both.
+/// Seeds of fuzzing: a network in f32 and one in codes. `MOEC_RENEW_SEEDS=1` writes both.
 #[test]
-fn seeds_of_fuzzing_are_of_this_version() {
+fn onnx_fuzz_seeds_are_current() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/onnx");
     for (name, network) in [("reals", every()), ("codes", wide(&every()))] {
         let (path, bytes) = (folder.join(name), write(&network).unwrap());

@@ -15,11 +15,11 @@ const OPSET: i64 = 21;
 /// The set of operators that came with a later version of the format, and that version.
 const LATER: (i64, i64) = (23, 11);
 
-/// A model with the nodes, types and scales of a verified network. Data in a file stays there: the file must
-/// be in the folder of the model.
+/// Writes a model with the nodes, types and scales of a verified network. Data in a file stays there: the
+/// file must be in the folder of the model.
 ///
 /// # Errors
-/// A type that ONNX has not in this form, or a network that is not right.
+/// Fails for an invalid network, or a type that ONNX lacks in this form.
 pub fn write(network: &Network) -> Result<Vec<u8>> {
     network.verify()?;
     let mut writer = Writer { network, graph: Graph { name: network.name.clone(), ..Graph::default() } };

@@ -50,8 +50,8 @@ impl Range {
 }
 
 impl Range {
-    /// The same with zero in the middle of the codes, as the HTP requires for the second factor of a product
-    /// and the gain of a norm.
+    /// The same range with zero in the middle of the codes. The HTP requires this for the second factor of a
+    /// product and the weight of a norm.
     pub fn middle(self) -> Scale {
         let reach = f64::from(self.most.max(-self.least)).max(f64::from(NARROWEST));
         Scale { scale: (reach / (MIDDLE - 1.0)) as f32, offset: -(MIDDLE as i32) }
@@ -122,9 +122,9 @@ fn scales(network: &Network, ranges: &Ranges) -> Result<Vec<Option<Scale>>, Netw
     for (id, tensor) in network.activations() {
         let failed = |what: &str| NetworkError::tensor(&network.name, &tensor.name, what);
         if tensor.ty != Dtype::F32 {
-            return Err(failed("it has codes already"));
+            return Err(failed("it already has codes"));
         }
-        let range = ranges.get(&tensor.name).copied().ok_or_else(|| failed("its range is not known"))?;
+        let range = ranges.get(&tensor.name).copied().ok_or_else(|| failed("its range is unknown"))?;
         if !range.least.is_finite() || !range.most.is_finite() {
             return Err(failed("its range is infinite"));
         }
@@ -155,11 +155,11 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>, String> {
         Some(Data::Here(bytes)) if tensor.ty == Dtype::F32 => {
             Ok(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
         }
-        _ => Err("its numbers are not at hand in f32".into()),
+        _ => Err("its numbers are not available in f32".into()),
     }
 }
 
-/// Numbers that nodes read beside activations, as codes of 16 bits.
+/// Encodes static numbers that nodes read, other than weights, in 16 bits.
 fn static_codes(tensor: &mut Tensor, middle: bool) -> Result<(), String> {
     let numbers = floats(tensor)?;
     let range = Range::of(numbers.iter().copied());
@@ -197,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn codes_reach_over_a_range_and_hit_zero(a in -100.0_f32..100.0, b in -100.0_f32..100.0) {
+        fn codes_cover_a_range_and_represent_zero(a in -100.0_f32..100.0, b in -100.0_f32..100.0) {
             let range = Range::of([a, b]);
             let scale = range.scale();
             for end in [range.least, range.most] {

@@ -1,5 +1,5 @@
-//! A network in codes with its activations in f32 again: the same weights, and none of what codes of
-//! activations round.
+//! Converts the activations of a quantised network back to f32: the weights stay the same, and activations
+//! are no longer rounded.
 
 use crate::exec::{ExecError, static_bytes};
 use crate::net::{Data, Dtype, Network, Quant, Tensor};
@@ -14,7 +14,7 @@ pub fn reals(network: &Network, files: Option<&BundleReader>) -> Result<Network,
     let mut out = network.clone();
     for tensor in &mut out.tensors {
         match (tensor.ty, &tensor.quant) {
-            // Weights, indices, and what is real already.
+            // Weights, indices and f32 tensors are kept.
             (Dtype::I8 | Dtype::I4 | Dtype::F32, _) | (Dtype::I32, Quant::None) => continue,
             _ => {}
         }

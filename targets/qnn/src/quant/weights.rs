@@ -41,7 +41,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// As a static tensor whose bytes are here.
+    /// The matrix as a static tensor with its bytes in memory.
     pub fn tensor(&self, name: impl Into<String>) -> Tensor {
         Tensor {
             name: name.into(),
@@ -60,7 +60,8 @@ impl Matrix {
         }
     }
 
-    /// With other columns: column `i` is `of(i)` of this one; as many as it has.
+    /// The matrix with other columns: column `i` is the column `of(i)` of this one; their number stays the
+    /// same.
     #[must_use]
     pub fn columns(&self, of: impl Fn(usize) -> usize) -> Self {
         let cols = self.shape[1];
@@ -76,9 +77,9 @@ pub fn widths(channels: &Channels, rows: Range<usize>, cols: usize) -> ([Matrix;
     let (mut order, mut outliers) = (Vec::new(), Vec::new());
     let (mut fours, mut eights) =
         (channels.four.chunks_exact(cols.max(1)), channels.eight.chunks_exact(cols.max(1)));
-    let mut behind = channels.outliers.iter().copied().peekable();
+    let mut later_outliers = channels.outliers.iter().copied().peekable();
     for (row, scale) in channels.scales.iter().enumerate() {
-        let outlier = behind.next_if(|o| *o as usize == row).is_some();
+        let outlier = later_outliers.next_if(|o| *o as usize == row).is_some();
         let (codes, of, list) = if outlier {
             (eights.next(), &mut eight, &mut outliers)
         } else {
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_divided_by_their_widths_in_order() {
+    fn rows_are_split_by_bit_width_in_order() {
         let channels = Channels {
             scales: vec![0.5, 1.0, 2.0, 4.0],
             outliers: vec![1],

@@ -10,7 +10,7 @@ pub const INSTALL: &str = "cargo xtask qnn";
 /// The variable that names the folder of the library.
 pub const VARIABLE: &str = "MOEC_QNN_LIB";
 
-/// The variable that says how many seconds the process that QNN runs in may take for one answer.
+/// Variable with the time limit in seconds of the worker process for one answer.
 pub const LIMIT: &str = "MOEC_QNN_SECONDS";
 
 /// Result of this crate.
@@ -42,8 +42,8 @@ pub enum Error {
         /// Message of the loader.
         why: String,
     },
-    /// A part is there, and is not what it should be.
-    #[error("`{}` is not the library that moec knows: {what}", path.display())]
+    /// A file exists, but is not the expected library.
+    #[error("`{}` is not the library that moec supports: {what}", path.display())]
     Version {
         /// The file.
         path: PathBuf,
@@ -51,17 +51,17 @@ pub enum Error {
         what: String,
     },
     /// The library refused a call.
-    #[error("QNN refused {what}: {said}{}", lines(messages))]
+    #[error("QNN refused {what}: {reason}{}", lines(messages))]
     Call {
         /// The request.
         what: String,
         /// Its code, with the library's words for it.
-        said: String,
+        reason: String,
         /// Errors that it logged during the call.
         messages: Vec<String>,
     },
     /// A node that the backend cannot have.
-    #[error("graph `{graph}`: QNN refused node `{node}` ({op}): {said}{}", lines(messages))]
+    #[error("graph `{graph}`: QNN refused node `{node}` ({op}): {reason}{}", lines(messages))]
     Node {
         /// The graph.
         graph: String,
@@ -70,19 +70,19 @@ pub enum Error {
         /// Its operator.
         op: String,
         /// The code, with the library's words for it.
-        said: String,
+        reason: String,
         /// Errors that it logged during the call.
         messages: Vec<String>,
     },
-    /// A chip could not be chosen. What is compiled after this would be for another one.
-    #[error("QNN cannot compile for `{soc}` (model {model}): {said}{}", lines(messages))]
+    /// A chip cannot be selected. Graphs compiled after this would be for another chip.
+    #[error("QNN cannot compile for `{soc}` (model {model}): {reason}{}", lines(messages))]
     Device {
         /// Name of the chip.
         soc: String,
         /// Its number.
         model: u32,
         /// The code, with the library's words for it.
-        said: String,
+        reason: String,
         /// Errors that it logged during the call.
         messages: Vec<String>,
     },
@@ -95,13 +95,13 @@ pub enum Error {
         what: String,
     },
     /// More of something than the library's 32 bits count.
-    #[error("`{of}` has {found} {what}, and QNN takes {} at most", u32::MAX)]
+    #[error("`{of}` has {found} {what}, but QNN accepts at most {}", u32::MAX)]
     Count {
         /// The tensor, node or graph.
         of: String,
         /// Number of them.
         found: u64,
-        /// Of what.
+        /// Name of the counted things.
         what: String,
     },
     /// A graph was given inputs that are not its own.
@@ -121,14 +121,14 @@ pub enum Error {
         why: String,
     },
     /// A context binary is for another chip.
-    #[error("the context binary is for the chip of number {found}, not for `{soc}`, which is {wanted}")]
+    #[error("the context binary is for the chip of number {found}, not for `{soc}`, which is {expected}")]
     Soc {
         /// The chip's number in the binary.
         found: u32,
         /// Name of the chip that it should be for.
         soc: String,
         /// That chip's number.
-        wanted: u32,
+        expected: u32,
     },
     /// A file cannot be read or written.
     #[error("`{}`: {why}", path.display())]
@@ -147,7 +147,7 @@ pub enum Error {
         why: String,
     },
     /// The process that QNN runs in cannot get a request: too many bytes, or a path that is not UTF-8.
-    #[error("QNN's process cannot be requested to {doing}: {why}")]
+    #[error("QNN's process cannot receive the request to {doing}: {why}")]
     Request {
         /// Request that was not sent.
         doing: String,
@@ -155,12 +155,12 @@ pub enum Error {
         why: String,
     },
     /// The process that QNN runs in has died.
-    #[error("QNN's process has died while it had to {doing}: {how}{}", lines(messages))]
+    #[error("QNN's process died during the request to {doing}: {ending}{}", lines(messages))]
     Died {
         /// The request.
         doing: String,
         /// Exit status.
-        how: String,
+        ending: String,
         /// The last lines of its stderr.
         messages: Vec<String>,
     },
@@ -174,8 +174,8 @@ pub enum Error {
         /// The last lines of its stderr.
         messages: Vec<String>,
     },
-    /// The process that QNN runs in said something unexpected.
-    #[error("QNN's process answers wrongly when it has to {doing}: {why}")]
+    /// The process that QNN runs in returned an invalid reply.
+    #[error("QNN's process returned an invalid reply to the request to {doing}: {why}")]
     Protocol {
         /// The request.
         doing: String,
@@ -194,7 +194,7 @@ impl Error {
         Self::Io { path: path.to_owned(), why: why.to_string() }
     }
 
-    /// Remedy, where it is known.
+    /// Remedy, if there is one.
     pub fn hint(&self) -> Option<String> {
         let install = || Some(format!("install it with `{INSTALL}`, or name its folder in `{VARIABLE}`"));
         match self {
@@ -204,7 +204,7 @@ impl Error {
             Self::NotInstalled { .. } | Self::NoLibrary { .. } | Self::Version { .. } | Self::Load { .. } => {
                 install()
             }
-            Self::Late { .. } => Some(format!("give it more seconds in `{LIMIT}`")),
+            Self::Late { .. } => Some(format!("raise the limit of seconds in `{LIMIT}`")),
             Self::Soc { .. } => Some("build it again for this chip".into()),
             Self::Binary { .. } => Some("build it again".into()),
             Self::Count { .. } => Some("split it into several parts".into()),
@@ -217,7 +217,7 @@ impl Error {
 mod tests {
     use super::*;
 
-    /// Message of the loader where the operating system lacks it; the wheel does not bring it along.
+    /// Message of the dynamic loader if the system lacks this library, which the wheel does not include.
     #[test]
     fn a_missing_libatomic_is_named() {
         let why = "libatomic.so.1: cannot open shared object file: No such file or directory".into();
@@ -228,10 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_library_logged_stands_below() {
+    fn library_log_is_appended_to_the_error() {
         let refused = Error::Call {
             what: "a context".into(),
-            said: "no".into(),
+            reason: "no".into(),
             messages: vec!["one".into(), "two".into()],
         };
         assert_eq!(refused.to_string(), "QNN refused a context: no\n  one\n  two");

@@ -1,4 +1,4 @@
-//! Search for the library. It is installed, never part of moec: its license does not let it be given on.
+//! Search for the library. It is installed separately, since its licence does not permit redistribution.
 
 use crate::error::{Error, Result, VARIABLE};
 use std::path::{Path, PathBuf};
@@ -37,22 +37,22 @@ impl Installation {
     }
 
     /// Looks for the files that execute context binaries, which are fewer than those that write them: in the
-    /// folder that [`VARIABLE`] names, or else in `beside`. Otherwise the operating system's loader finds
-    /// them, and reports if they are missing.
+    /// folder that [`VARIABLE`] names, or else in `run_folder`. Otherwise the operating system's loader
+    /// finds them, and reports if they are missing.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`] or [`Error::NoLibrary`] if [`VARIABLE`] names a folder without it, or `beside`
-    /// has a part of it.
-    pub fn to_execute(beside: &Path) -> Result<Self> {
+    /// [`Error::NotInstalled`] or [`Error::NoLibrary`] if [`VARIABLE`] names a folder without it, or
+    /// `run_folder` has only a part of it.
+    pub fn to_execute(run_folder: &Path) -> Result<Self> {
         match std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) {
             Some(folder) => Self::with(PathBuf::from(folder), &[HTP, SYSTEM]),
-            None => Self::to_execute_beside(beside),
+            None => Self::to_execute_in(run_folder),
         }
     }
 
-    fn to_execute_beside(beside: &Path) -> Result<Self> {
-        if [HTP, SYSTEM].into_iter().any(|name| beside.join(name).is_file()) {
-            return Self::with(beside.to_owned(), &[HTP, SYSTEM]);
+    fn to_execute_in(run_folder: &Path) -> Result<Self> {
+        if [HTP, SYSTEM].into_iter().any(|name| run_folder.join(name).is_file()) {
+            return Self::with(run_folder.to_owned(), &[HTP, SYSTEM]);
         }
         // The loader takes a name without a folder for one that it is to look for.
         Ok(Self { folder: PathBuf::new() })
@@ -115,17 +115,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_executes_lies_beside_or_where_the_loader_looks() {
+    fn runtime_libraries_are_found_beside_or_by_the_loader() {
         let folder = tempfile::tempdir().unwrap();
-        let found = Installation::to_execute_beside(folder.path()).unwrap();
+        let found = Installation::to_execute_in(folder.path()).unwrap();
         assert_eq!(found.file(HTP), Path::new(HTP));
         std::fs::write(folder.path().join(HTP), "").unwrap();
-        let half = Installation::to_execute_beside(folder.path()).unwrap_err();
+        let half = Installation::to_execute_in(folder.path()).unwrap_err();
         assert_eq!(half, Error::NoLibrary { folder: folder.path().into(), name: SYSTEM.into() });
         std::fs::write(folder.path().join(SYSTEM), "").unwrap();
-        let found = Installation::to_execute_beside(folder.path()).unwrap();
+        let found = Installation::to_execute_in(folder.path()).unwrap();
         assert_eq!(found.file(HTP), folder.path().join(HTP));
-        // Writing them takes more files.
+        // Writing context binaries requires more files.
         let few = Installation::at(folder.path()).unwrap_err();
         assert!(matches!(few, Error::NoLibrary { name, .. } if name == IR));
     }

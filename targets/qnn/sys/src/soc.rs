@@ -3,7 +3,7 @@
 /// A chip with a Hexagon tensor processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Soc {
-    /// Name as moec's targets have it.
+    /// Name of the chip in moec's targets.
     pub name: &'static str,
     /// Qualcomm's part number.
     pub part: &'static str,

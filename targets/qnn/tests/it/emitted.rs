@@ -1,4 +1,4 @@
-//! Emitted networks compute what they should, and codes stay near to it.
+//! Emitted networks compute the right results, and quantised networks are close to them.
 
 use super::fixture::*;
 use moec_ir::{Activation, Glu, RopeStyle};
@@ -6,12 +6,12 @@ use moec_qnn::emit::{Attention, Ffn, Group, Head, mask};
 use moec_qnn::exec::share_of_spread;
 use moec_qnn::net::Quant;
 
-/// The bound on what codes add: 2 % of the spread of what they are held against.
+/// Bound on the error of quantisation: 2 % of the reference's spread.
 const BOUND: f64 = 0.02;
 
-/// A gated network by its formula, one row at a time.
+/// A gated network computed by its formula, one row at a time.
 fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> Vec<f32> {
-    let exact = ffn(Form::Exact, glu, hidden, clusters, seed);
+    let exact = ffn(MatrixRounding::Exact, glu, hidden, clusters, seed);
     let mut y = vec![0.0; hidden];
     for cluster in &exact.clusters {
         let read = |p: &moec_qnn::emit::Projection| match &p.matrices[0].data {
@@ -57,34 +57,34 @@ fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> V
 }
 
 #[test]
-fn every_way_to_join_is_the_formula() {
+fn every_gated_activation_matches_its_formula() {
     let clamped = Glu::Clamped { alpha: 1.702, limit: 1.0 };
     let gated = Activation::ALL.map(Glu::Gated);
     for glu in gated.into_iter().chain([Glu::DRelu, Glu::Limited { limit: 0.25 }, clamped]) {
         let x = numbers(5, 2 * 32);
-        let network = ffn(Form::Exact, glu, 32, &[24, 16], 1).graph("b2", 2, 2).unwrap();
+        let network = ffn(MatrixRounding::Exact, glu, 32, &[24, 16], 1).graph("b2", 2, 2).unwrap();
         let got = run(&network, std::slice::from_ref(&x)).remove(0);
         let want: Vec<f32> = x.chunks(32).flat_map(|row| plain(glu, row, 32, &[24, 16], 1)).collect();
-        // The approximation of GELU by tanh is not the error function's.
+        // GELU's tanh approximation differs from GELU by the error function.
         let bound = if glu == Glu::Gated(Activation::Gelu) { 2e-3 } else { 1e-5 };
         assert!(share_of_spread(&got, &want) < bound, "{glu:?}: {}", share_of_spread(&got, &want));
     }
 }
 
 #[test]
-fn what_no_operator_computes_is_refused_by_name() {
-    let cats = ffn(Form::Exact, Glu::Cats { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
-    assert!(cats.unwrap_err().to_string().contains("the step of a threshold"));
-    let fat = ffn(Form::Exact, Glu::FatRelu { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
-    assert!(fat.unwrap_err().to_string().contains("the step of FATReLU"));
+fn activations_without_an_operator_are_rejected_by_name() {
+    let cats = ffn(MatrixRounding::Exact, Glu::Cats { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
+    assert!(cats.unwrap_err().to_string().contains("applies a threshold"));
+    let fat = ffn(MatrixRounding::Exact, Glu::FatRelu { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
+    assert!(fat.unwrap_err().to_string().contains("computes FATReLU"));
     let ungated = Glu::Ungated(Activation::Relu2);
-    let ungated = ffn(Form::Exact, ungated, 16, &[16], 1).graph("b1", 1, 1);
-    assert!(ungated.unwrap_err().to_string().contains("a network without a gate"));
+    let ungated = ffn(MatrixRounding::Exact, ungated, 16, &[16], 1).graph("b1", 1, 1);
+    assert!(ungated.unwrap_err().to_string().contains("without a gate"));
 }
 
 #[test]
-fn a_batch_takes_the_first_clusters_and_shares_their_weights() {
-    let ffn = ffn(Form::Mixed, RELU, 32, &[32, 16, 16], 1);
+fn batch_uses_the_first_clusters_and_shares_weights() {
+    let ffn = ffn(MatrixRounding::Mixed, RELU, 32, &[32, 16, 16], 1);
     let statics = |n: usize| -> Vec<String> {
         let graph = ffn.graph(&format!("b{n}"), n, n).unwrap();
         graph.tensors.iter().filter(|t| t.is_static()).map(ToString::to_string).collect()
@@ -102,12 +102,12 @@ fn a_batch_takes_the_first_clusters_and_shares_their_weights() {
 }
 
 #[test]
-fn channels_of_two_widths_come_back_in_order() {
-    // Rounding aside it is the network in f32: a channel in another's place would be all wrong.
+fn channels_of_two_bit_widths_keep_their_order() {
+    // Except for rounding, the network is that in f32; a channel at a wrong position would give large errors.
     for glu in [RELU, Glu::Gated(Activation::Silu)] {
         let x = numbers(6, 3 * 48);
         let graph = |form| ffn(form, glu, 48, &[64, 32], 2).graph("b3", 3, 2).unwrap();
-        let [want, mixed, eight] = [Form::Exact, Form::Mixed, Form::Eight]
+        let [want, mixed, eight] = [MatrixRounding::Exact, MatrixRounding::Mixed, MatrixRounding::Eight]
             .map(|form| run(&graph(form), std::slice::from_ref(&x)).remove(0));
         let (four, eight) = (share_of_spread(&mixed, &want), share_of_spread(&eight, &want));
         assert!(four < 0.08 && eight < 0.01 && eight < four, "{four} {eight}");
@@ -115,9 +115,9 @@ fn channels_of_two_widths_come_back_in_order() {
 }
 
 #[test]
-fn codes_stay_within_two_hundredths_of_the_spread() {
+fn quantized_ffn_error_is_within_two_percent_of_spread() {
     for rows in 1..=4 {
-        let network = ffn(Form::Mixed, RELU, 64, &[96, 32], 3).graph("b", rows, 2).unwrap();
+        let network = ffn(MatrixRounding::Mixed, RELU, 64, &[96, 32], 3).graph("b", rows, 2).unwrap();
         let sample = |seed: u64| vec![numbers(seed + 50, rows * 64)];
         let codes = calibrated(&network, sample);
         let x = sample(1);
@@ -128,7 +128,7 @@ fn codes_stay_within_two_hundredths_of_the_spread() {
 
 #[test]
 fn experts_of_a_group_have_rows_of_their_own() {
-    let experts: Vec<Ffn> = (0..3).map(|e| ffn(Form::Eight, RELU, 32, &[48], e + 1)).collect();
+    let experts: Vec<Ffn> = (0..3).map(|e| ffn(MatrixRounding::Eight, RELU, 32, &[48], e + 1)).collect();
     let group = Group { experts: experts.clone() };
     let x = numbers(7, 3 * 2 * 32);
     let got = run(&group.graph("cap2", 2).unwrap(), std::slice::from_ref(&x)).remove(0);
@@ -141,10 +141,10 @@ fn experts_of_a_group_have_rows_of_their_own() {
 }
 
 #[test]
-fn the_head_gives_its_vocabulary_in_parts() {
+fn head_returns_its_vocabulary_in_parts() {
     let all = numbers(8, 40 * 32);
     let part = |name: &str, rows: std::ops::Range<usize>| {
-        projection(Form::Exact, name, [rows.len(), 32], &all[rows.start * 32..rows.end * 32])
+        projection(MatrixRounding::Exact, name, [rows.len(), 32], &all[rows.start * 32..rows.end * 32])
     };
     let head = Head { hidden: 32, parts: vec![part("w0", 0..24), part("w1", 24..40)] };
     let x = numbers(9, 32);
@@ -153,7 +153,7 @@ fn the_head_gives_its_vocabulary_in_parts() {
     assert!(share_of_spread(&got, &want) < 1e-6);
 }
 
-/// Inputs of an attention: `rows` rows at position `at` after as many in the cache, which holds `cache`.
+/// Inputs of attention: `rows` rows at position `at`, after the first `at` positions of `cache`.
 fn chunk(a: &Attention, x: &[f32], at: usize, cache: [&[f32]; 2]) -> Vec<Vec<f32>> {
     let rows = x.len() / a.hidden;
     let (seen, half) = (a.context + rows, a.qk_dim / 2);
@@ -178,9 +178,9 @@ fn keep(a: &Attention, cache: &mut [f32], new: &[f32], at: usize) {
 }
 
 #[test]
-fn attention_is_the_same_at_once_and_row_by_row() {
+fn attention_gives_equal_results_by_chunk_and_by_row() {
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
-        let a = attention(Form::Exact, style);
+        let a = attention(MatrixRounding::Exact, style);
         let x = numbers(11, 5 * a.hidden);
         let empty = vec![0.0; a.kv_heads * a.context * a.v_dim];
         let whole = run(&a.graph("chunk5", 5).unwrap(), &chunk(&a, &x, 0, [&empty, &empty])).remove(0);
@@ -199,7 +199,7 @@ fn attention_is_the_same_at_once_and_row_by_row() {
 
 #[test]
 fn queries_keys_and_values_are_clipped() {
-    let a = attention(Form::Exact, RopeStyle::Half);
+    let a = attention(MatrixRounding::Exact, RopeStyle::Half);
     let (x, empty) = (numbers(11, 3 * a.hidden), vec![0.0; a.kv_heads * a.context * a.v_dim]);
     let given = |clip| {
         let clipped = Attention { clip, ..a.clone() };
@@ -212,8 +212,8 @@ fn queries_keys_and_values_are_clipped() {
 }
 
 #[test]
-fn what_is_known_of_ranges_is_not_widened() {
-    let a = attention(Form::Eight, RopeStyle::Half);
+fn known_ranges_are_not_widened() {
+    let a = attention(MatrixRounding::Eight, RopeStyle::Half);
     let network = a.graph("chunk4", 4).unwrap();
     let sample = |seed: u64| {
         let cache = numbers(seed + 60, a.kv_heads * a.context * a.v_dim);
@@ -240,8 +240,8 @@ fn what_is_known_of_ranges_is_not_widened() {
 }
 
 #[test]
-fn attention_in_codes_stays_within_two_hundredths_of_the_spread() {
-    let a = attention(Form::Eight, RopeStyle::Half);
+fn attention_error_is_within_two_percent_of_spread() {
+    let a = attention(MatrixRounding::Eight, RopeStyle::Half);
     let network = a.graph("chunk4", 4).unwrap();
     let sample = |seed: u64| {
         let x = numbers(seed + 30, 4 * a.hidden);
@@ -256,8 +256,8 @@ fn attention_in_codes_stays_within_two_hundredths_of_the_spread() {
 }
 
 #[test]
-fn the_text_of_a_network_is_this() {
-    let network = ffn(Form::Mixed, RELU, 16, &[16], 1).graph("b1", 1, 1).unwrap();
+fn printed_network_matches_its_snapshot() {
+    let network = ffn(MatrixRounding::Mixed, RELU, 16, &[16], 1).graph("b1", 1, 1).unwrap();
     let codes = calibrated(&network, |seed| vec![numbers(seed + 50, 16)]);
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
     insta::with_settings!({ snapshot_path => folder, prepend_module_to_snapshot => false }, {

@@ -1,4 +1,4 @@
-//! QNN's emulator of the HTP computes what moec's evaluator does, to a few steps of the codes.
+//! QNN's emulator of the HTP and moec's evaluator agree to within a few steps of the codes.
 
 use super::fixture::*;
 use moec_ir::{Activation, Glu, RopeStyle};
@@ -16,7 +16,7 @@ fn scale(network: &Network, id: TensorId) -> Scale {
     }
 }
 
-/// Results of a network on the emulator, from and to reals.
+/// Results of a network on the emulator; inputs and outputs are floats.
 fn emulated(device: &Rc<Device>, network: &Network, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let mut context = Context::new(device, false).unwrap();
     let graph = context.compose(&compose(network, None).unwrap()).unwrap();
@@ -40,13 +40,13 @@ fn emulated(device: &Rc<Device>, network: &Network, inputs: &[Vec<f32>]) -> Vec<
 
 #[test]
 fn the_emulator_and_the_evaluator_agree() {
-    if !moec_testing::QNN.here() {
+    if !moec_testing::QNN.met_or_skip() {
         return;
     }
     let cache = moec_testing::cache().unwrap();
     let installation = Installation::find(&cache).unwrap();
     let device = Device::new(&Backend::htp(&installation).unwrap(), SNAPDRAGON_8_GEN_3).unwrap();
-    let attention = attention(Form::Eight, RopeStyle::Half);
+    let attention = attention(MatrixRounding::Eight, RopeStyle::Half);
     let wide = |seed: u64| {
         let seen = attention.context + 4;
         let cache = |s: u64| numbers(s + seed, attention.kv_heads * attention.context * attention.v_dim);
@@ -59,9 +59,9 @@ fn the_emulator_and_the_evaluator_agree() {
     let gated = |form, glu| ffn(form, glu, 64, &[64, 32], 4).graph("b4", 4, 2).unwrap();
     type Sample<'a> = &'a dyn Fn(u64) -> Vec<Vec<f32>>;
     let cases: [(Network, Sample<'_>, f64); 4] = [
-        (gated(Form::Eight, RELU), &rows, 3e-4),
-        (gated(Form::Mixed, RELU), &rows, 3e-3),
-        (gated(Form::Eight, Glu::Gated(Activation::Silu)), &rows, 5e-4),
+        (gated(MatrixRounding::Eight, RELU), &rows, 3e-4),
+        (gated(MatrixRounding::Mixed, RELU), &rows, 3e-3),
+        (gated(MatrixRounding::Eight, Glu::Gated(Activation::Silu)), &rows, 5e-4),
         (attention.graph("chunk4", 4).unwrap(), &wide, 1e-3),
     ];
     for (network, sample, bound) in cases {
@@ -78,13 +78,13 @@ fn the_emulator_and_the_evaluator_agree() {
 
 #[test]
 fn batch_sizes_share_their_weights_in_one_context() {
-    if !moec_testing::QNN.here() {
+    if !moec_testing::QNN.met_or_skip() {
         return;
     }
     let cache = moec_testing::cache().unwrap();
     let installation = Installation::find(&cache).unwrap();
     let device = Device::new(&Backend::htp(&installation).unwrap(), SNAPDRAGON_8_GEN_3).unwrap();
-    let ffn = ffn(Form::Eight, RELU, 256, &[512], 4);
+    let ffn = ffn(MatrixRounding::Eight, RELU, 256, &[512], 4);
     let binary = |share: bool| {
         let mut context = Context::new(&device, share).unwrap();
         for rows in 1..=4 {
@@ -94,10 +94,15 @@ fn batch_sizes_share_their_weights_in_one_context() {
         }
         context.binary().unwrap()
     };
-    let (shared, apart) = (binary(true), binary(false));
+    let (shared, separate) = (binary(true), binary(false));
     let weights = 3 * 256 * 512;
-    assert!(shared.len() < apart.len() / 2, "{} and {}", shared.len(), apart.len());
-    assert!(shared.len() > weights && apart.len() > 4 * weights, "{} and {}", shared.len(), apart.len());
+    assert!(shared.len() < separate.len() / 2, "{} and {}", shared.len(), separate.len());
+    assert!(
+        shared.len() > weights && separate.len() > 4 * weights,
+        "{} and {}",
+        shared.len(),
+        separate.len()
+    );
     let info = System::open(&installation).unwrap().binary_info(&shared).unwrap();
     info.expect(SNAPDRAGON_8_GEN_3).unwrap();
     assert_eq!(info.graphs.len(), 4);

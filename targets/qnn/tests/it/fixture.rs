@@ -1,4 +1,4 @@
-//! Networks with random weights, and rows for them.
+//! Networks with random weights, and input rows for them.
 
 use moec_backend::Channels;
 use moec_ir::{Activation, Glu, RopeStyle};
@@ -6,10 +6,10 @@ use moec_qnn::emit::{Attention, Cluster, Ffn, Projection, Rope, Rotation, fitted
 use moec_qnn::exec::Executor;
 use moec_qnn::net::{Network, Tensor};
 use moec_qnn::quant::{Matrix, coded, widths};
-use moec_qnn::ranges::Watch;
+use moec_qnn::ranges::RangeObserver;
 use std::sync::Arc;
 
-/// Numbers that look random and are the same everywhere: about normal, of variance 1.
+/// Reproducible pseudorandom numbers, about normal with variance 1.
 pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = move || {
@@ -21,7 +21,7 @@ pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| ((0..6).map(|_| next()).sum::<f32>() - 3.0) * std::f32::consts::SQRT_2).collect()
 }
 
-/// A matrix rounded to the nearest codes; the given number of rows, those that lose most in 4 bits, have 8.
+/// A matrix rounded to the nearest codes. The `outliers` rows with the largest loss in 4 bits have 8 bits.
 fn channels(numbers: &[f32], cols: usize, outliers: usize) -> Channels {
     let coded = |row: &[f32], most: f32| -> (f32, Vec<i8>) {
         let whole = row.iter().fold(1e-9_f32, |m, x| m.max(x.abs())) / most;
@@ -29,7 +29,7 @@ fn channels(numbers: &[f32], cols: usize, outliers: usize) -> Channels {
             let code = |x: &f32| (x / scale).round_ties_even().clamp(-most, most) as i8;
             (scale, row.iter().map(code).collect())
         };
-        // Clamping at the ends may benefit the other numbers.
+        // Clamping numbers at the ends may lower the error of the others.
         let tried = [1.0, 0.9, 0.8, 0.7, 0.6].map(|share| with(whole * share));
         let error = |(scale, codes): &(f32, Vec<i8>)| -> f32 {
             row.iter().zip(codes).map(|(x, q)| (x - f32::from(*q) * scale).powi(2)).sum()
@@ -55,7 +55,7 @@ fn channels(numbers: &[f32], cols: usize, outliers: usize) -> Channels {
 }
 
 /// A matrix whose rows all have eight bits.
-pub(crate) fn eight(numbers: &[f32], cols: usize) -> Matrix {
+pub(crate) fn eight_bit(numbers: &[f32], cols: usize) -> Matrix {
     let rows = numbers.len() / cols;
     let ([_, eight], _) = widths(&channels(numbers, cols, rows), 0..rows, cols);
     eight
@@ -63,8 +63,8 @@ pub(crate) fn eight(numbers: &[f32], cols: usize) -> Matrix {
 
 /// Rounding of matrices.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Form {
-    /// f32
+pub(crate) enum MatrixRounding {
+    /// In f32.
     Exact,
     /// Eight bits.
     Eight,
@@ -72,11 +72,16 @@ pub(crate) enum Form {
     Mixed,
 }
 
-pub(crate) fn projection(form: Form, name: &str, [rows, cols]: [usize; 2], numbers: &[f32]) -> Projection {
+pub(crate) fn projection(
+    form: MatrixRounding,
+    name: &str,
+    [rows, cols]: [usize; 2],
+    numbers: &[f32],
+) -> Projection {
     match form {
-        Form::Exact => Projection::of(Tensor::floats(name, [rows, cols], numbers)),
-        Form::Eight => Projection::of(eight(numbers, cols).tensor(name)),
-        Form::Mixed => {
+        MatrixRounding::Exact => Projection::of(Tensor::floats(name, [rows, cols], numbers)),
+        MatrixRounding::Eight => Projection::of(eight_bit(numbers, cols).tensor(name)),
+        MatrixRounding::Mixed => {
             let ([four, eight], order) = widths(&channels(numbers, cols, rows / 16), 0..rows, cols);
             let matrices = vec![four.tensor(format!("{name}.int4")), eight.tensor(format!("{name}.int8"))];
             Projection { matrices, order: Some(order), bias: None }
@@ -88,8 +93,8 @@ fn scaled(seed: u64, rows: usize, cols: usize) -> Vec<f32> {
     numbers(seed, rows * cols).iter().map(|x| x / (cols as f32).sqrt()).collect()
 }
 
-/// A gated network in clusters; the same numbers whatever the form.
-pub(crate) fn ffn(form: Form, glu: Glu, hidden: usize, clusters: &[usize], seed: u64) -> Ffn {
+/// A gated network in clusters; the numbers do not depend on the rounding.
+pub(crate) fn ffn(form: MatrixRounding, glu: Glu, hidden: usize, clusters: &[usize], seed: u64) -> Ffn {
     let cluster = |(i, &n): (usize, &usize)| {
         let name = format!("e{seed}.c{i}");
         let seed = seed * 100 + i as u64 * 3;
@@ -108,7 +113,7 @@ pub(crate) fn ffn(form: Form, glu: Glu, hidden: usize, clusters: &[usize], seed:
 
 pub(crate) const RELU: Glu = Glu::Gated(Activation::Relu);
 
-pub(crate) fn attention(form: Form, style: RopeStyle) -> Attention {
+pub(crate) fn attention(form: MatrixRounding, style: RopeStyle) -> Attention {
     let (hidden, heads, kv_heads, dim) = (64, 4, 2, 16);
     let of = |name: &str, rows: usize, cols: usize, seed| {
         projection(form, name, [rows, cols], &scaled(seed, rows, cols))
@@ -139,10 +144,10 @@ pub(crate) fn run(network: &Network, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
     Executor::new(Arc::new(network.clone()), None).unwrap().run(&inputs).unwrap().outputs
 }
 
-/// Codes for a network in f32, from samples of its inputs; the last of four measures margins.
+/// Quantises an f32 network by samples of its inputs; the last samples measure margins.
 pub(crate) fn calibrated(network: &Network, sample: impl Fn(u64) -> Vec<Vec<f32>>) -> Network {
     let executor = Executor::new(Arc::new(network.clone()), None).unwrap();
-    let mut watch = Watch::default();
+    let mut watch = RangeObserver::default();
     for seed in 0..8 {
         let inputs = sample(seed);
         let inputs: Vec<&[f32]> = inputs.iter().map(|x| &**x).collect();

@@ -1,4 +1,4 @@
-//! Plain onnxruntime computes of a written model what moec's evaluator computes of the network.
+//! onnxruntime computes the same of a written model as moec's evaluator of the network.
 
 use super::fixture::*;
 use moec_ir::{Activation, Glu, RopeStyle};
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Reads a model and raw inputs, writes raw outputs.
+/// Python script that reads a model and raw inputs, and writes raw outputs.
 const SCRIPT: &str = "
 import sys
 import numpy, onnxruntime
@@ -25,7 +25,7 @@ for i, result in enumerate(model.run(None, given)):
     result.astype('<f4').tofile(f'{sys.argv[2]}/out{i}')
 ";
 
-/// Outputs by onnxruntime, with the weights of the network in a file beside the model.
+/// Outputs of onnxruntime; the network's weights are in a file beside the model.
 fn run_onnx(
     python: &Path,
     network: &Network,
@@ -57,17 +57,18 @@ fn run_onnx(
     (network, folder, outputs)
 }
 
-/// A step of codes: a share of a result's spread. A number between two codes may become either of them, and
-/// later results move by some steps; after a softmax, whose operands include a mask, by more.
+/// One step of the codes, as a share of a result's spread. A number between two codes may be rounded to
+/// either, and later results then differ by some steps. After a softmax, whose operands include a mask, the
+/// difference is larger.
 const STEP: f64 = 1.0 / 65535.0;
 
 #[test]
 fn onnxruntime_and_the_evaluator_agree() {
-    if !moec_testing::ONNXRUNTIME.here() {
+    if !moec_testing::ONNXRUNTIME.met_or_skip() {
         return;
     }
     let python = moec_testing::onnxruntime().unwrap();
-    let attention = attention(Form::Mixed, RopeStyle::Interleaved);
+    let attention = attention(MatrixRounding::Mixed, RopeStyle::Interleaved);
     let wide = |seed: u64| {
         let seen = attention.context + 3;
         let cache = |s: u64| numbers(s + seed, attention.kv_heads * attention.context * attention.v_dim);
@@ -77,7 +78,7 @@ fn onnxruntime_and_the_evaluator_agree() {
         vec![numbers(seed, 3 * attention.hidden), cache(100), cache(200), mask, angles(300), angles(400)]
     };
     let rows = |seed: u64| vec![numbers(seed + 70, 3 * 64)];
-    let gated = |glu| ffn(Form::Mixed, glu, 64, &[64, 32], 4).graph("b3", 3, 2).unwrap();
+    let gated = |glu| ffn(MatrixRounding::Mixed, glu, 64, &[64, 32], 4).graph("b3", 3, 2).unwrap();
     let network = attention.graph("chunk3", 3).unwrap();
     type Sample<'a> = &'a dyn Fn(u64) -> Vec<Vec<f32>>;
     let cases: [(Network, Sample<'_>, f64); 4] = [
@@ -107,7 +108,7 @@ fn onnxruntime_and_the_evaluator_agree() {
 
 #[test]
 fn a_file_of_weights_that_is_too_short_is_refused() {
-    let network = ffn(Form::Eight, RELU, 16, &[16], 1).graph("b1", 1, 1).unwrap();
+    let network = ffn(MatrixRounding::Eight, RELU, 16, &[16], 1).graph("b1", 1, 1).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut network = network;
     for tensor in network.tensors.iter_mut().filter(|t| t.is_static()) {

@@ -1,4 +1,4 @@
-//! Codes of activations are undone: what is left is the network as it was in f32.
+//! Removing the quantisation of activations gives the original f32 network.
 
 use super::fixture::*;
 use moec_ir::RopeStyle;
@@ -6,8 +6,8 @@ use moec_qnn::exec::share_of_spread;
 use moec_qnn::quant::reals;
 
 #[test]
-fn a_network_in_codes_is_what_it_was_in_f32() {
-    for form in [Form::Eight, Form::Mixed] {
+fn dequantized_network_matches_the_f32_network() {
+    for form in [MatrixRounding::Eight, MatrixRounding::Mixed] {
         let plain = ffn(form, RELU, 64, &[64, 32], 4).graph("b4", 4, 2).unwrap();
         let codes = calibrated(&plain, |seed| vec![numbers(seed + 70, 4 * 64)]);
         assert_ne!(codes, plain);
@@ -15,10 +15,10 @@ fn a_network_in_codes_is_what_it_was_in_f32() {
     }
 }
 
-/// The gains of norms are codes, too, and lose a little.
+/// The weights of norms are stored as codes, too, which loses a little.
 #[test]
-fn static_codes_become_what_they_mean() {
-    let attention = attention(Form::Eight, RopeStyle::Half);
+fn static_codes_are_dequantized() {
+    let attention = attention(MatrixRounding::Eight, RopeStyle::Half);
     let plain = attention.graph("chunk4", 4).unwrap();
     let inputs = |seed: u64| {
         let seen = attention.context + 4;

@@ -1,14 +1,14 @@
-//! Invalid networks are refused, with their tensor or node.
+//! Invalid networks are refused, with the name of the tensor or node.
 
 use super::fixture::*;
 use moec_qnn::net::{Data, Dtype, Network, NetworkBuilder, Op, Quant, Scale, Tensor, TensorId};
 use moec_qnn::quant::{Range, Ranges, coded};
 
-/// A network in codes: a projection with a bias, a slice of it, and a sum.
+/// A quantised network: a projection with a bias, a slice of it, and a sum.
 fn right() -> Network {
     let mut b = NetworkBuilder::new("net");
     let x = b.input("x", &[2, 8]).unwrap();
-    let w = b.constant(eight(&numbers(1, 32), 8).tensor("w")).unwrap();
+    let w = b.constant(eight_bit(&numbers(1, 32), 8).tensor("w")).unwrap();
     let bias = b.constant(Tensor::floats("bias", [4], &[0.5; 4])).unwrap();
     let y = b.op("y", Op::FullyConnected, &[x, w, bias]).unwrap();
     let part = b.part("part", y, 1, 0, 2).unwrap();
@@ -29,20 +29,20 @@ type Change = fn(&mut Network);
 fn every_fault_of_a_network_has_its_message() {
     right().verify().unwrap();
     let cases: [(Change, &str); 17] = [
-        (|n| tensor(n, "y").name = "x".into(), "tensor `x`: the name is taken"),
+        (|n| tensor(n, "y").name = "x".into(), "tensor `x`: the name is a duplicate"),
         (|n| tensor(n, "y").name = "a/b".into(), "a name is letters"),
         (|n| tensor(n, "y").shape = vec![2, 5], "node 0 (FullyConnected): `y` is [2, 4], not [2, 5]"),
         (|n| tensor(n, "y").shape = vec![2, 0], "is empty, too large"),
         (|n| tensor(n, "y").shape = vec![1; 6], "has more than 5 axes"),
         (|n| tensor(n, "y").quant = Quant::None, "u16 cannot have no scale here"),
-        (|n| tensor(n, "y").quant = Quant::Tensor(Scale { scale: 0.0, offset: 0 }), "are none of u16"),
-        (|n| tensor(n, "y").quant = Quant::Tensor(Scale { scale: 1.0, offset: 1 }), "are none of u16"),
+        (|n| tensor(n, "y").quant = Quant::Tensor(Scale { scale: 0.0, offset: 0 }), "are invalid for u16"),
+        (|n| tensor(n, "y").quant = Quant::Tensor(Scale { scale: 1.0, offset: 1 }), "are invalid for u16"),
         (
             |n| tensor(n, "part").quant = Quant::Tensor(Scale { scale: 1.0, offset: 0 }),
-            "`y` moves, and its codes mean",
+            "`y` is only moved, but its codes",
         ),
-        (|n| tensor(n, "w").quant = Quant::Channels([1.0; 3].into()), "not one positive scale"),
-        (|n| tensor(n, "w").data = Some(Data::Here([0; 31].into())), "31 bytes are there, of 32"),
+        (|n| tensor(n, "w").quant = Quant::Channels([1.0; 3].into()), "one positive scale for each"),
+        (|n| tensor(n, "w").data = Some(Data::Here([0; 31].into())), "31 bytes, expected 32"),
         (|n| tensor(n, "w").ty = Dtype::U16, "u16 cannot have a scale for each channel"),
         (
             |n| tensor(n, "bias").quant = Quant::Channels([1.0; 4].into()),
@@ -50,27 +50,27 @@ fn every_fault_of_a_network_has_its_message() {
         ),
         (|n| n.nodes.swap(0, 1), "node 0 (StridedSlice): operand"),
         (|n| drop(n.nodes.pop()), "it has no result, or one that no node computes"),
-        (|n| n.outputs.push(n.outputs[0]), "it gives something twice"),
-        (|n| n.nodes[2].inputs = vec![TensorId(99); 2], "operand 99 is not known"),
+        (|n| n.outputs.push(n.outputs[0]), "it has a duplicate result"),
+        (|n| n.nodes[2].inputs = vec![TensorId(99); 2], "operand 99 is not defined"),
     ];
     for (i, (change, expected)) in cases.into_iter().enumerate() {
         let mut network = right();
         change(&mut network);
-        let said = network.verify().expect_err(expected).to_string();
-        assert!(said.contains(expected), "{i}: {said}");
+        let error = network.verify().expect_err(expected).to_string();
+        assert!(error.contains(expected), "{i}: {error}");
     }
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused_while_they_are_built() {
+fn mismatched_network_shapes_are_rejected_while_built() {
     let mut b = NetworkBuilder::new("net");
     let x = b.input("x", &[2, 8]).unwrap();
     let far = b.constant(Tensor::indices("far", [1], &[8])).unwrap();
     let wide = b.constant(Tensor::floats("wide", [3, 7], &[0.0; 21])).unwrap();
     let cases = [
-        (Op::FullyConnected, vec![x, wide], "wanted are [T, K], [N, K]"),
+        (Op::FullyConnected, vec![x, wide], "expected [T, K], [N, K]"),
         (Op::MatMul, vec![x, wide], "cannot be multiplied"),
-        (Op::Add, vec![x, wide], "do not fit each other"),
+        (Op::Add, vec![x, wide], "do not match"),
         (Op::Add, vec![x], "1 operands, of 2 to 2"),
         (Op::Concat { axis: 2 }, vec![x, x], "has no axis 2"),
         (Op::Reshape { shape: vec![3, 5] }, vec![x], "cannot become [3, 5]"),
@@ -83,10 +83,10 @@ fn shapes_that_do_not_fit_are_refused_while_they_are_built() {
         (Op::RmsNorm { eps: 0.0 }, vec![x, wide], "does not fit rows"),
     ];
     for (op, inputs, expected) in cases {
-        let said = b.op("y", op, &inputs).expect_err(expected).to_string();
-        assert!(said.contains(expected), "{said}");
+        let error = b.op("y", op, &inputs).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
     }
     let y = b.op("y", Op::Gather { axis: 1 }, &[x, far]).unwrap();
-    let said = b.finish(&[y]).expect_err("an index too far").to_string();
-    assert!(said.contains("not static indices of 8 entries"), "{said}");
+    let error = b.finish(&[y]).expect_err("an index too far").to_string();
+    assert!(error.contains("not static indices of 8 entries"), "{error}");
 }

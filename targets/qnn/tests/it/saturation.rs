@@ -1,17 +1,17 @@
-//! Saturated tensors are counted and named, and measured margins keep them from it.
+//! Saturated tensors are counted and named, and measured margins prevent saturation.
 
 use super::fixture::*;
 use moec_qnn::exec::{Executor, share_of_spread};
 use moec_qnn::quant::{Ranges, coded};
-use moec_qnn::ranges::Watch;
+use moec_qnn::ranges::RangeObserver;
 use std::sync::Arc;
 
 #[test]
-fn a_range_that_is_too_narrow_is_named_and_dominates_the_error() {
-    let network = Arc::new(ffn(Form::Eight, RELU, 64, &[96], 3).graph("b4", 4, 1).unwrap());
+fn too_narrow_range_is_named_and_dominates_the_error() {
+    let network = Arc::new(ffn(MatrixRounding::Eight, RELU, 64, &[96], 3).graph("b4", 4, 1).unwrap());
     let executor = Executor::new(network.clone(), None).unwrap();
     let rows = |seed| numbers(seed, 4 * 64);
-    let mut watch = Watch::default();
+    let mut watch = RangeObserver::default();
     for i in 0..8 {
         watch.run(&executor, &[&rows(i + 40)], i % 2 == 1).unwrap();
     }
@@ -35,8 +35,8 @@ fn a_range_that_is_too_narrow_is_named_and_dominates_the_error() {
 }
 
 #[test]
-fn what_has_no_range_is_refused_by_name() {
-    let network = ffn(Form::Eight, RELU, 16, &[16], 1).graph("b1", 1, 1).unwrap();
+fn tensor_without_a_range_is_rejected_by_name() {
+    let network = ffn(MatrixRounding::Eight, RELU, 16, &[16], 1).graph("b1", 1, 1).unwrap();
     let error = coded(&network, &Ranges::new()).unwrap_err().to_string();
-    assert!(error.contains("tensor `x`: its range is not known"), "{error}");
+    assert!(error.contains("tensor `x`: its range is unknown"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Graphs of attention: what a plan gives them, and what a graph of the HTP takes.
+//! Graphs of attention: conversion between a plan's inputs and outputs and those of a graph of the HTP.
 //!
 //! A graph of the HTP keeps no state. The executor of the graph holds keys and values of a sequence. They are
 //! inputs, without the chunk; the chunk's own are outputs and are written to their places.
@@ -15,7 +15,7 @@
 use half::f16;
 use moec_ir::plan::{GraphDecl, GraphTensor};
 
-/// Names of what a graph takes in the order of the graph's; the last two where it rotates.
+/// Names of the graph's inputs, in order; the last two only with a rotation.
 pub const INPUTS: [&str; 6] = ["x", "keys", "values", "mask", "cos", "sin"];
 
 /// Sizes of a graph of attention.
@@ -44,14 +44,14 @@ pub struct CallInputs<'a> {
     pub sees: Vec<bool>,
     /// Cosines and sines, `[T, R/2]` each.
     pub angles: Option<[Vec<f16>; 2]>,
-    /// The position of each row in the cache; none of padding.
+    /// Position of each row in the cache; `None` for padding.
     pub places: Vec<Option<usize>>,
 }
 
 /// The place and the extents of a port.
-fn port<'a>(ports: &'a [GraphTensor], name: &str) -> Option<(usize, &'a [u32; 4])> {
-    let at = ports.iter().position(|p| p.name == name)?;
-    Some((at, &ports[at].shape))
+fn find_tensor<'a>(tensors: &'a [GraphTensor], name: &str) -> Option<(usize, &'a [u32; 4])> {
+    let at = tensors.iter().position(|p| p.name == name)?;
+    Some((at, &tensors[at].shape))
 }
 
 /// Name and extents of a tensor.
@@ -67,10 +67,10 @@ impl Shape {
     /// The mismatch, for people.
     pub fn of(graph: &GraphDecl, takes: &Tensors<'_>, gives: &Tensors<'_>) -> Result<Self, String> {
         let missing = |name: &str| format!("the plan gives attention no `{name}`");
-        let (x_at, x) = port(&graph.inputs, "x").ok_or_else(|| missing("x"))?;
-        let (mask_at, mask) = port(&graph.inputs, "mask").ok_or_else(|| missing("mask"))?;
-        let (write_at, _) = port(&graph.inputs, "write").ok_or_else(|| missing("write"))?;
-        let angles = port(&graph.inputs, "angles");
+        let (x_at, x) = find_tensor(&graph.inputs, "x").ok_or_else(|| missing("x"))?;
+        let (mask_at, mask) = find_tensor(&graph.inputs, "mask").ok_or_else(|| missing("mask"))?;
+        let (write_at, _) = find_tensor(&graph.inputs, "write").ok_or_else(|| missing("write"))?;
+        let angles = find_tensor(&graph.inputs, "angles");
         let [y] = graph.outputs.as_slice() else {
             return Err(format!("the plan takes {} results of attention", graph.outputs.len()));
         };
@@ -92,18 +92,18 @@ impl Shape {
             at: [x_at, mask_at, write_at, angles.map_or(0, |(at, _)| at)],
         };
         let [inputs, outputs] = shape.tensors();
-        let same = |found: &Tensors<'_>, wanted: &Tensors<'_>| match found
+        let same = |found: &Tensors<'_>, expected: &Tensors<'_>| match found
             .iter()
-            .zip(wanted)
+            .zip(expected)
             .find(|(a, b)| a != b)
         {
-            _ if found.len() != wanted.len() => Err(format!(
-                "it has {} inputs or results, and the plan's attention {}",
+            _ if found.len() != expected.len() => Err(format!(
+                "it has {} inputs or results, but the plan's attention has {}",
                 found.len(),
-                wanted.len()
+                expected.len()
             )),
-            Some(((name, is), (wanted, should))) => {
-                Err(format!("`{name}` {is:?} stands where `{wanted}` {should:?} is wanted"))
+            Some(((name, is), (expected, should))) => {
+                Err(format!("`{name}` {is:?}, expected `{expected}` {should:?}"))
             }
             None => Ok(()),
         };
@@ -115,7 +115,7 @@ impl Shape {
         if sound && graph.inputs.len() == 3 + usize::from(rotates) {
             Ok(shape)
         } else {
-            Err("the plan gives attention something else".to_owned())
+            Err("the plan has other arguments of attention".to_owned())
         }
     }
 
@@ -142,20 +142,20 @@ impl Shape {
     }
 
     /// Numbers of the keys and of the values that a sequence has.
-    pub fn cached(&self) -> [usize; 2] {
+    pub fn cache_lengths(&self) -> [usize; 2] {
         self.dims.map(|dim| self.heads.saturating_mul(self.context).saturating_mul(dim))
     }
 
     /// Numbers of a chunk's own keys and values.
-    pub fn made(&self) -> [usize; 2] {
+    pub fn chunk_lengths(&self) -> [usize; 2] {
         self.dims.map(|dim| self.heads.saturating_mul(self.rows).saturating_mul(dim))
     }
 
-    /// Inputs of the plan's call, as the graph takes them.
+    /// Converts the inputs of the plan's call to those of the graph.
     ///
     /// # Errors
-    /// Inputs of other sizes, or a row that is written twice, for people.
-    pub fn given<'a>(&self, inputs: &[&'a [f16]]) -> Result<CallInputs<'a>, String> {
+    /// For people: inputs of other sizes, or a row that is written twice.
+    pub fn call_inputs<'a>(&self, inputs: &[&'a [f16]]) -> Result<CallInputs<'a>, String> {
         let &Self { rows, context, at: [x, mask, write, angles], .. } = self;
         let of = |at: usize, count: usize| match inputs.get(at) {
             Some(given) if given.len() == count => Ok(*given),
@@ -196,7 +196,7 @@ impl Shape {
 
     /// Writes a chunk's keys and values, `new[kv, T, dim]` each, to their places in the caches `[kv, C,
     /// dim]`. A number may have several elements, `widths`: bytes.
-    pub fn keep<E: Copy>(
+    pub fn write_caches<E: Copy>(
         &self,
         caches: [&mut [E]; 2],
         new: [&[E]; 2],
@@ -256,7 +256,7 @@ impl<E: Clone> Caches<E> {
     ///
     /// # Errors
     /// The sequence does not exist; message for people.
-    pub fn of(
+    pub fn of_sequence(
         &mut self,
         package: usize,
         slot: usize,
@@ -280,18 +280,18 @@ mod tests {
     const CONTEXT: usize = 6;
 
     fn graph(rows: u32) -> GraphDecl {
-        let port = |name: &str, shape| GraphTensor { name: name.to_owned(), shape };
+        let tensor = |name: &str, shape| GraphTensor { name: name.to_owned(), shape };
         let context = CONTEXT as u32;
         GraphDecl {
             package: "artifacts/layers.0.attn.qnn".to_owned(),
             function: format!("chunk{rows}"),
             inputs: vec![
-                port("x", [rows, 4, 1, 1]),
-                port("angles", [rows, 2, 1, 1]),
-                port("mask", [1, 1, rows, context]),
-                port("write", [1, 1, context, rows]),
+                tensor("x", [rows, 4, 1, 1]),
+                tensor("angles", [rows, 2, 1, 1]),
+                tensor("mask", [1, 1, rows, context]),
+                tensor("write", [1, 1, context, rows]),
             ],
-            outputs: vec![port("y", [rows, 4, 1, 1])],
+            outputs: vec![tensor("y", [rows, 4, 1, 1])],
             stateful: true,
         }
     }
@@ -313,7 +313,7 @@ mod tests {
         vec![("y", vec![rows, 4]), ("new_keys", vec![2, rows, 3]), ("new_values", vec![2, rows, 1])]
     }
 
-    /// Inputs of a call at these positions; rows after them are padding.
+    /// Inputs of a call with these positions; the remaining rows are padding.
     fn inputs(rows: usize, positions: &[u32], window: Option<usize>) -> Vec<Vec<f16>> {
         let mut all = vec![vec![f16::ZERO; rows * 4], vec![f16::ZERO; rows * 2]];
         all[1].iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_f32(i as f32));
@@ -324,11 +324,11 @@ mod tests {
     }
 
     #[test]
-    fn rows_see_the_cache_in_front_of_them_and_each_other() {
+    fn rows_attend_to_the_cache_and_earlier_rows() {
         let shape = Shape::of(&graph(3), &takes(3), &gives(3)).unwrap();
         let all = inputs(3, &[2, 3], None);
         let all: Vec<&[f16]> = all.iter().map(|x| &**x).collect();
-        let given = shape.given(&all).unwrap();
+        let given = shape.call_inputs(&all).unwrap();
         let row = |at: usize| -> String {
             given.sees[at * 9..(at + 1) * 9].iter().map(|sees| if *sees { '1' } else { '0' }).collect()
         };
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!((cos, sin), (vec![0.0, 2.0, 4.0], vec![1.0, 3.0, 5.0]));
         let all = inputs(3, &[2, 3, 4], Some(2));
         let all: Vec<&[f16]> = all.iter().map(|x| &**x).collect();
-        let sees = shape.given(&all).unwrap().sees;
+        let sees = shape.call_inputs(&all).unwrap().sees;
         let row = |at: usize| -> String {
             sees[at * 9..(at + 1) * 9].iter().map(|s| if *s { '1' } else { '0' }).collect()
         };
@@ -346,12 +346,12 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_are_written_where_rows_stand() {
+    fn keys_and_values_are_written_at_row_positions() {
         let shape = Shape::of(&graph(2), &takes(2), &gives(2)).unwrap();
-        assert_eq!((shape.cached(), shape.made()), ([36, 12], [12, 4]));
+        assert_eq!((shape.cache_lengths(), shape.chunk_lengths()), ([36, 12], [12, 4]));
         let (mut keys, mut values) = (vec![0_u32; 36], vec![0_u32; 12]);
         let new: [Vec<u32>; 2] = [(1..=12).collect(), (1..=4).collect()];
-        shape.keep([&mut keys, &mut values], [&new[0], &new[1]], [1, 1], &[Some(4), None]);
+        shape.write_caches([&mut keys, &mut values], [&new[0], &new[1]], [1, 1], &[Some(4), None]);
         assert_eq!(keys[12..15], [1, 2, 3]);
         assert_eq!(keys[18 + 12..18 + 15], [7, 8, 9]);
         assert_eq!(values, [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 3, 0]);
@@ -364,9 +364,11 @@ mod tests {
             |takes: &Tensors<'_>, gives: &Tensors<'_>| Shape::of(&graph(2), takes, gives).unwrap_err();
         let mut other = takes(2);
         other[3].1[1] = CONTEXT;
-        assert!(wrong(&other, &gives(2)).contains("`mask` [2, 6] stands where `mask` [2, 8] is wanted"));
+        assert!(wrong(&other, &gives(2)).contains("`mask` [2, 6], expected `mask` [2, 8]"));
         assert!(wrong(&takes(2)[..2], &gives(2)).contains("no keys and values"));
-        assert!(wrong(&takes(2)[..4], &gives(2)).contains("4 inputs or results, and the plan's attention 6"));
+        assert!(
+            wrong(&takes(2)[..4], &gives(2)).contains("4 inputs or results, but the plan's attention has 6")
+        );
         assert!(wrong(&takes(2), &gives(2)[..1]).contains("1 inputs or results"));
         let mut graph = graph(2);
         graph.inputs.remove(3);
@@ -378,22 +380,22 @@ mod tests {
         let shape = Shape::of(&graph(2), &takes(2), &gives(2)).unwrap();
         let all = inputs(2, &[0, 1], None);
         let some: Vec<&[f16]> = all.iter().map(|x| &**x).take(3).collect();
-        assert!(shape.given(&some).unwrap_err().contains("input 3 is not given"));
+        assert!(shape.call_inputs(&some).unwrap_err().contains("input 3 is not given"));
         let mut twice = all.clone();
         twice[3].fill(f16::ONE);
         let twice: Vec<&[f16]> = twice.iter().map(|x| &**x).collect();
-        assert!(shape.given(&twice).unwrap_err().contains("two positions"));
+        assert!(shape.call_inputs(&twice).unwrap_err().contains("two positions"));
     }
 
     #[test]
-    fn sequences_keep_their_own() {
+    fn sequences_keep_separate_caches() {
         let mut caches = Caches::<u8>::new(2);
         let (a, b) = (caches.package("a"), caches.package("b"));
         assert_eq!((a, b, caches.package("a")), (0, 1, 0));
         let empty = || Ok([vec![7], vec![8]]);
-        caches.of(a, 1, empty).unwrap()[0][0] = 1;
-        assert_eq!(*caches.of(a, 1, empty).unwrap(), [vec![1], vec![8]]);
-        assert_eq!(*caches.of(b, 1, empty).unwrap(), [vec![7], vec![8]]);
-        assert!(caches.of(b, 2, empty).unwrap_err().contains("no sequence 2"));
+        caches.of_sequence(a, 1, empty).unwrap()[0][0] = 1;
+        assert_eq!(*caches.of_sequence(a, 1, empty).unwrap(), [vec![1], vec![8]]);
+        assert_eq!(*caches.of_sequence(b, 1, empty).unwrap(), [vec![7], vec![8]]);
+        assert!(caches.of_sequence(b, 2, empty).unwrap_err().contains("no sequence 2"));
     }
 }

@@ -7,7 +7,7 @@
 //!   while the CPU computes (PowerInfer-2, §4.1.3).
 //! * `queue`: the requests to that thread: to execute, and to have graphs ready that a call will come to.
 //! * [`attention`]: what graphs of attention are given, and the keys and values that are kept for them.
-//! * `ports`: numbers as a graph's inputs and outputs hold them.
+//! * `graph_io`: numbers as a graph's inputs and outputs hold them.
 //!
 //! [`NATIVE`] is what a bundle's `run` gives its subcommands, to have this unit.
 //!
@@ -17,7 +17,7 @@
 
 pub mod attention;
 mod chip;
-mod ports;
+mod graph_io;
 mod queue;
 mod unit;
 

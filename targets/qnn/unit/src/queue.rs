@@ -45,13 +45,13 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Requests {
-    /// To be ready, in this order.
+    /// Graphs to be loaded in advance, in this order.
     ahead: VecDeque<usize>,
-    /// To be executed.
+    /// The graph to be executed.
     job: Option<(usize, Memory)>,
     /// Its result.
     done: Option<(Memory, Result<(), String>)>,
-    /// No more requests come, or are answered.
+    /// No more requests are accepted or answered.
     closed: bool,
 }
 
@@ -65,7 +65,7 @@ impl Shared {
     }
 }
 
-/// Says that the thread has ended, however that came.
+/// Records that the thread has ended, for any reason.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
@@ -110,7 +110,7 @@ impl Queue {
         }
     }
 
-    /// Graphs that a call will come to, in its order, instead of those that were named before.
+    /// Announces the graphs of a call, in order. They replace those that were announced before.
     pub(crate) fn prepare(&self, graphs: &[usize]) {
         let mut requests = self.shared.lock();
         requests.ahead.clear();
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// Writes down its requests, and loads only when it is let.
+    /// A fake that records its requests, and loads only when it is permitted to.
     struct Recorder {
         log: Sender<String>,
         gate: Receiver<()>,
@@ -205,37 +205,37 @@ mod tests {
     }
 
     fn recorder() -> (Queue, Receiver<String>, Sender<()>) {
-        let ((log, heard), (open, gate)) = (channel(), channel());
+        let ((log, received), (open, gate)) = (channel(), channel());
         let chip = move || Ok::<_, String>((Recorder { log, gate, ready: Vec::new() }, ()));
         let (queue, ()) = Queue::start(chip, |e| e).unwrap();
-        (queue, heard, open)
+        (queue, received, open)
     }
 
     fn memory() -> Memory {
         Memory { inputs: vec![vec![1, 2]], outputs: Vec::new() }
     }
 
-    /// The caller goes on while a graph loads: nothing is executed before it is loaded, and nothing waits for
-    /// what comes after it.
+    /// The caller continues while a graph loads. No graph is executed before it is loaded, and none waits for
+    /// later ones.
     #[test]
     fn graphs_load_while_the_caller_computes() {
         let (queue, log, gate) = recorder();
         queue.prepare(&[0, 1, 2]);
-        // The first one is loading: it has begun, and does not end before it is let. The caller is here.
+        // The first graph is still loading, and waits for permission; the call has returned.
         assert_eq!(log.recv().unwrap(), "load 0");
         assert!(log.try_recv().is_err());
         gate.send(()).unwrap();
         assert_eq!([log.recv().unwrap(), log.recv().unwrap()], ["loaded 0", "load 1"]);
-        // Requested while the second one loads, it is executed before the third one starts.
-        let asks = std::thread::scope(|scope| {
-            let asks = scope.spawn(|| queue.execute(0, memory()));
+        // A graph that is executed while the second loads runs before the third is loaded.
+        let execution = std::thread::scope(|scope| {
+            let execution = scope.spawn(|| queue.execute(0, memory()));
             while queue.shared.lock().job.is_none() {
                 std::thread::yield_now();
             }
             gate.send(()).unwrap();
-            asks.join().unwrap()
+            execution.join().unwrap()
         });
-        assert_eq!((asks.0.outputs, asks.1), (vec![vec![1, 2]], Ok(())));
+        assert_eq!((execution.0.outputs, execution.1), (vec![vec![1, 2]], Ok(())));
         let next: Vec<_> = (0..3).map(|_| log.recv().unwrap()).collect();
         assert_eq!(next, ["loaded 1", "execute 0", "load 2"]);
         gate.send(()).unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_call_replaces_what_was_to_be_ready() {
+    fn next_call_replaces_pending_preparations() {
         let (queue, log, gate) = recorder();
         queue.prepare(&[0, 1, 2]);
         assert_eq!(log.recv().unwrap(), "load 0");
@@ -252,7 +252,7 @@ mod tests {
         gate.send(()).unwrap();
         let next: Vec<_> = (0..3).map(|_| log.recv().unwrap()).collect();
         assert_eq!(next, ["loaded 0", "load 3", "loaded 3"]);
-        // A graph that was left out loads when it is needed.
+        // A graph that was not announced is loaded when it is executed.
         gate.send(()).unwrap();
         assert_eq!(queue.execute(1, memory()).1, Ok(()));
         let next: Vec<_> = (0..3).map(|_| log.recv().unwrap()).collect();
@@ -262,16 +262,16 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_the_callers() {
+    fn failed_preparation_is_reported_to_the_caller() {
         let (queue, log, gate) = recorder();
-        // It is reported only when it is to be executed.
+        // The error is reported only when the graph is executed.
         queue.prepare(&[9]);
         gate.send(()).unwrap();
         gate.send(()).unwrap();
         assert_eq!(queue.execute(9, memory()).1, Err("there is no graph 9".to_owned()));
         gate.send(()).unwrap();
         assert_eq!(queue.execute(0, memory()).1, Ok(()));
-        // No thread waits for one that is gone.
+        // No thread waits for a thread that has ended.
         gate.send(()).unwrap();
         for _ in 0..2 {
             assert_eq!(queue.execute(7, memory()).1, Err("its thread has ended".to_owned()));

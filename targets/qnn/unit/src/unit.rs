@@ -1,7 +1,7 @@
 //! Executor of static graphs, as the runtime sees it, and how a bundle's `run` gets it.
 
 use crate::attention::{Caches, Shape};
-use crate::chip::{self, Ports, Refused};
+use crate::chip::{self, GraphSignature, OpenError};
 use crate::queue::{Memory, Queue};
 use half::f16;
 use moec_ir::plan::GraphDecl;
@@ -28,7 +28,7 @@ pub struct Hexagon {
 #[derive(Debug)]
 struct Loaded {
     queue: Queue,
-    graphs: Vec<Ports>,
+    graphs: Vec<GraphSignature>,
     /// Memory of each graph's last call. Held while one is executed.
     memories: Mutex<Vec<Memory>>,
     /// Keys and values, as graphs store them, by the artifacts of the graphs in `artifacts`.
@@ -38,7 +38,7 @@ struct Loaded {
 }
 
 impl Hexagon {
-    /// With a library that was found. `Hexagon::default()` looks for it beside the bundle.
+    /// Creates a unit with this library. `Hexagon::default()` looks for it beside the bundle.
     pub fn with(installation: Installation) -> Self {
         Self { installation: Some(installation), loaded: None }
     }
@@ -54,10 +54,10 @@ impl Graphs for Hexagon {
         let installation = found.map_err(|e| library(&e))?;
         let (bundle, declared) = (bundle.clone(), graphs.to_vec());
         let open = move || chip::open(&installation, &bundle, &declared);
-        let (queue, graphs) = Queue::start(open, Refused::System).map_err(refused)?;
+        let (queue, graphs) = Queue::start(open, OpenError::System).map_err(refused)?;
         let memories = graphs.iter().map(|_| Memory::default()).collect();
         let mut caches = Caches::new(slots);
-        let of = |p: &Ports| p.attention.as_ref().map_or(0, |(_, package)| caches.package(package));
+        let of = |p: &GraphSignature| p.attention.as_ref().map_or(0, |(_, package)| caches.package(package));
         let artifacts = graphs.iter().map(of).collect();
         let (memories, caches) = (Mutex::new(memories), Mutex::new(caches));
         self.loaded = Some(Loaded { queue, graphs, memories, caches, artifacts });
@@ -73,18 +73,18 @@ impl Graphs for Hexagon {
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
         let missing = || Error::plan(format!("there is no graph {graph}"));
         let loaded = self.loaded.as_ref().ok_or_else(missing)?;
-        let ports = loaded.graphs.get(graph).ok_or_else(missing)?;
-        let failed = |why: String| Error::graph(ports.name.clone(), why);
+        let signature = loaded.graphs.get(graph).ok_or_else(missing)?;
+        let failed = |why: String| Error::graph(signature.name.clone(), why);
         let mut memories = loaded.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = std::mem::take(memories.get_mut(graph).ok_or_else(missing)?);
-        memory.inputs.resize_with(ports.inputs.len(), Vec::new);
-        memory.outputs.resize_with(ports.outputs.len(), Vec::new);
-        for (port, to) in ports.outputs.iter().zip(&mut memory.outputs) {
-            to.resize(port.bytes, 0);
+        memory.inputs.resize_with(signature.inputs.len(), Vec::new);
+        memory.outputs.resize_with(signature.outputs.len(), Vec::new);
+        for (tensor, to) in signature.outputs.iter().zip(&mut memory.outputs) {
+            to.resize(tensor.bytes, 0);
         }
-        let done = match &ports.attention {
-            None => loaded.rows(graph, ports, memory, inputs, outputs),
-            Some((shape, _)) => loaded.attention(graph, slot, (ports, shape), memory, inputs, outputs),
+        let done = match &signature.attention {
+            None => loaded.rows(graph, signature, memory, inputs, outputs),
+            Some((shape, _)) => loaded.attention(graph, slot, (signature, shape), memory, inputs, outputs),
         };
         memories[graph] = done.map_err(failed)?;
         Ok(())
@@ -96,22 +96,22 @@ impl Loaded {
     fn rows(
         &self,
         graph: usize,
-        ports: &Ports,
+        signature: &GraphSignature,
         mut memory: Memory,
         inputs: &[&[f16]],
         outputs: &mut [&mut [f16]],
     ) -> Result<Memory, String> {
-        if inputs.len() != ports.inputs.len() || outputs.len() != ports.outputs.len() {
-            return Err(format!("it is given {} inputs and {} results", inputs.len(), outputs.len()));
+        if inputs.len() != signature.inputs.len() || outputs.len() != signature.outputs.len() {
+            return Err(format!("it was called with {} inputs and {} results", inputs.len(), outputs.len()));
         }
-        for ((port, from), to) in ports.inputs.iter().zip(inputs).zip(&mut memory.inputs) {
-            to.resize(port.bytes, 0);
-            port.encode(from, to)?;
+        for ((tensor, from), to) in signature.inputs.iter().zip(inputs).zip(&mut memory.inputs) {
+            to.resize(tensor.bytes, 0);
+            tensor.encode(from, to)?;
         }
         let (memory, done) = self.queue.execute(graph, memory);
         done?;
-        for ((port, from), to) in ports.outputs.iter().zip(&memory.outputs).zip(outputs) {
-            port.decode(from, to)?;
+        for ((tensor, from), to) in signature.outputs.iter().zip(&memory.outputs).zip(outputs) {
+            tensor.decode(from, to)?;
         }
         Ok(memory)
     }
@@ -121,28 +121,29 @@ impl Loaded {
         &self,
         graph: usize,
         slot: usize,
-        (ports, shape): (&Ports, &Shape),
+        (signature, shape): (&GraphSignature, &Shape),
         mut memory: Memory,
         inputs: &[&[f16]],
         outputs: &mut [&mut [f16]],
     ) -> Result<Memory, String> {
-        let given = shape.given(inputs)?;
-        let [y] = outputs else { return Err(format!("it is given {} results", outputs.len())) };
+        let given = shape.call_inputs(inputs)?;
+        let [y] = outputs else { return Err(format!("it was called with {} results", outputs.len())) };
         let mut caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
         let zeros = |i: usize, count: usize| {
-            let mut bytes = vec![0; ports.inputs[i].bytes];
-            ports.inputs[i].encode(&vec![f16::ZERO; count], &mut bytes).map(|()| bytes)
+            let mut bytes = vec![0; signature.inputs[i].bytes];
+            signature.inputs[i].encode(&vec![f16::ZERO; count], &mut bytes).map(|()| bytes)
         };
-        let [keys, values] = shape.cached();
-        let cache = caches.of(self.artifacts[graph], slot, || Ok([zeros(1, keys)?, zeros(2, values)?]))?;
+        let [keys, values] = shape.cache_lengths();
+        let cache =
+            caches.of_sequence(self.artifacts[graph], slot, || Ok([zeros(1, keys)?, zeros(2, values)?]))?;
         // Beyond every code: a row that sees a key gets the largest, any other the smallest.
         let mask: Vec<f16> = given.sees.iter().map(|sees| if *sees { f16::MAX } else { f16::MIN }).collect();
         let [cos, sin] = given.angles.unwrap_or_default();
         let taken = [Some(given.x), None, None, Some(&mask), Some(&cos), Some(&sin)];
-        for ((port, from), to) in ports.inputs.iter().zip(taken).zip(&mut memory.inputs) {
+        for ((tensor, from), to) in signature.inputs.iter().zip(taken).zip(&mut memory.inputs) {
             if let Some(from) = from {
-                to.resize(port.bytes, 0);
-                port.encode(from, to)?;
+                to.resize(tensor.bytes, 0);
+                tensor.encode(from, to)?;
             }
         }
         (memory.inputs[1], memory.inputs[2]) = (std::mem::take(&mut cache[0]), std::mem::take(&mut cache[1]));
@@ -152,16 +153,16 @@ impl Loaded {
         }
         done?;
         let [_, keys, values] = memory.outputs.as_slice() else {
-            return Err("it gives other results".into());
+            return Err("it has other results".into());
         };
         let [old_keys, old_values] = cache;
-        shape.keep(
+        shape.write_caches(
             [old_keys, old_values],
             [keys, values],
-            [ports.inputs[1].width(), ports.inputs[2].width()],
+            [signature.inputs[1].width(), signature.inputs[2].width()],
             &given.places,
         );
-        ports.outputs[0].decode(&memory.outputs[0], y)?;
+        signature.outputs[0].decode(&memory.outputs[0], y)?;
         Ok(memory)
     }
 }
@@ -170,10 +171,10 @@ impl Loaded {
 fn library(e: &Qnn) -> Error {
     let hint = match e {
         Qnn::NotInstalled { .. } | Qnn::NoLibrary { .. } | Qnn::Load { .. } | Qnn::Version { .. } => format!(
-            "put QNN's libraries for this system beside `run`, or name their folder in `{VARIABLE}`, and in \
-             `LD_LIBRARY_PATH` what they load themselves"
+            "put QNN's libraries for this system next to `run`, or name their folder in `{VARIABLE}` and \
+             that of their dependencies in `LD_LIBRARY_PATH`"
         ),
-        _ => "see whether the bundle is for the chip of this machine, and whether `ADSP_LIBRARY_PATH` names the folder \
+        _ => "check that the bundle is for the chip of this machine, and that `ADSP_LIBRARY_PATH` names the folder \
               with QNN's library for the Hexagon"
             .to_owned(),
     };
@@ -185,16 +186,14 @@ fn failed(why: impl Display) -> Error {
     Error::machine(format!("the unit of the backend `{BACKEND}`: {why}"))
 }
 
-fn refused(refused: Refused) -> Error {
+fn refused(refused: OpenError) -> Error {
     match refused {
-        Refused::Library(e) => library(&e),
-        Refused::File(e) => e,
-        Refused::Context(path, why) => failed(format!("`{}`: {why}", path.display()))
+        OpenError::Library(e) => library(&e),
+        OpenError::File(e) => e,
+        OpenError::Context(path, why) => failed(format!("`{}`: {why}", path.display()))
             .with_hint("copy the bundle again, or build it again where QNN's library is installed"),
-        Refused::Graph(graph, why) => Error::graph(graph, why),
-        Refused::System(why) => {
-            failed(why).with_hint("this is a fault of the operating system's or of moec's")
-        }
+        OpenError::Graph(graph, why) => Error::graph(graph, why),
+        OpenError::System(why) => failed(why).with_hint("this is a fault of the operating system or of moec"),
     }
 }
 

@@ -1,5 +1,4 @@
-//! The unit over a library that replaces QNN's: the order of loading, the results, and every failure by its
-//! name.
+//! The unit with a fake of QNN's library: the order of loading, the results, and the errors.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -36,13 +35,13 @@ fn graph(package: &str, function: &str) -> GraphDecl {
     }
 }
 
-/// A context with graphs of these names.
+/// Text of a context with these graphs.
 fn context(chip: u32, functions: &[&str]) -> String {
     let graphs: Vec<String> = functions.iter().map(|f| format!("{f} {ROWS} {WIDTH} {WIDTH}\n")).collect();
     format!("moec-fake-context {chip}\n{}end\n", graphs.concat())
 }
 
-/// A bundle with contexts.
+/// Creates a bundle with these contexts.
 fn bundle(folder: &Path, contexts: &[(&str, String)]) -> std::path::PathBuf {
     let bundle = folder.join("bundle");
     for (package, text) in contexts {
@@ -53,9 +52,9 @@ fn bundle(folder: &Path, contexts: &[(&str, String)]) -> std::path::PathBuf {
     bundle
 }
 
-/// The unit with a library in this folder.
+/// The unit with the fake library.
 fn unit(library: &Fake) -> Hexagon {
-    // Files that only write graphs are absent; executing does not need them.
+    // Libraries that only write graphs are replaced by empty files, since execution does not need them.
     fs::write(library.folder.join("libQnnIr.so"), "").unwrap();
     Hexagon::with(Installation::at(&library.folder).unwrap())
 }
@@ -67,7 +66,7 @@ fn run(unit: &Hexagon, graph: usize) -> Result<Vec<f32>> {
     Ok(y.iter().map(|y| y.to_f32()).collect())
 }
 
-/// Waits until the library got this many calls.
+/// Waits until the library has got this many calls.
 fn calls(library: &Fake, count: usize) -> Vec<String> {
     let (begin, mut all) = (Instant::now(), Vec::new());
     while all.len() < count && begin.elapsed() < Duration::from_mins(1) {
@@ -86,16 +85,16 @@ fn graphs_are_loaded_ahead_in_the_order_of_a_call_and_executed() {
     let mut unit = unit(&library);
     let graphs = [graph("a.qnn", "one"), graph("a.qnn", "two"), graph("b.qnn", "one"), graph("b.qnn", "two")];
     unit.load(&BundleReader::unchecked(&bundle), &graphs, 1).unwrap();
-    // Contexts are described, the chip is chosen, and nothing is loaded.
+    // Contexts are described and the chip is chosen, but nothing is loaded yet.
     assert_eq!(library.calls(), ["device 57"]);
-    // A call of one row comes to the graph of that size of each layer.
+    // A call of one row needs the graph of that size of each layer.
     unit.prepare(&[0, 2]);
     assert_eq!(calls(&library, 4), ["load one", "retrieve one", "load two", "retrieve one"]);
-    // The next batch: the contexts are there.
+    // The next batch size: the contexts are loaded already.
     unit.prepare(&[1, 3]);
     assert_eq!(calls(&library, 2), ["retrieve two", "retrieve two"]);
-    // 65535 less the stored number, of a scale of 1/1024 and the offset -32768: the real one negated, and a
-    // step less.
+    // The fake computes 65535 minus the stored number, with scale 1/1024 and offset −32768. That is the
+    // negated number minus one step.
     let y = run(&unit, 3).unwrap();
     let want: Vec<f32> =
         (0..ROWS * WIDTH).map(|i| f16::from_f32(-(i as f32 / 4.0 - 1.5) - 1.0 / 1024.0).to_f32()).collect();
@@ -105,7 +104,7 @@ fn graphs_are_loaded_ahead_in_the_order_of_a_call_and_executed() {
 }
 
 #[test]
-fn what_nobody_has_prepared_is_loaded_when_it_is_executed() {
+fn unprepared_graph_is_loaded_on_execution() {
     let folder = tempfile::tempdir().unwrap();
     let library = Fake::new(&folder.path().join("lib"), CC, &[]);
     let bundle = bundle(folder.path(), &[("a.qnn", context(57, &["one"]))]);
@@ -117,10 +116,10 @@ fn what_nobody_has_prepared_is_loaded_when_it_is_executed() {
     assert_eq!(library.calls(), ["device 57", "load one", "retrieve one", "execute one", "execute one"]);
 }
 
-/// A context is described when a bundle is loaded, and loaded when it is executed: both from one file, and
-/// checked both times.
+/// A context is described when the bundle is loaded, and loaded when it is first executed. Both read the same
+/// file, and both check it.
 #[test]
-fn what_is_executed_is_what_was_described() {
+fn executed_context_must_match_its_description() {
     let folder = tempfile::tempdir().unwrap();
     let library = Fake::new(&folder.path().join("lib"), CC, &[]);
     let bundle = bundle(folder.path(), &[("a.qnn", context(57, &["one"]))]);
@@ -136,7 +135,7 @@ fn what_is_executed_is_what_was_described() {
     fs::rename(&other, &path).unwrap();
     run(&opened, 0).unwrap();
     assert_eq!(library.calls(), ["load one", "retrieve one", "execute one"]);
-    // One that is not as it was built is neither described nor loaded.
+    // A changed context is neither described nor loaded.
     let name = "artifacts/a.qnn/context.bin";
     let bytes = fs::metadata(&path).unwrap().len();
     let listed = [FileRef { path: name.into(), bytes, sha256: [0; 32] }];
@@ -150,14 +149,14 @@ fn what_is_executed_is_what_was_described() {
     assert_eq!(library.calls(), [""; 0]);
 }
 
-/// Reason that a bundle does not load, with the hint.
+/// Error of a bundle that cannot be loaded, with its hint.
 fn refused(library: &Fake, bundle: &Path, graphs: &[GraphDecl]) -> String {
     let e = unit(library).load(&BundleReader::unchecked(bundle), graphs, 1).unwrap_err();
     format!("{e}; {}", e.hint().unwrap_or_default())
 }
 
 #[test]
-fn libraries_that_are_others_are_refused_by_name() {
+fn incompatible_libraries_are_rejected_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = bundle(folder.path(), &[("a.qnn", context(57, &["one"]))]);
     let cases: [(&str, &[&str], &[&str]); 3] = [
@@ -166,34 +165,40 @@ fn libraries_that_are_others_are_refused_by_name() {
         ("build", &["-DBUILD=\"v2.38.0.1\""], &["libQnnHtp.so", "it is of version v2.38.0.1, not 2.51"]),
     ];
     for (name, defines, words) in cases {
-        let said =
+        let error =
             refused(&Fake::new(&folder.path().join(name), CC, defines), &bundle, &[graph("a.qnn", "one")]);
-        assert!(words.iter().all(|w| said.contains(w)) && said.contains("beside `run`"), "{name}: {said}");
+        assert!(
+            words.iter().all(|w| error.contains(w)) && error.contains("next to `run`"),
+            "{name}: {error}"
+        );
     }
-    // Half of the library, none of it, and a file that is not a library.
+    // One half of the library, none of it, and a file that is not a library.
     let library = Fake::new(&folder.path().join("half"), CC, &[]);
     fs::write(library.folder.join("libQnnSystem.so"), "no library").unwrap();
-    let said = refused(&library, &bundle, &[graph("a.qnn", "one")]);
-    assert!(said.contains("libQnnSystem.so` cannot be loaded") && said.contains("LD_LIBRARY_PATH"), "{said}");
+    let error = refused(&library, &bundle, &[graph("a.qnn", "one")]);
+    assert!(
+        error.contains("libQnnSystem.so` cannot be loaded") && error.contains("LD_LIBRARY_PATH"),
+        "{error}"
+    );
     if std::env::var_os(moec_qnn_sys::VARIABLE).is_some() {
         return;
     }
     fs::copy(library.folder.join("libQnnHtp.so"), bundle.join("libQnnHtp.so")).unwrap();
-    let said = Installation::to_execute(&bundle).unwrap_err().to_string();
-    assert!(said.contains("has no `libQnnSystem.so`"), "{said}");
+    let error = Installation::to_execute(&bundle).unwrap_err().to_string();
+    assert!(error.contains("has no `libQnnSystem.so`"), "{error}");
     fs::remove_file(bundle.join("libQnnHtp.so")).unwrap();
     let e =
         Hexagon::default().load(&BundleReader::unchecked(&bundle), &[graph("a.qnn", "one")], 1).unwrap_err();
-    let said = format!("{e}; {}", e.hint().unwrap_or_default());
-    assert!(matches!(e, Error::Machine { .. }) && said.contains("`qnn`"), "{said}");
-    assert!(said.contains("`libQnnHtp.so` cannot be loaded") && said.contains("MOEC_QNN_LIB"), "{said}");
+    let error = format!("{e}; {}", e.hint().unwrap_or_default());
+    assert!(matches!(e, Error::Machine { .. }) && error.contains("`qnn`"), "{error}");
+    assert!(error.contains("`libQnnHtp.so` cannot be loaded") && error.contains("MOEC_QNN_LIB"), "{error}");
 }
 
-/// Name of a fault, a bundle's contexts, and words of the message.
+/// A name, the contexts of a bundle, and expected words of the error.
 type Refused<'a> = (&'a str, &'a [(&'a str, String)], &'a [&'a str]);
 
 #[test]
-fn contexts_that_are_others_are_refused_by_name() {
+fn mismatched_contexts_are_rejected_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let library = Fake::new(&folder.path().join("lib"), CC, &[]);
     let one = context(57, &["one"]);
@@ -214,22 +219,26 @@ fn contexts_that_are_others_are_refused_by_name() {
             &[("a.qnn", one.clone()), ("b.qnn", context(42, &["one"]))],
             &["b.qnn", "number 42"],
         ),
-        ("unknown", &[("a.qnn", context(9, &["one"]))], &["a.qnn/context.bin", "chip 9, which is not known"]),
+        (
+            "unknown",
+            &[("a.qnn", context(9, &["one"]))],
+            &["a.qnn/context.bin", "chip 9, which is not supported"],
+        ),
         ("shape", &[("a.qnn", one.replace("2 8 8", "2 8 9"))], &["artifacts/a.qnn one", "`y` is [2, 9]"]),
     ];
     for (name, contexts, words) in cases {
         let bundle = bundle(&folder.path().join(name), contexts);
         let graphs: Vec<_> =
             ["a.qnn", "b.qnn"].iter().take(contexts.len()).map(|p| graph(p, "one")).collect();
-        let said = refused(&library, &bundle, &graphs);
-        assert!(words.iter().all(|w| said.contains(w)), "{name}: {said}");
+        let error = refused(&library, &bundle, &graphs);
+        assert!(words.iter().all(|w| error.contains(w)), "{name}: {error}");
     }
-    let said = refused(&library, folder.path(), &[graph("../a.qnn", "one")]);
-    assert!(said.contains("not a place below `artifacts/`"), "{said}");
+    let error = refused(&library, folder.path(), &[graph("../a.qnn", "one")]);
+    assert!(error.contains("not a path below `artifacts/`"), "{error}");
 }
 
 #[test]
-fn what_the_chip_refuses_is_said_when_it_is_executed() {
+fn chip_errors_are_reported_on_execution() {
     let folder = tempfile::tempdir().unwrap();
     let library = Fake::new(&folder.path().join("lib"), CC, &[]);
     let contexts = [("a.qnn", context(57, &["one", "failing"])), ("b.qnn", context(57, &["unloadable"]))];
@@ -237,21 +246,21 @@ fn what_the_chip_refuses_is_said_when_it_is_executed() {
     let mut unit = unit(&library);
     let graphs = [graph("a.qnn", "one"), graph("a.qnn", "failing"), graph("b.qnn", "unloadable")];
     unit.load(&BundleReader::unchecked(&bundle), &graphs, 1).unwrap();
-    // To have it ready is a hint: it is never an error.
+    // `prepare` is only a hint, so it never fails.
     unit.prepare(&[2, 1, 0]);
-    let said = |graph| run(&unit, graph).unwrap_err().to_string();
-    let failing = said(1);
+    let error = |graph| run(&unit, graph).unwrap_err().to_string();
+    let failing = error(1);
     assert!(failing.starts_with("graph `artifacts/a.qnn failing`"), "{failing}");
     assert!(
         failing.contains("it has failed (code 1100)") && failing.contains("tensor unit 3 has stopped"),
         "{failing}"
     );
-    let unloadable = said(2);
+    let unloadable = error(2);
     assert!(
         unloadable.contains("b.qnn/context.bin") && unloadable.contains("no room for unloadable"),
         "{unloadable}"
     );
-    // The others go on.
+    // The other graphs still run.
     run(&unit, 0).unwrap();
     let wrong = unit.run(0, 0, &[], &mut []).unwrap_err().to_string();
     assert!(wrong.contains("0 inputs"), "{wrong}");

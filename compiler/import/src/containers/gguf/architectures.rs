@@ -2,7 +2,7 @@
 
 use super::keys::Keys;
 use super::names::{Change, Naming, Table};
-use super::settings::{Own, early, late};
+use super::settings::{ExtraSettings, early, late};
 use crate::mixers::{PROJ, Parts, STACKS, W123};
 use moec_base::error::{Error, Result};
 use moec_ir::{Axis, Elementwise};
@@ -15,7 +15,7 @@ pub(super) struct Architecture {
     /// Names of its tensors, and changes by the converter.
     pub(super) naming: Naming,
     /// Adds the keys of this architecture.
-    pub(super) settings: Own,
+    pub(super) settings: ExtraSettings,
     /// Whether layers may have different head counts and widths.
     pub(super) uneven: bool,
     /// Whether `rope_freqs.weight` is read.
@@ -118,12 +118,12 @@ const GRANITE: Naming = Naming {
     ..MLP
 };
 
-const fn row(name: &'static str, naming: Naming, settings: Own) -> Architecture {
+const fn row(name: &'static str, naming: Naming, settings: ExtraSettings) -> Architecture {
     Architecture { name, naming, settings, uneven: false, rope_freqs: false }
 }
 
 /// A row for an architecture whose layers differ.
-const fn uneven(name: &'static str, naming: Naming, settings: Own) -> Architecture {
+const fn uneven(name: &'static str, naming: Naming, settings: ExtraSettings) -> Architecture {
     Architecture { uneven: true, ..row(name, naming, settings) }
 }
 

@@ -1,8 +1,8 @@
 //! Encodings of GGUF, one row for each type that is decoded. Plain types are decoded by the rows that other
 //! containers use.
 
-use crate::encodings::coded::{Block, Take, e2m1, half_power, take};
-use crate::encodings::{Conversion, Encoding, Same, plain};
+use crate::encodings::coded::{Block, DecodeCodes, e2m1, half_power, take};
+use crate::encodings::{Conversion, Encoding, ExactFormat, plain};
 use half::f16;
 use moec_gguf::types::Type;
 use moec_ir::Format;
@@ -12,15 +12,15 @@ use moec_ir::Format;
 const fn of(name: &str) -> Encoding {
     match Type::named(name) {
         Some(&Type { name, block, bytes, decode: Some(decode), .. }) => {
-            Encoding { title: name, dtype: name, block, bytes, decode, same: None }
+            Encoding { title: name, dtype: name, block, bytes, decode, native_format: None }
         }
         _ => panic!("a type that is not decoded"),
     }
 }
 
 /// Returns the encoding of a type whose codes and scales a format of weights can hold.
-const fn coded(name: &str, format: Format, take: Take) -> Encoding {
-    Encoding { same: Some(Same { format, taken: Conversion::Coded(take) }), ..of(name) }
+const fn coded(name: &str, format: Format, take: DecodeCodes) -> Encoding {
+    Encoding { native_format: Some(ExactFormat { format, conversion: Conversion::Coded(take) }), ..of(name) }
 }
 
 const Q4_0: Encoding = coded("Q4_0", Format::Q4h, take_q4_0);
@@ -102,10 +102,10 @@ mod tests {
     use moec_gguf::types::TYPES;
 
     #[test]
-    fn codes_and_scales_are_what_is_decoded() {
+    fn gguf_codes_and_scales_equal_decoded_numbers() {
         for row in [&Q8_0, &Q4_0, &MXFP4] {
-            let same = row.same.unwrap();
-            let Conversion::Coded(take) = same.taken else { panic!("{}", row.title) };
+            let native = row.native_format.unwrap();
+            let Conversion::Coded(take) = native.conversion else { panic!("{}", row.title) };
             // Every code, with every scale that gives finite numbers.
             let (mut finite, mut others) = (0, 0);
             for scale in 0..=u16::MAX {
@@ -122,7 +122,7 @@ mod tests {
                 finite += 1;
                 for (x, [code, low, high]) in numbers.into_iter().zip(taken) {
                     let bits = u16::from_le_bytes([low, high]);
-                    let scale = match same.format.scales() {
+                    let scale = match native.format.scales() {
                         Format::F16 => f16::from_bits(bits).to_f32(),
                         _ => half::bf16::from_bits(bits).to_f32(),
                     };

@@ -68,24 +68,25 @@ pub(super) fn check(files: &[File], headers: &[Header<'_>]) -> Result<()> {
         let (n, of) = (number(NUMBER).unwrap_or(0), number(COUNT).unwrap_or(1).max(1));
         if (n, of) != (i as u64, files.len() as u64) {
             return Err(Error::input(format!(
-                "`{}` says that it is file {} of {of}, but it is file {} of {}",
+                "`{}` is file {} of {of} by its header, but file {} of {} by its name",
                 file.name,
                 n.saturating_add(1),
                 i + 1,
                 files.len()
             ))
-            .because(format!("`{NUMBER}` and `{COUNT}` stand in its header"))
+            .because(format!("the header has `{NUMBER}` and `{COUNT}`"))
             .hint(HINT));
         }
     }
-    let said = headers.first().and_then(|h| h.get(TENSORS)).and_then(moec_gguf::Value::as_u64);
+    let declared = headers.first().and_then(|h| h.get(TENSORS)).and_then(moec_gguf::Value::as_u64);
     let all: usize = headers.iter().map(|h| h.tensors().len()).sum();
-    match (said, files.first()) {
-        (Some(said), Some(first)) if said != all as u64 => {
-            Err(Error::input(format!("the files of `{}` have {all} tensors, expected {said}", first.name))
-                .because(format!("`{TENSORS}` says so"))
-                .hint(HINT))
-        }
+    match (declared, files.first()) {
+        (Some(declared), Some(first)) if declared != all as u64 => Err(Error::input(format!(
+            "the files of `{}` have {all} tensors, expected {declared}",
+            first.name
+        ))
+        .because(format!("`{TENSORS}` in the header sets this number"))
+        .hint(HINT)),
         _ => Ok(()),
     }
 }
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_count() {
+    fn split_file_names_are_parsed() {
         assert_eq!(counted("a-b-00002-of-00013.gguf"), Some(("a-b", 2, 13)));
         for other in [
             "a.gguf",

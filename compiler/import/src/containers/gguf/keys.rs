@@ -31,7 +31,8 @@ impl<'a> Keys<'a> {
     pub(super) fn architecture(&self) -> Result<&'a str> {
         const KEY: &str = "general.architecture";
         self.text(KEY)?.ok_or_else(|| {
-            Error::input(format!("`{}` has no `{KEY}`", self.file)).hint("the file holds no language model")
+            Error::input(format!("`{}` has no `{KEY}`", self.file))
+                .hint("the file does not contain a language model")
         })
     }
 
@@ -62,7 +63,7 @@ impl<'a> Keys<'a> {
         let Some(value) = self.get(key) else { return Ok(None) };
         read(value).map(Some).ok_or_else(|| {
             Error::input(format!("{} is {}, expected {expected}", self.name(key), shown(value)))
-                .hint("the file is damaged, or was converted in a way that is not known")
+                .hint("the file is damaged, or was converted in an unknown way")
         })
     }
 

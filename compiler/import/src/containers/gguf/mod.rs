@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 /// The row of the container table.
 pub(super) const KIND: Kind = Kind {
     name: "GGUF",
-    looks: "a GGUF file (the first of a split one)",
+    description: "a GGUF file (the first of a split one)",
     is: |path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")),
     config: |path| Ok(Gguf::open(path)?.config),
     open: |path, _| Ok(Box::new(Gguf::open(path)?)),
@@ -75,7 +75,7 @@ impl Gguf {
                         "tensor `{}` is both in `{}` and in `{}`",
                         tensor.name, old.name, new.name
                     ))
-                    .hint("the files are not of one model: download all of them again"));
+                    .hint("the files are of different models: download all of them again"));
                 }
             }
         }
@@ -92,8 +92,8 @@ impl Gguf {
                 }));
                 let of = Tensor { file: *file, dtype: tensor.kind.name.to_owned(), shape, bytes };
                 if tensors.contains_key(&hf) {
-                    return Err(Error::input(format!("`{name}` in `{}` is there twice", files[*file].name))
-                        .because(format!("another tensor is `{hf}`, too")));
+                    return Err(Error::input(format!("`{name}` in `{}` is a duplicate", files[*file].name))
+                        .because(format!("another tensor also maps to `{hf}`")));
                 }
                 tensors.insert(hf, of);
             }

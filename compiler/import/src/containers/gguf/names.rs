@@ -278,13 +278,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_of_heads_come_apart() {
+    fn interleaved_rope_halves_are_separated() {
         assert_eq!(paired(2, 12), Some(vec![0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]));
         assert_eq!((paired(0, 12), paired(5, 12), paired(4, 12)), (None, None, None));
     }
 
     #[test]
-    fn heads_of_a_key_come_together() {
+    fn value_heads_of_a_key_are_made_contiguous() {
         // Keys a and b with three heads each are stored as a0 b0 a1 b1 a2 b2.
         assert_eq!(tiled([2, 6], 0, 1, 6), Some(vec![0, 2, 4, 1, 3, 5]));
         assert_eq!(tiled([2, 4], 2, 2, 10), Some(vec![0, 1, 2, 3, 6, 7, 4, 5, 8, 9]));

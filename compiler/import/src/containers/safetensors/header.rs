@@ -29,10 +29,9 @@ pub(crate) struct Header {
 pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Header> {
     let json = json_of(file, bytes)?;
     let names: Entries<IgnoredAny> = parse(file, json)?;
-    if let Some(twice) = first_repeated(&names.0) {
-        return Err(
-            Error::input(format!("tensor `{twice}` is twice in the header of `{file}`")).hint(DAMAGED)
-        );
+    if let Some(duplicate) = first_repeated(&names.0) {
+        return Err(Error::input(format!("tensor `{duplicate}` occurs twice in the header of `{file}`"))
+            .hint(DAMAGED));
     }
     drop(names);
     let (length, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| explain(file, bytes, json, &e))?;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The row of the container table.
 pub(super) const KIND: Kind = Kind {
     name: "safetensors",
-    looks: "the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors",
+    description: "the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors",
     is: |path| {
         [CONFIG, shards::SINGLE, shards::INDEX].iter().any(|name| path.join(name).symlink_metadata().is_ok())
     },
@@ -61,13 +61,13 @@ impl Safetensors {
             open.add(File { name, path })?;
         }
         for (tensor, file) in &shards.tensors {
-            let said = &open.files[*file].name;
+            let file_name = &open.files[*file].name;
             match open.tensors.get(tensor) {
                 Some(t) if t.file == *file => {}
                 found => {
-                    let error = Error::input(format!("`{said}` has no tensor `{tensor}`"))
-                        .hint("index and shards are not of the same checkpoint; download them again");
-                    let error = error.because(format!("`{}` says that it is there", shards::INDEX));
+                    let error = Error::input(format!("`{file_name}` has no tensor `{tensor}`"))
+                        .hint("index and shards are of different checkpoints; download them again");
+                    let error = error.because(format!("`{}` names this file for it", shards::INDEX));
                     return Err(match found {
                         Some(t) => error.because(format!("it is in `{}`", open.files[t.file].name)),
                         None => error,

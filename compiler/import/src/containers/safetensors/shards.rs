@@ -52,8 +52,8 @@ fn sharded(dir: &Path, index: &Path) -> Result<Shards> {
     if map.is_empty() {
         return Err(bad("`weight_map` is empty".to_owned()));
     }
-    if let Some(twice) = header::first_repeated(&map) {
-        return Err(Error::input(format!("tensor `{twice}` is twice in `{INDEX}`"))
+    if let Some(duplicate) = header::first_repeated(&map) {
+        return Err(Error::input(format!("tensor `{duplicate}` occurs twice in `{INDEX}`"))
             .hint("the file is damaged; download it again"));
     }
     let mut files: IndexMap<String, PathBuf> = IndexMap::new();

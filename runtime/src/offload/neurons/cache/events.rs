@@ -6,20 +6,20 @@ pub enum Part {
     /// Gate: determines whether the neuron is active.
     Gate,
     /// Up and down: the other parts that an active neuron needs.
-    Rest,
+    UpDown,
     /// Both.
     Whole,
 }
 
 pub(super) const GATE: u8 = 1;
-pub(super) const REST: u8 = 2;
+pub(super) const UP_DOWN: u8 = 2;
 
 impl Part {
     pub(super) fn mask(self) -> u8 {
         match self {
             Self::Gate => GATE,
-            Self::Rest => REST,
-            Self::Whole => GATE | REST,
+            Self::UpDown => UP_DOWN,
+            Self::Whole => GATE | UP_DOWN,
         }
     }
 }
@@ -62,7 +62,7 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests.
-    pub asked: u64,
+    pub requests: u64,
     /// Found in the hot region.
     pub hot: u64,
     /// Found in the cold region.
@@ -74,12 +74,12 @@ pub struct Counts {
     /// Bytes read.
     pub read: u64,
     /// Evicted to make room, or because the region shrank.
-    pub gone: u64,
+    pub evicted: u64,
 }
 
 impl Counts {
     pub(super) fn count(&mut self, found: CacheLookup) -> CacheLookup {
-        self.asked += 1;
+        self.requests += 1;
         self.read += found.read();
         match found {
             CacheLookup::Hot => self.hot += 1,

@@ -14,7 +14,7 @@ pub struct Shape {
     /// Bytes of a neuron's first part.
     pub gate: u64,
     /// Bytes of its second part; 0 where a neuron is one read.
-    pub rest: u64,
+    pub up_down: u64,
 }
 
 /// Most neurons; DeepSeek-V3 has 30 million.
@@ -28,7 +28,7 @@ impl Shape {
 
     /// Bytes of a neuron.
     pub fn neuron_bytes(&self) -> u64 {
-        self.gate + self.rest
+        self.gate + self.up_down
     }
 
     /// Matrix and neuron of a number in an [`Event`](super::Event).
@@ -50,7 +50,7 @@ impl Shape {
         if count > MOST {
             return wrong("there are more than 2^28 neurons");
         }
-        let bytes = self.gate.checked_add(self.rest).and_then(|b| b.checked_mul(count));
+        let bytes = self.gate.checked_add(self.up_down).and_then(|b| b.checked_mul(count));
         if bytes.is_none_or(|b| b > 1 << 62) {
             return wrong("their bytes pass 2^62");
         }
@@ -75,10 +75,10 @@ impl Regions {
     /// # Errors
     /// [`NeuronError::Regions`] if fixed and hot exceed the capacity.
     pub fn of(capacity: u64, fixed: u64, hot: u64) -> Result<Self, NeuronError> {
-        let wanted = fixed.saturating_add(hot);
-        match capacity.checked_sub(wanted) {
+        let requested = fixed.saturating_add(hot);
+        match capacity.checked_sub(requested) {
             Some(cold) => Ok(Self { fixed, hot, cold }),
-            None => Err(NeuronError::Regions { wanted, capacity }),
+            None => Err(NeuronError::Regions { requested, capacity }),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// The same rules over plain lists, in the order of use.
+/// A naive cache with the same rules, as plain lists in the order of use.
 struct Naive {
     shape: Shape,
     hot_capacity: u64,
@@ -17,7 +17,7 @@ struct Naive {
 
 impl Naive {
     fn bytes(&self, held: u8) -> u64 {
-        u64::from(held & 1) * self.shape.gate + u64::from(held >> 1) * self.shape.rest
+        u64::from(held & 1) * self.shape.gate + u64::from(held >> 1) * self.shape.up_down
     }
 
     fn members(&self, cluster: u32) -> Vec<u32> {
@@ -132,7 +132,7 @@ fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         2 => Just(Request::Step),
         8 => (0..3_u32, 0..10_u32, 0..3_usize)
-            .prop_map(|(m, n, p)| Request::Neuron(m, n, [Part::Gate, Part::Rest, Part::Whole][p])),
+            .prop_map(|(m, n, p)| Request::Neuron(m, n, [Part::Gate, Part::UpDown, Part::Whole][p])),
         4 => (0..3_u32, 0..4_u32).prop_map(|(m, c)| Request::Cluster(m, c)),
         1 => (0..260_u64).prop_map(Request::Hot),
     ]
@@ -140,11 +140,11 @@ fn request() -> impl Strategy<Value = Request> {
 
 proptest! {
     #[test]
-    fn decides_as_a_search_does(
-        rest in prop_oneof![Just(0_u64), Just(7)], hot in 0..150_u64, cold in 0..100_u64,
+    fn neuron_cache_matches_the_naive_search(
+        up_down in prop_oneof![Just(0_u64), Just(7)], hot in 0..150_u64, cold in 0..100_u64,
         asks in proptest::collection::vec(request(), 1..120)
     ) {
-        let shape = Shape { matrices: 3, neurons: 10, cluster: 3, gate: 5, rest };
+        let shape = Shape { matrices: 3, neurons: 10, cluster: 3, gate: 5, up_down };
         let mut cache = Segmented::new(shape, Regions { fixed: 9, hot, cold }).unwrap();
         let mut naive = Naive {
             shape, hot_capacity: hot, cold_capacity: cold, hot: vec![], cold: vec![], now: vec![], now_clusters: vec![],
@@ -185,7 +185,7 @@ proptest! {
     }
 }
 
-const SHAPE: Shape = Shape { matrices: 2, neurons: 8, cluster: 4, gate: 4096, rest: 4096 };
+const SHAPE: Shape = Shape { matrices: 2, neurons: 8, cluster: 4, gate: 4096, up_down: 4096 };
 
 #[test]
 fn gate_and_up_down_of_a_neuron_are_read_separately() {
@@ -195,13 +195,13 @@ fn gate_and_up_down_of_a_neuron_are_read_separately() {
     assert_eq!(ask(2, Part::Gate), CacheLookup::Cold);
     assert_eq!(ask(2, Part::Whole), CacheLookup::Load(4096));
     assert_eq!(ask(3, Part::Whole), CacheLookup::Load(8192));
-    // All that is in memory was used in this step.
+    // Everything in memory was used in this step.
     assert_eq!(ask(4, Part::Gate), CacheLookup::Stream(4096));
     cache.begin();
     let mut events = Vec::new();
     assert_eq!(cache.neuron(1, 4, Part::Gate, |e| events.push(e)).unwrap(), CacheLookup::Load(4096));
     assert_eq!(events, [Event::Evict(10)]);
-    assert_eq!((cache.neurons().asked, cache.neurons().read), (6, 5 * 4096 + 4096));
+    assert_eq!((cache.neurons().requests, cache.neurons().read), (6, 5 * 4096 + 4096));
 }
 
 #[test]
@@ -216,11 +216,11 @@ fn a_larger_batch_takes_memory_of_cold_neurons_and_a_smaller_one_of_hot_clusters
     cache.resize(4 * 8192, |e| events.push(e)).unwrap();
     assert_eq!(events, [Event::Evict(0), Event::Evict(1), Event::Evict(5)]);
     events.clear();
-    // Two of the cluster's four neurons are there already.
+    // Two of the cluster's four neurons are in memory already.
     assert_eq!(cache.cluster(0, 1, |e| events.push(e)).unwrap(), CacheLookup::Load(2 * 8192));
     assert_eq!(events, [Event::Promote(6), Event::Promote(7)]);
     assert_eq!(cache.used(), (4 * 8192, 0));
-    assert_eq!(cache.neuron(0, 5, Part::Rest, |_| ()).unwrap(), CacheLookup::Hot);
+    assert_eq!(cache.neuron(0, 5, Part::UpDown, |_| ()).unwrap(), CacheLookup::Hot);
     events.clear();
     cache.resize(0, |e| events.push(e)).unwrap();
     assert_eq!((events, cache.used()), (vec![Event::Drop(1)], (0, 0)));
@@ -228,8 +228,8 @@ fn a_larger_batch_takes_memory_of_cold_neurons_and_a_smaller_one_of_hot_clusters
 }
 
 #[test]
-fn what_a_streamed_cluster_does_not_read_stays_for_the_step() {
-    // No room for a cluster, and for two neurons, of which one belongs to it.
+fn neuron_reused_by_a_streamed_cluster_stays_for_the_step() {
+    // A cache without room for a cluster, but with room for two neurons, one of which belongs to the cluster.
     let mut cache = Segmented::new(SHAPE, Regions::of(2 * 8192, 0, 0).unwrap()).unwrap();
     for n in [1, 7] {
         cache.begin();
@@ -245,8 +245,8 @@ fn what_a_streamed_cluster_does_not_read_stays_for_the_step() {
 }
 
 #[test]
-fn nobody_goes_for_what_does_not_fit_even_so() {
-    // Room for three parts: one of the last step, one of this one, and one that is free.
+fn oversized_request_evicts_nothing() {
+    // Room for three parts: one used in the last step, one used in this step, one free.
     let mut cache = Segmented::new(SHAPE, Regions::of(3 * 4096, 0, 0).unwrap()).unwrap();
     for n in [0, 1] {
         cache.begin();
@@ -261,7 +261,7 @@ fn nobody_goes_for_what_does_not_fit_even_so() {
 }
 
 #[test]
-fn what_does_not_exist_is_refused() {
+fn nonexistent_shapes_and_neurons_are_rejected() {
     let regions = Regions { fixed: 0, hot: 0, cold: 0 };
     for bad in [
         Shape { matrices: 0, ..SHAPE },
@@ -282,8 +282,8 @@ fn what_does_not_exist_is_refused() {
 }
 
 #[test]
-fn a_million_neurons_are_asked_for_in_no_time() {
-    let shape = Shape { matrices: 100, neurons: 10_000, cluster: 500, gate: 1, rest: 1 };
+fn million_neuron_requests_are_fast() {
+    let shape = Shape { matrices: 100, neurons: 10_000, cluster: 500, gate: 1, up_down: 1 };
     let mut cache = Segmented::new(shape, Regions::of(1_000_000, 0, 200_000).unwrap()).unwrap();
     for round in 0..2 {
         for n in 0..1_000_000_u32 {

@@ -10,17 +10,17 @@ use std::time::Duration;
 #[derive(Clone, Copy)]
 pub enum Scores<'a> {
     /// Looked up in memory: index 0 is the requesting layer, then the layers ahead.
-    There(&'a dyn Fn(usize) -> &'a [f32]),
+    InMemory(&'a dyn Fn(usize) -> &'a [f32]),
     /// Recorded scores.
-    Kept(&'a [Vec<f32>]),
+    Recorded(&'a [Vec<f32>]),
 }
 
 impl<'a> Scores<'a> {
     /// Scores of the layer `ahead`, or of the requesting one for 0; empty if there are none.
     pub fn of(&self, ahead: usize) -> &'a [f32] {
         match self {
-            Self::There(score) => score(ahead),
-            Self::Kept(scores) => scores.get(ahead).map_or(&[], Vec::as_slice),
+            Self::InMemory(score) => score(ahead),
+            Self::Recorded(scores) => scores.get(ahead).map_or(&[], Vec::as_slice),
         }
     }
 }
@@ -43,7 +43,7 @@ pub struct ExpertRequest<'a> {
     /// Experts in the order of the dispatch table; experts that the layer does not have are skipped.
     pub active: &'a [i32],
     /// Experts of the layer that other units compute, which hold them: those in memory have been used.
-    pub beside: &'a [i32],
+    pub accelerator_experts: &'a [i32],
     /// Number of layers with scores, its own first.
     pub scored: usize,
     /// The scores.
@@ -60,12 +60,12 @@ pub enum Event<'a> {
     /// A layer requests its experts.
     Requested(ExpertRequest<'a>),
     /// Any other event.
-    News(News),
+    Frame(FrameEvent),
 }
 
 /// Events of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum FrameEvent {
     /// The run begins.
     Began,
     /// A part of the expert that is read into a frame has arrived, and others have not.
@@ -103,7 +103,7 @@ pub enum News {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// An expert is to be read. [`Decision::Load`] follows when a frame is free.
-    Want {
+    Enqueue {
         /// Expert.
         key: Key,
         /// The first of its parts that is read.
@@ -113,7 +113,7 @@ pub enum Decision {
         /// [`Priority::Prefetch`]: it has not been requested yet.
         priority: Priority,
         /// Whether it bypasses the cache, which does not keep it.
-        passes: bool,
+        bypasses: bool,
     },
     /// A read begins, into a frame that is free.
     Load {
@@ -129,7 +129,7 @@ pub enum Decision {
         priority: Priority,
     },
     /// A prefetch is needed now.
-    Hurry {
+    RaisePriority {
         /// Frame.
         frame: u32,
         /// Expert.
@@ -156,7 +156,7 @@ pub enum Decision {
         reading: bool,
     },
     /// An expert could not be read, and the bytes that have arrived may not be used.
-    Lost {
+    ReadFailed {
         /// Frame.
         frame: u32,
         /// Expert.

@@ -21,11 +21,13 @@ mod request;
 mod tests;
 
 pub use super::ahead::DiskProgress;
-pub use event::{Decision, Event, ExpertRequest, News, Scores};
+pub use event::{Decision, Event, ExpertRequest, FrameEvent, Scores};
 
 use super::ahead::Ahead;
 use crate::error::{Error, Result};
-use crate::offload::cache::{self, Cache, CachedLayer, ExpertIndex, Key, Ranking, Setting};
+use crate::offload::cache::{
+    self, Cache, CachedLayer, EvictedExpertCounts, ExpertIndex, Key, Ranking, Setting,
+};
 use crate::offload::disk::Priority;
 use moec_ir::plan::{self, PagedLayer};
 use std::collections::VecDeque;
@@ -49,18 +51,18 @@ struct LayerInfo {
 enum ExpertState {
     /// On the disk.
     #[default]
-    No,
+    OnDisk,
     /// To be read as soon as a frame is free.
     Requested,
     /// Being read into a frame.
     Reading(u32),
     /// In a frame.
-    Here(u32),
+    InFrame(u32),
 }
 
 /// A read that is to be started: `parts` of an expert from `first` on.
 #[derive(Clone, Copy, Debug)]
-struct Want {
+struct PendingRead {
     id: usize,
     first: u8,
     parts: u8,
@@ -72,7 +74,7 @@ enum FrameState {
     #[default]
     Free,
     /// An expert is read into it.
-    Reading(Want),
+    Reading(PendingRead),
     /// It holds an expert.
     Full,
     /// A read that failed or was cancelled may still write to it.
@@ -81,7 +83,7 @@ enum FrameState {
 
 /// Reason for reading an expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Why {
+enum ReadReason {
     /// A step has requested it.
     #[default]
     Requested,
@@ -93,13 +95,13 @@ enum Why {
 
 /// An expert of the layer of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct RequestedExpert {
     /// Position in the dispatch table.
     pub place: usize,
     /// Number of the expert, consecutive over the layers.
     pub id: usize,
     /// Whether it bypasses the cache.
-    pub passes: bool,
+    pub bypasses: bool,
 }
 
 /// Counters of decisions so far.
@@ -117,14 +119,16 @@ pub struct Counts {
     pub streamed: u64,
     /// Experts that the cache began with and that had arrived before they were requested.
     pub preloaded: u64,
+    /// Experts of tokens that were decoded again.
+    pub second_pass: EvictedExpertCounts,
 }
 
 /// Settings of a decider that are not in the plan.
 #[derive(Clone, Copy, Debug)]
-pub struct How<'a> {
+pub struct DeciderOptions<'a> {
     /// Bytes of an expert, by layer.
     pub bytes: &'a [u64],
-    /// Experts that another memory holds permanently ([`plan::Plan::elsewhere`]).
+    /// Experts that another memory holds permanently ([`plan::Plan::experts_off_disk`]).
     pub elsewhere: &'a [(u32, u32)],
     /// Layers ahead whose experts are read before they are requested.
     pub ahead: usize,
@@ -134,7 +138,7 @@ pub struct How<'a> {
 
 /// Maps events to decisions on frames.
 pub struct Decider {
-    places: Vec<LayerInfo>,
+    layers: Vec<LayerInfo>,
     /// Layer and index of every expert.
     keys: Vec<Key>,
     /// Pinned experts, in the order of the plan, and how often recorded routing used each expert.
@@ -147,26 +151,26 @@ pub struct Decider {
     cache: Cache,
     ranking: Ranking,
     /// By number of the expert: its location, and which of its parts may be used.
-    held: Vec<ExpertState>,
+    locations: Vec<ExpertState>,
     parts: Vec<u8>,
     frames: Vec<FrameState>,
     /// Free frames; the last is taken first.
     free: Vec<u32>,
     /// Pending reads: on demand, and ahead.
-    queues: [VecDeque<Want>; 2],
+    queues: [VecDeque<PendingRead>; 2],
     events: Vec<cache::Event>,
     chosen: Vec<u16>,
     /// Reason for reading each expert, until it is requested; by number.
-    why: Vec<Why>,
+    read_reasons: Vec<ReadReason>,
     /// Prefetched experts in staging frames, outside of the cache.
     prefetched: Vec<usize>,
     /// Number of experts of the last layer that bypass the cache, and whether they exceed the staging frames:
     /// then each is read in two parts.
     streams: usize,
     split: bool,
-    order: Vec<Turn>,
+    order: Vec<RequestedExpert>,
     /// Whether gate and up are computed, by position in the order; and the first position where they are not.
-    passed: Vec<bool>,
+    gate_up_done: Vec<bool>,
     next: usize,
     ahead: Ahead,
     /// Whether a requested expert could not be read.
@@ -180,7 +184,7 @@ impl Decider {
     ///
     /// # Errors
     /// [`Error::Bundle`] for an unknown policy, a pinned expert that does not exist, or no layers.
-    pub fn new(paging: &plan::Paging, how: How<'_>) -> Result<Self> {
+    pub fn new(paging: &plan::Paging, options: DeciderOptions<'_>) -> Result<Self> {
         let wrong = |e: &dyn std::fmt::Display| Error::plan(e.to_string());
         // All have the same size: the cache counts frames.
         let layer = |l: &PagedLayer| CachedLayer { experts: l.experts as usize, k: l.k as usize, bytes: 1 };
@@ -199,7 +203,7 @@ impl Decider {
             places.push(LayerInfo {
                 first: keys.len(),
                 shape,
-                bytes: how.bytes.get(i).copied().unwrap_or(0),
+                bytes: options.bytes.get(i).copied().unwrap_or(0),
             });
             keys.extend((0..shape.experts).map(|e| Key { layer: i as u16, expert: e as u16 }));
         }
@@ -207,30 +211,30 @@ impl Decider {
         let count = keys.len();
         let frames = paging.frames.saturating_add(paging.staging);
         Ok(Self {
-            places,
+            layers: places,
             keys,
             pinned,
-            uses: if how.preload { paging.uses.clone() } else { Vec::new() },
+            uses: if options.preload { paging.uses.clone() } else { Vec::new() },
             staging: paging.staging as usize,
-            predicts: how.ahead > 0,
+            predicts: options.ahead > 0,
             ranking: Ranking::new(most, cache.depth()),
             cache,
-            held: vec![ExpertState::No; count],
+            locations: vec![ExpertState::OnDisk; count],
             parts: vec![0; count],
             frames: vec![FrameState::Free; frames as usize],
             free: (0..frames).rev().collect(),
-            elsewhere: how.elsewhere.iter().filter_map(key).collect(),
+            elsewhere: options.elsewhere.iter().filter_map(key).collect(),
             queues: std::array::from_fn(|_| VecDeque::with_capacity(2 * count)),
             events: Vec::with_capacity(4 * most),
             chosen: Vec::with_capacity(most),
-            why: vec![Why::Requested; count],
+            read_reasons: vec![ReadReason::Requested; count],
             prefetched: Vec::with_capacity(paging.staging as usize),
             streams: 0,
             split: false,
             order: Vec::with_capacity(most),
-            passed: vec![false; most],
+            gate_up_done: vec![false; most],
             next: 0,
-            ahead: Ahead::new(&layers, how.ahead),
+            ahead: Ahead::new(&layers, options.ahead),
             broken: false,
             counts: Counts::default(),
             // Twice an eviction and a load per expert.
@@ -242,29 +246,29 @@ impl Decider {
     ///
     /// # Errors
     /// [`Error::Bundle`] for a layer that the cache does not have.
-    pub fn hear(&mut self, now: Duration, event: Event<'_>) -> Result<&[Decision]> {
+    pub fn handle(&mut self, now: Duration, event: Event<'_>) -> Result<&[Decision]> {
         self.out.clear();
         match event {
             Event::Requested(request) => self.requested(now, request)?,
-            Event::News(news) => match news {
-                News::Began => self.begin(),
-                News::Arrived { frame, part } => self.arrived(frame, part),
-                News::Done { frame } => self.done(frame),
-                News::Failed { frame } => self.failed(frame),
-                News::Released { frame } => self.released(frame),
-                News::Computed { at, part } => self.computed(at, part),
+            Event::Frame(event) => match event {
+                FrameEvent::Began => self.begin(),
+                FrameEvent::Arrived { frame, part } => self.arrived(frame, part),
+                FrameEvent::Done { frame } => self.done(frame),
+                FrameEvent::Failed { frame } => self.failed(frame),
+                FrameEvent::Released { frame } => self.released(frame),
+                FrameEvent::Computed { at, part } => self.computed(at, part),
             },
         }
         Ok(&self.out)
     }
 
     /// Decisions on the last event.
-    pub fn said(&self) -> &[Decision] {
+    pub fn decisions(&self) -> &[Decision] {
         &self.out
     }
 
     /// The experts of the layer of the last request, in the order in which they are computed.
-    pub fn order(&self) -> &[Turn] {
+    pub fn order(&self) -> &[RequestedExpert] {
         &self.order
     }
 
@@ -296,7 +300,7 @@ impl Decider {
 
     /// Counters of decisions so far.
     pub fn counts(&self) -> Counts {
-        self.counts
+        Counts { second_pass: self.ahead.again(), ..self.counts }
     }
 
     /// Layer and expert by number.
@@ -327,22 +331,22 @@ impl Decider {
         for key in hottest {
             self.begin_with(key);
         }
-        self.pump();
+        self.start_reads();
     }
 
     /// It was not requested: a failed read is not an error, and is done again on demand.
     fn begin_with(&mut self, key: Key) {
         let id = self.id(key);
-        self.why[id] = Why::Start;
-        self.want(Want { id, first: 0, parts: 2 }, Priority::Prefetch, false);
+        self.read_reasons[id] = ReadReason::Start;
+        self.enqueue_read(PendingRead { id, first: 0, parts: 2 }, Priority::Prefetch, false);
     }
 
     /// Number of an expert, consecutive over the layers.
     pub fn id(&self, key: Key) -> usize {
-        self.places.get(usize::from(key.layer)).map_or(0, |p| p.first) + usize::from(key.expert)
+        self.layers.get(usize::from(key.layer)).map_or(0, |p| p.first) + usize::from(key.expert)
     }
 
-    fn place(&self, id: usize) -> &LayerInfo {
-        &self.places[usize::from(self.keys[id].layer)]
+    fn layer_info(&self, id: usize) -> &LayerInfo {
+        &self.layers[usize::from(self.keys[id].layer)]
     }
 }

@@ -4,7 +4,7 @@
 //! When its layer requests it, it is used like one that has just been read, and the policy decides whether it
 //! stays. If it is not requested, it is evicted, and the rest of it is not read.
 
-use super::{Decider, ExpertState, Want, Why};
+use super::{Decider, ExpertState, PendingRead, ReadReason};
 use crate::offload::cache::{self, Key};
 use crate::offload::disk::Priority;
 
@@ -28,7 +28,7 @@ impl Decider {
 
     /// Frees staging frames for `streams` experts by evicting prefetched entries for later layers. Returns
     /// whether there are enough.
-    pub(super) fn make_way(&mut self, streams: usize) -> bool {
+    pub(super) fn free_staging(&mut self, streams: usize) -> bool {
         while streams + self.prefetched.len() > self.staging {
             let Some(id) = self.prefetched.pop() else { return false };
             self.evict(id);
@@ -38,11 +38,11 @@ impl Decider {
 
     /// Reads an expert that is certain to be requested: into the cache if the policy would keep it, else as a
     /// prefetched entry. Returns whether it is in memory or being read.
-    pub(super) fn read_surely(&mut self, key: Key) -> bool {
+    pub(super) fn read_required(&mut self, key: Key) -> bool {
         self.events.clear();
         let Self { cache, events, .. } = &mut *self;
         if !matches!(cache.ahead(key, |e| events.push(e)), Ok(true)) {
-            return self.invite(key);
+            return self.prefetch(key);
         }
         for i in 0..self.events.len() {
             match self.events[i] {
@@ -51,7 +51,7 @@ impl Decider {
                     // A prefetched entry that the cache admits is in memory already.
                     let id = self.id(key);
                     self.prefetched.retain(|&entry| entry != id);
-                    if self.held[id] == ExpertState::No {
+                    if self.locations[id] == ExpertState::OnDisk {
                         self.read_ahead(id);
                     }
                 }
@@ -63,9 +63,9 @@ impl Decider {
 
     /// Reads an expert that may be requested. Returns whether it is in memory or being read; false if no
     /// frame is left for it.
-    pub(super) fn invite(&mut self, key: Key) -> bool {
+    pub(super) fn prefetch(&mut self, key: Key) -> bool {
         let id = self.id(key);
-        if self.cache.contains(key) || self.held[id] != ExpertState::No {
+        if self.cache.contains(key) || self.locations[id] != ExpertState::OnDisk {
             return true;
         }
         // A pinned expert has a frame of its own, and moves back into it after an error.
@@ -84,8 +84,8 @@ impl Decider {
     /// Reads an expert that was not requested.
     fn read_ahead(&mut self, id: usize) {
         self.counts.ahead += 1;
-        self.why[id] = Why::Prefetched;
-        let passes = !self.cache.contains(self.keys[id]);
-        self.want(Want { id, first: 0, parts: 2 }, Priority::Prefetch, passes);
+        self.read_reasons[id] = ReadReason::Prefetched;
+        let bypasses = !self.cache.contains(self.keys[id]);
+        self.enqueue_read(PendingRead { id, first: 0, parts: 2 }, Priority::Prefetch, bypasses);
     }
 }

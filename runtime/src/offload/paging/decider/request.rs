@@ -1,6 +1,6 @@
 //! Requests of a layer for its experts and for those of the next layers.
 
-use super::{Decider, ExpertRequest, ExpertState, Turn, Want, Why};
+use super::{Decider, ExpertRequest, ExpertState, PendingRead, ReadReason, RequestedExpert};
 use crate::error::{Error, Result};
 use crate::offload::cache::{self, Key};
 use crate::offload::disk::Priority;
@@ -9,10 +9,10 @@ use std::time::Duration;
 impl Decider {
     /// Handles the request of a layer: missing experts are read in the order in which they will be computed.
     pub(super) fn requested(&mut self, now: Duration, request: ExpertRequest<'_>) -> Result<()> {
-        let ExpertRequest { layer, active, beside, rows, scores, .. } = request;
+        let ExpertRequest { layer, active, accelerator_experts, rows, scores, .. } = request;
         self.order.clear();
         self.chosen.clear();
-        let Some(&place) = self.places.get(layer) else { return Ok(()) };
+        let Some(&place) = self.layers.get(layer) else { return Ok(()) };
         if self.broken {
             self.reset();
         }
@@ -21,7 +21,7 @@ impl Decider {
         self.chosen.extend(active.iter().filter_map(known).map(|e| e as u16));
         let key = |e: u32| Key { layer: layer as u16, expert: e as u16 };
         let held = |e: &u32| self.cache.contains(key(*e)) && !active.contains(&(*e as i32));
-        self.chosen.extend(beside.iter().filter_map(known).filter(held).map(|e| e as u16));
+        self.chosen.extend(accelerator_experts.iter().filter_map(known).filter(held).map(|e| e as u16));
         self.receive(layer);
         let Self { cache, ranking, chosen, events, .. } = &mut *self;
         events.clear();
@@ -34,8 +34,8 @@ impl Decider {
         };
         cache.step(layer, chosen, ranked, |e| events.push(e)).map_err(Error::plan)?;
         self.streams = self.events.iter().filter(|e| matches!(e, cache::Event::Stream(_))).count();
-        self.split = !self.make_way(self.streams);
-        self.passed.fill(false);
+        self.split = !self.free_staging(self.streams);
+        self.gate_up_done.fill(false);
         self.next = 0;
         for i in 0..self.events.len() {
             match self.events[i] {
@@ -43,52 +43,52 @@ impl Decider {
                 cache::Event::Hit(key) => {
                     let id = self.id(key);
                     self.counts.hits += 1;
-                    let why = std::mem::take(&mut self.why[id]);
-                    self.counts.predicted += u64::from(why == Why::Prefetched);
-                    self.hurry(id);
+                    let why = std::mem::take(&mut self.read_reasons[id]);
+                    self.counts.predicted += u64::from(why == ReadReason::Prefetched);
+                    self.raise_priority(id);
                 }
                 event @ (cache::Event::Load(key) | cache::Event::Stream(key)) => {
                     let id = self.id(key);
                     let streams = matches!(event, cache::Event::Stream(_));
                     self.counts.streamed += u64::from(streams);
-                    if std::mem::take(&mut self.why[id]) == Why::Prefetched {
+                    if std::mem::take(&mut self.read_reasons[id]) == ReadReason::Prefetched {
                         // A prefetched entry: in memory, or being read.
                         self.counts.hits += 1;
                         self.counts.predicted += 1;
-                        self.hurry(id);
+                        self.raise_priority(id);
                         continue;
                     }
                     self.counts.misses += 1;
                     let parts = if streams && self.split { 1 } else { 2 };
-                    self.want(Want { id, first: 0, parts }, Priority::Demand, streams);
+                    self.enqueue_read(PendingRead { id, first: 0, parts }, Priority::Demand, streams);
                 }
             }
         }
         // First experts in memory, then those being read, then those just requested, in the order of their
         // arrival.
-        for turn in 0..3 {
+        for group in 0..3 {
             for (at, e) in active.iter().enumerate() {
                 let Some(e) = known(e) else { continue };
                 let id = place.first + e as usize;
-                let when = match (self.held[id], self.is_whole(id)) {
+                let expert_group = match (self.locations[id], self.is_whole(id)) {
                     (_, true) => 0,
                     (ExpertState::Reading(_), _) => 1,
                     _ => 2,
                 };
-                if when == turn {
-                    let passes = !self.cache.contains(self.keys[id]);
-                    self.order.push(Turn { place: at, id, passes });
+                if expert_group == group {
+                    let bypasses = !self.cache.contains(self.keys[id]);
+                    self.order.push(RequestedExpert { place: at, id, bypasses });
                 }
             }
         }
-        self.pump();
+        self.start_reads();
         self.look_ahead(now, request);
-        self.pump();
+        self.start_reads();
         Ok(())
     }
 
     /// Whether an expert is never read from disk, since another memory holds it.
-    fn lives_elsewhere(&self, key: Key) -> bool {
+    fn is_elsewhere(&self, key: Key) -> bool {
         self.elsewhere.binary_search(&key).is_ok()
     }
 
@@ -96,22 +96,25 @@ impl Decider {
     fn look_ahead(&mut self, now: Duration, request: ExpertRequest<'_>) {
         let ExpertRequest { layer, rows, k, scored, scores, stalled, disk, .. } = request;
         self.ahead.requested(layer, &self.chosen, now, stalled);
+        if rows != 1 {
+            self.ahead.forget();
+        }
         if !self.predicts {
             return;
         }
         // A prompt uses nearly all experts of every layer: those of the next one are read in their order
         // (PowerInfer-2, §4.1.1).
         if let Some(next) = self
-            .places
+            .layers
             .get(layer + 1)
             .filter(|p| rows > 1 && rows * p.shape.k as usize >= p.shape.experts as usize)
         {
             for expert in 0..next.shape.experts {
                 let key = Key { layer: (layer + 1) as u16, expert: expert as u16 };
-                if self.lives_elsewhere(key) {
+                if self.is_elsewhere(key) {
                     continue;
                 }
-                if !self.read_surely(key) {
+                if !self.read_required(key) {
                     break;
                 }
             }
@@ -120,14 +123,14 @@ impl Decider {
         if rows != 1 {
             return;
         }
-        if let Some(place) = self.places.get(layer) {
-            self.ahead.little(layer, k, place.shape, scores.of(0));
+        if let Some(place) = self.layers.get(layer) {
+            self.ahead.little(layer, k, place.shape, scores.of(0), &self.chosen);
         }
         if self.ahead.known(layer) {
             let known = std::mem::take(&mut self.ahead);
             for &key in known.prefetches() {
-                if !self.lives_elsewhere(key) {
-                    self.read_surely(key);
+                if !self.is_elsewhere(key) {
+                    self.read_required(key);
                 }
             }
             self.ahead = known;
@@ -139,12 +142,12 @@ impl Decider {
         let pending = self.pending();
         let mut planned = std::mem::take(&mut self.ahead);
         let resident = |key: Key| {
-            self.cache.contains(key) || self.prefetched.contains(&self.id(key)) || self.lives_elsewhere(key)
+            self.cache.contains(key) || self.prefetched.contains(&self.id(key)) || self.is_elsewhere(key)
         };
-        let shape = |i: usize| self.places.get(layer + i).map(|p| (p.shape, p.bytes));
+        let shape = |i: usize| self.layers.get(layer + i).map(|p| (p.shape, p.bytes));
         planned.plan(layer, scored - 1, &shape, &|i| scores.of(i), &resident, now, disk, pending);
         for i in 0..planned.prefetches().len() {
-            self.invite(planned.prefetches()[i]);
+            self.prefetch(planned.prefetches()[i]);
         }
         self.ahead = planned;
     }

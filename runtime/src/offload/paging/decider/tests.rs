@@ -32,13 +32,14 @@ fn plan(frames: u32, staging: u32, policy: &str, pinned: &[(u32, u32)]) -> plan:
     }
 }
 
-const HOW: How<'static> = How { bytes: &[8192; LAYERS], elsewhere: &[], ahead: 3, preload: true };
+const OPTIONS: DeciderOptions<'static> =
+    DeciderOptions { bytes: &[8192; LAYERS], elsewhere: &[], ahead: 3, preload: true };
 
 fn key(layer: u16, expert: u16) -> Key {
     Key { layer, expert }
 }
 
-/// A frame, as the reader sees it.
+/// State of a frame from the reader's view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slot {
     Free,
@@ -62,14 +63,14 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(paging: &plan::Paging, how: How<'_>) -> Self {
-        let decider = || Decider::new(paging, how).unwrap();
+    fn new(paging: &plan::Paging, options: DeciderOptions<'_>) -> Self {
+        let decider = || Decider::new(paging, options).unwrap();
         let pinned = paging.pinned.iter().map(|&(l, e)| key(l as u16, e as u16)).collect();
         let slots = vec![Slot::Free; (paging.frames + paging.staging) as usize];
         let (decider, replica) = (decider(), decider());
         let (needed, now) = (Vec::new(), Duration::ZERO);
         let mut bench = Self { decider, replica, slots, now, pinned, needed, resets: false };
-        bench.publish(Event::News(News::Began));
+        bench.publish(Event::Frame(FrameEvent::Began));
         bench
     }
 
@@ -80,9 +81,13 @@ impl Bench {
     /// Passes an event to both, carries out the decisions, and checks that they are possible.
     fn publish(&mut self, event: Event<'_>) -> Vec<Decision> {
         self.now += Duration::from_micros(50);
-        let said = self.decider.hear(self.now, event).unwrap().to_vec();
-        assert_eq!(self.replica.hear(self.now, event).unwrap(), said, "other decisions for the same events");
-        for decision in &said {
+        let decisions = self.decider.handle(self.now, event).unwrap().to_vec();
+        assert_eq!(
+            self.replica.handle(self.now, event).unwrap(),
+            decisions,
+            "other decisions for the same events"
+        );
+        for decision in &decisions {
             match *decision {
                 Decision::Load { frame, key, first, parts, .. } => {
                     assert_eq!(*self.slot(frame), Slot::Free, "{decision:?} into a frame that is taken");
@@ -107,10 +112,10 @@ impl Bench {
                         *self.slot(frame) = now;
                     }
                 }
-                Decision::Hurry { frame, key } => {
+                Decision::RaisePriority { frame, key } => {
                     assert!(matches!(*self.slot(frame), Slot::Reading(own, ..) if own == key));
                 }
-                Decision::Lost { .. } | Decision::Want { .. } => {}
+                Decision::ReadFailed { .. } | Decision::Enqueue { .. } => {}
             }
         }
         let held = |slot: &Slot| match *slot {
@@ -120,7 +125,7 @@ impl Bench {
         let mut keys: Vec<Key> = self.slots.iter().filter_map(held).collect();
         keys.sort_unstable();
         assert!(keys.windows(2).all(|w| w[0] != w[1]), "an expert is held twice: {:?}", self.slots);
-        said
+        decisions
     }
 
     fn request(&mut self, layer: usize, active: &[i32], rows: usize, scores: &[Vec<f32>]) -> Vec<Decision> {
@@ -131,22 +136,22 @@ impl Bench {
             rows,
             k: K as usize,
             active,
-            beside: &[],
+            accelerator_experts: &[],
             scored: scores.len(),
-            scores: Scores::Kept(scores),
+            scores: Scores::Recorded(scores),
             stalled: Duration::ZERO,
             disk: DiskProgress { bytes: 32 << 20, busy: Duration::from_millis(32) },
         };
         // After an error all are evicted, and read again.
         let needed = if self.resets { std::mem::take(&mut self.needed) } else { Vec::new() };
-        let said = self.publish(Event::Requested(request));
+        let decisions = self.publish(Event::Requested(request));
         self.needed.extend(needed);
         self.resets = false;
-        said
+        decisions
     }
 
-    /// Makes something happen to one of the frames that the disk holds; `which` and `what` select it. Returns
-    /// false if it holds none.
+    /// Publishes an event for one of the frames that the disk holds, selected by `which` and `what`. Returns
+    /// false if there is no such frame.
     fn happen(&mut self, which: usize, what: u8) -> bool {
         let busy = |s: &&Slot| matches!(s, Slot::Reading(..) | Slot::Draining);
         let count = self.slots.iter().filter(busy).count();
@@ -155,36 +160,36 @@ impl Bench {
         }
         let of = self.slots.iter().enumerate().filter(|(_, s)| busy(s)).map(|(i, _)| i as u32);
         let frame = of.into_iter().nth(which % count).unwrap();
-        let news = match (*self.slot(frame), what) {
+        let event = match (*self.slot(frame), what) {
             (Slot::Draining, 0) => {
-                // It had ended before it was cancelled, or it has failed: both are reported for reads that
-                // are no longer needed.
-                assert!(self.publish(Event::News(News::Failed { frame })).is_empty());
+                // A late event of a read that is no longer needed: it ended before its cancellation, or it
+                // failed.
+                assert!(self.publish(Event::Frame(FrameEvent::Failed { frame })).is_empty());
                 return true;
             }
             (Slot::Draining, 1) => {
-                assert!(self.publish(Event::News(News::Arrived { frame, part: 0 })).is_empty());
+                assert!(self.publish(Event::Frame(FrameEvent::Arrived { frame, part: 0 })).is_empty());
                 return true;
             }
             (Slot::Draining, _) => {
                 *self.slot(frame) = Slot::Free;
-                News::Released { frame }
+                FrameEvent::Released { frame }
             }
-            (Slot::Reading(_, first, _), 1 | 2) => News::Arrived { frame, part: first },
+            (Slot::Reading(_, first, _), 1 | 2) => FrameEvent::Arrived { frame, part: first },
             (Slot::Reading(..), 0) => {
-                let said = self.publish(Event::News(News::Failed { frame }));
-                assert!(matches!(said[..], [Decision::Lost { .. }]));
+                let decisions = self.publish(Event::Frame(FrameEvent::Failed { frame }));
+                assert!(matches!(decisions[..], [Decision::ReadFailed { .. }]));
                 *self.slot(frame) = Slot::Draining;
                 return true;
             }
             (Slot::Reading(key, ..), _) => {
-                self.publish(Event::News(News::Done { frame }));
+                self.publish(Event::Frame(FrameEvent::Done { frame }));
                 *self.slot(frame) = Slot::Full(key);
                 return true;
             }
             (Slot::Free | Slot::Full(_), _) => return true,
         };
-        self.publish(Event::News(news));
+        self.publish(Event::Frame(event));
         true
     }
 
@@ -192,18 +197,18 @@ impl Bench {
     fn compute(&mut self, what: &mut impl FnMut() -> (usize, u8)) {
         for part in 0..2 {
             for at in 0..self.decider.order().len() {
-                let turn = self.decider.order()[at];
-                while !self.decider.is_ready(turn.id, part) {
+                let expert = self.decider.order()[at];
+                while !self.decider.is_ready(expert.id, part) {
                     if self.decider.is_broken() {
                         return self.needed.clear();
                     }
-                    let (which, how) = what();
-                    assert!(self.happen(which, how), "nothing reads {turn:?}: {:?}", self.slots);
+                    let (which, kind) = what();
+                    assert!(self.happen(which, kind), "nothing reads {expert:?}: {:?}", self.slots);
                 }
-                if turn.passes && (part == 1 || self.decider.split()) {
-                    let own = self.decider.keys()[turn.id];
+                if expert.bypasses && (part == 1 || self.decider.split()) {
+                    let own = self.decider.keys()[expert.id];
                     self.needed.retain(|&k| k != own);
-                    self.publish(Event::News(News::Computed { at, part: part as u8 }));
+                    self.publish(Event::Frame(FrameEvent::Computed { at, part: part as u8 }));
                 }
             }
         }
@@ -222,11 +227,11 @@ fn call() -> impl Strategy<Value = Call> {
 }
 
 proptest! {
-    /// No frame holds two experts, no expert is held twice, one that is pinned or in use is never evicted,
-    /// and equal events give equal decisions. This holds in every order in which reads end, fail and are
+    /// No frame holds two experts, no expert is in two frames, and pinned or used experts are never evicted.
+    /// Equal events give equal decisions. This holds in every order in which reads end, fail and are
     /// released. Every layer is computed or has a failure.
     #[test]
-    fn promises_are_kept(
+    fn decider_invariants_hold(
         calls in prop::collection::vec(call(), 1..12),
         frames in 1_u32..12,
         staging in 2_u32..6,
@@ -235,15 +240,15 @@ proptest! {
         ends in prop::collection::vec((any::<usize>(), 0_u8..40), 1..64),
     ) {
         let pinned: Vec<(u32, u32)> = (0..pins.min(frames - 1)).map(|i| (i % LAYERS as u32, i)).collect();
-        let mut bench = Bench::new(&plan(frames, staging, policy, &pinned), HOW);
+        let mut bench = Bench::new(&plan(frames, staging, policy, &pinned), OPTIONS);
         let mut ends = ends.into_iter().cycle();
         let mut end = move || ends.next().map(|(which, what)| (which, what % 40)).unwrap();
         // A cycle of failures alone would never end.
-        let mut turn = 0_u8;
+        let mut call = 0_u8;
         let mut what = move || {
-            turn = turn.wrapping_add(1);
+            call = call.wrapping_add(1);
             let (which, what) = end();
-            (which, if turn.is_multiple_of(4) { 9 } else { what })
+            (which, if call.is_multiple_of(4) { 9 } else { what })
         };
         for (active, one, scores) in calls {
             for layer in 0..LAYERS {
@@ -267,23 +272,23 @@ proptest! {
 }
 
 /// Loads of a list of decisions.
-fn loads(said: &[Decision]) -> Vec<(u32, Key)> {
+fn loads(decisions: &[Decision]) -> Vec<(u32, Key)> {
     let load = |d: &Decision| match *d {
         Decision::Load { frame, key, .. } => Some((frame, key)),
         _ => None,
     };
-    said.iter().filter_map(load).collect()
+    decisions.iter().filter_map(load).collect()
 }
 
 /// A late event of a cancelled read is not taken for one of the frame's next read: the frame has no next read
 /// before the reader has released it.
 #[test]
-fn a_frame_is_taken_again_when_its_reader_has_let_go() {
+fn frame_is_reused_only_after_its_reader_releases_it() {
     let paging = plan::Paging { uses: Vec::new(), ..plan(1, 2, "lru", &[]) };
-    let mut bench = Bench::new(&paging, How { ahead: 0, ..HOW });
+    let mut bench = Bench::new(&paging, DeciderOptions { ahead: 0, ..OPTIONS });
     let first = loads(&bench.request(0, &[0, 1], 7, &[]));
     assert_eq!(first, [(0, key(0, 0)), (1, key(0, 1))]);
-    bench.publish(Event::News(News::Failed { frame: 0 }));
+    bench.publish(Event::Frame(FrameEvent::Failed { frame: 0 }));
     bench.slots[0] = Slot::Draining;
     assert!(bench.decider.is_broken());
     bench.needed.clear();
@@ -292,33 +297,36 @@ fn a_frame_is_taken_again_when_its_reader_has_let_go() {
     assert_eq!(again, [(2, key(0, 2))]);
     // The failure of the second frame is reported late, and twice: it applies to no expert.
     for _ in 0..2 {
-        assert!(bench.publish(Event::News(News::Failed { frame: 1 })).is_empty());
+        assert!(bench.publish(Event::Frame(FrameEvent::Failed { frame: 1 })).is_empty());
     }
     assert!(!bench.decider.is_broken());
     bench.slots[1] = Slot::Free;
-    assert_eq!(loads(&bench.publish(Event::News(News::Released { frame: 1 }))), [(1, key(0, 3))]);
+    assert_eq!(loads(&bench.publish(Event::Frame(FrameEvent::Released { frame: 1 }))), [(1, key(0, 3))]);
     // A second release does not affect the new read.
-    assert!(bench.publish(Event::News(News::Released { frame: 1 })).is_empty());
-    let said = bench.publish(Event::News(News::Done { frame: 1 }));
-    assert!(said.iter().all(|d| matches!(d, Decision::Use { frame: 1, .. })) && said.len() == 2, "{said:?}");
+    assert!(bench.publish(Event::Frame(FrameEvent::Released { frame: 1 })).is_empty());
+    let decisions = bench.publish(Event::Frame(FrameEvent::Done { frame: 1 }));
+    assert!(
+        decisions.iter().all(|d| matches!(d, Decision::Use { frame: 1, .. })) && decisions.len() == 2,
+        "{decisions:?}"
+    );
 }
 
 #[test]
-fn who_is_read_ahead_for_nothing_goes_and_who_is_guessed_right_is_hurried() {
+fn wrong_prefetches_are_evicted_and_right_ones_prioritised() {
     let paging = plan::Paging { uses: Vec::new(), ..plan(12, 5, "lru", &[]) };
-    let mut bench = Bench::new(&paging, HOW);
+    let mut bench = Bench::new(&paging, OPTIONS);
     let mut done = || (0, 9);
     let scores = |e: usize| {
         let mut logits = vec![0.0; EXPERTS as usize];
         (logits[e], logits[(e + 1) % 6]) = (9.0, 6.0);
         vec![logits.clone(), logits.clone(), logits]
     };
-    let ahead = |said: &[Decision]| -> Vec<Key> {
+    let ahead = |decisions: &[Decision]| -> Vec<Key> {
         let prefetch = |d: &Decision| match *d {
-            Decision::Want { key, priority: Priority::Prefetch, .. } => Some(key),
+            Decision::Enqueue { key, priority: Priority::Prefetch, .. } => Some(key),
             _ => None,
         };
-        said.iter().filter_map(prefetch).collect()
+        decisions.iter().filter_map(prefetch).collect()
     };
     // The first call measures the time of a layer; from then on it pays to look ahead.
     for layer in 0..LAYERS {
@@ -326,16 +334,24 @@ fn who_is_read_ahead_for_nothing_goes_and_who_is_guessed_right_is_hurried() {
         bench.request(layer, &[0, 1], 1, &[]);
         bench.compute(&mut done);
     }
-    let said = bench.request(0, &[0, 1], 1, &scores(2));
-    let prefetched = ahead(&said);
-    assert!(prefetched.contains(&key(1, 2)), "{said:?}");
+    let decisions = bench.request(0, &[0, 1], 1, &scores(2));
+    let prefetched = ahead(&decisions);
+    assert!(prefetched.contains(&key(1, 2)), "{decisions:?}");
     bench.compute(&mut done);
     let reading = bench.slots.iter().any(|s| matches!(s, Slot::Reading(k, ..) if *k == key(1, 2)));
-    let said = bench.request(1, &[2, 0], 1, &[]);
-    assert!(!reading || said.iter().any(|d| matches!(d, Decision::Hurry { key: k, .. } if *k == key(1, 2))));
+    let decisions = bench.request(1, &[2, 0], 1, &[]);
+    assert!(
+        !reading
+            || decisions
+                .iter()
+                .any(|d| matches!(d, Decision::RaisePriority { key: k, .. } if *k == key(1, 2)))
+    );
     assert_eq!(bench.decider.counts().predicted, 1);
     // Prefetched entries of the layer that it did not request are evicted.
     for k in prefetched.iter().filter(|k| k.layer == 1 && k.expert != 2) {
-        assert!(said.iter().any(|d| matches!(d, Decision::Evict { key, .. } if key == k)), "{said:?}");
+        assert!(
+            decisions.iter().any(|d| matches!(d, Decision::Evict { key, .. } if key == k)),
+            "{decisions:?}"
+        );
     }
 }

@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 use step_order::{Item, Needs};
 
 /// Time that a thread waits for events before it looks whether another thread has taken them.
-const NEWS: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Maximum number of reads in flight. The plan's staging frames have room for their buffers.
 const READS: u64 = 64;
@@ -63,9 +63,9 @@ struct Layer {
 
 /// Layout of neurons in memory and on disk.
 #[derive(Clone, Copy, Debug)]
-struct Lie {
+struct NeuronLayout {
     /// Neurons of a unit.
-    each: usize,
+    neurons_per_unit: usize,
     /// Bytes of up and down of one, in memory and from one to the next on disk.
     bytes: usize,
     pitch: usize,
@@ -75,9 +75,9 @@ struct Lie {
     addresses: usize,
 }
 
-impl Lie {
+impl NeuronLayout {
     fn unit_bytes(self) -> u64 {
-        (self.bytes * self.each) as u64
+        (self.bytes * self.neurons_per_unit) as u64
     }
 }
 
@@ -85,7 +85,7 @@ impl Lie {
 pub(crate) struct NeuronPager {
     disk: Arc<dyn Disk>,
     layers: Vec<Layer>,
-    lie: Lie,
+    layout: NeuronLayout,
     state: Mutex<State>,
     // Keeps the addresses in the tables valid.
     _scales: Region,
@@ -142,17 +142,17 @@ impl NeuronPager {
         let units = layers.iter().map(|l| l.units).max().unwrap_or(1);
         let (bytes, pitch, addresses) =
             (bundle.up_down_bytes(), bundle.up_down_pitch(), bundle.up_down_addresses());
-        let lie = Lie { each, bytes, pitch, units, addresses };
+        let layout = NeuronLayout { neurons_per_unit: each, bytes, pitch, units, addresses };
         let shape =
-            Shape { matrices: first, neurons: units, cluster: units, gate: lie.unit_bytes(), rest: 0 };
-        let cold = lie.unit_bytes().saturating_mul(paging.frames.into());
+            Shape { matrices: first, neurons: units, cluster: units, gate: layout.unit_bytes(), up_down: 0 };
+        let cold = layout.unit_bytes().saturating_mul(paging.frames.into());
         let cache = Segmented::new(shape, Regions { fixed: 0, hot: 0, cold }).map_err(Error::plan)?;
         let frames = Region::new("neurons", cold)?;
         let scales = scales::load(program, files, paging, &tables)?;
         let report = Report {
             reader: disk.describe().to_owned(),
             policy: paging.policy.clone(),
-            block_bytes: (lie.pitch * each) as u32,
+            block_bytes: (layout.pitch * each) as u32,
             budget: paging.budget,
             frames: paging.frames,
             neurons: paging.neurons,
@@ -163,7 +163,7 @@ impl NeuronPager {
         Ok(Self {
             disk,
             layers,
-            lie,
+            layout,
             state: Mutex::new(state),
             _scales: scales,
             report,
@@ -181,7 +181,7 @@ impl NeuronPager {
     /// Statistics so far.
     pub(crate) fn report(&self) -> Report {
         let mut state = self.lock();
-        self.hear(&mut state);
+        self.handle_disk_events(&mut state);
         Report {
             hits: state.hits,
             misses: state.misses,
@@ -225,24 +225,24 @@ impl NeuronPager {
 
     fn begin(&self, layer: usize, rows: usize, needs: &Needs<'_>, threads: usize) -> Result<()> {
         let mut state = self.lock();
-        self.hear(&mut state);
+        self.handle_disk_events(&mut state);
         if state.error.is_some() {
             // The error of a cancelled call is not this call's.
             while state.under_way > 0 {
                 drop(state);
-                self.disk.news(Some(NEWS));
+                self.disk.wait_for_event(Some(POLL_INTERVAL));
                 state = self.lock();
-                self.hear(&mut state);
+                self.handle_disk_events(&mut state);
             }
             state.forget();
         }
-        state.need(self.lie, layer, self.layers[layer], needs, threads);
+        state.need(self.layout, layer, self.layers[layer], needs, threads);
         if let Some(hooks) = self.hooks {
             let step_order = &state.step_order;
             let mut needed = (0..step_order.len()).map(|at| (step_order.expert(at), step_order.units(at)));
             hooks.needs(layer, rows, &mut needed);
         }
-        state.begin_part(self.lie, &self.layers, 0);
+        state.begin_part(self.layout, &self.layers, 0);
         self.request(&mut state);
         state.failed()
     }
@@ -264,10 +264,10 @@ impl NeuronPager {
                 Ok(None) => return,
                 Err(e) => return launch.fail(StepFault::Disk(e)),
             };
-            let Item { place, piece, pieces } = item;
-            call(place * tiles + tiles * piece / pieces, place * tiles + tiles * (piece + 1) / pieces);
+            let Item { place, share, shares } = item;
+            call(place * tiles + tiles * share / shares, place * tiles + tiles * (share + 1) / shares);
             let mut state = self.lock();
-            state.computed(self.lie, &self.layers);
+            state.computed(self.layout, &self.layers);
             self.request(&mut state);
         }
     }
@@ -277,9 +277,9 @@ impl NeuronPager {
         let mut waits: Option<Instant> = None;
         loop {
             let mut state = self.lock();
-            self.hear(&mut state);
+            self.handle_disk_events(&mut state);
             if usize::from(state.step_order.part) < layer_part.part.index() {
-                state.begin_part(self.lie, &self.layers, 1);
+                state.begin_part(self.layout, &self.layers, 1);
             }
             self.request(&mut state);
             state.failed()?;
@@ -296,7 +296,7 @@ impl NeuronPager {
             }
             drop(state);
             waits.get_or_insert_with(Instant::now);
-            self.disk.news(Some(NEWS));
+            self.disk.wait_for_event(Some(POLL_INTERVAL));
         }
     }
 
@@ -310,15 +310,15 @@ impl NeuronPager {
     }
 
     /// Handles events of the disk.
-    fn hear(&self, state: &mut State) {
+    fn handle_disk_events(&self, state: &mut State) {
         while let Some(event) = self.disk.poll() {
             match event {
                 Event::Done { ticket, loaded } => {
-                    state.arrived(self.lie, &self.layers, ticket, loaded.bytes());
+                    state.arrived(self.layout, &self.layers, ticket, loaded.bytes());
                 }
                 Event::Failed { ticket, error } => {
                     state.ended(ticket);
-                    state.lost = Some(error.clone());
+                    state.last_failure = Some(error.clone());
                     state.error.get_or_insert(Error::Read(Box::new(error)));
                 }
                 Event::Cancelled { ticket } => {
@@ -336,12 +336,12 @@ impl NeuronPager {
             let Some(buffer) = self.disk.buffers().take(1) else {
                 // Cancelled reads keep their buffers until they end. If these are all buffers, no event will
                 // come.
-                if let (0, Some(lost)) = (state.under_way, &state.lost) {
+                if let (0, Some(lost)) = (state.under_way, &state.last_failure) {
                     state.error = Some(Error::Read(Box::new(lost.clone())));
                 }
                 return;
             };
-            let (matrix, at) = (unit / self.lie.units, unit % self.lie.units);
+            let (matrix, at) = (unit / self.layout.units, unit % self.layout.units);
             let extent =
                 layer_of(&self.layers, matrix).map(|(_, l)| l.extent + (matrix - l.first) * l.units + at);
             match self.disk.submit(extent.unwrap_or(u32::MAX), 1, Priority::Demand, buffer) {
@@ -377,8 +377,15 @@ pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
 }
 
 /// Writes the addresses of a unit's neurons into the tables that kernels read.
-fn enter(tables: &Tables, lie: Lie, layer_part: LayerPart, first: usize, count: usize, at: Addr) {
+fn write_addresses(
+    tables: &Tables,
+    layout: NeuronLayout,
+    layer_part: LayerPart,
+    first: usize,
+    count: usize,
+    at: Addr,
+) {
     for i in 0..count {
-        tables.set(layer_part, (first + i) * lie.addresses, at.plus(i * lie.bytes));
+        tables.set(layer_part, (first + i) * layout.addresses, at.plus(i * layout.bytes));
     }
 }

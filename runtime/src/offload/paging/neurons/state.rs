@@ -1,7 +1,7 @@
 //! State of neurons: those in memory, and those in flight.
 
 use super::step_order::{Needs, StepOrder};
-use super::{Layer, Lie, enter, layer_of};
+use super::{Layer, NeuronLayout, layer_of, write_addresses};
 use crate::error::{Error, Result};
 use crate::exec::unit::{ExpertPart, LayerPart};
 use crate::offload::disk::{ReadError, Ticket};
@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 /// Location of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
+enum UnitState {
     /// On disk.
-    Away,
+    OnDisk,
     /// Requested.
-    Coming,
+    Requested,
     /// In a frame.
-    There(u32),
+    InFrame(u32),
 }
 
 /// Mutable state, under one lock.
@@ -29,7 +29,7 @@ pub(super) struct State {
     frames: Region,
     tables: Arc<Tables>,
     /// By unit.
-    slots: Vec<Slot>,
+    unit_states: Vec<UnitState>,
     free: Vec<u32>,
     /// Units that are still to be read, in order.
     queue: VecDeque<u32>,
@@ -41,7 +41,7 @@ pub(super) struct State {
     /// Reason that the call cannot go on.
     pub(super) error: Option<Error>,
     /// The last read that failed.
-    pub(super) lost: Option<ReadError>,
+    pub(super) last_failure: Option<ReadError>,
     /// Units that were needed: hits in memory, and misses.
     pub(super) hits: u64,
     pub(super) misses: u64,
@@ -59,14 +59,14 @@ impl State {
             cache,
             frames,
             tables,
-            slots: vec![Slot::Away; units],
+            unit_states: vec![UnitState::OnDisk; units],
             // Taken from the end: the lowest address first.
             free: (0..count as u32).rev().collect(),
             queue: VecDeque::new(),
             pending: HashMap::new(),
             under_way: 0,
             error: None,
-            lost: None,
+            last_failure: None,
             hits: 0,
             misses: 0,
             counted: 0,
@@ -84,8 +84,8 @@ impl State {
 
     /// Forgets all residency after an error, when no read is in flight.
     pub(super) fn forget(&mut self) {
-        for slot in &mut self.slots {
-            if let Slot::There(frame) = std::mem::replace(slot, Slot::Away) {
+        for slot in &mut self.unit_states {
+            if let UnitState::InFrame(frame) = std::mem::replace(slot, UnitState::OnDisk) {
                 self.free.push(frame);
             }
         }
@@ -95,34 +95,41 @@ impl State {
     }
 
     /// Begins a layer.
-    pub(super) fn need(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, threads: usize) {
-        self.step_order.set(lie, index, layer, needs, threads);
+    pub(super) fn need(
+        &mut self,
+        layout: NeuronLayout,
+        index: usize,
+        layer: Layer,
+        needs: &Needs<'_>,
+        threads: usize,
+    ) {
+        self.step_order.set(layout, index, layer, needs, threads);
         self.counted = 0;
     }
 
     /// Begins a part of the layer, with as many experts as fit.
-    pub(super) fn begin_part(&mut self, lie: Lie, layers: &[Layer], part: u8) {
+    pub(super) fn begin_part(&mut self, layout: NeuronLayout, layers: &[Layer], part: u8) {
         self.step_order.begin(part);
-        self.next_batch(lie, layers);
+        self.next_batch(layout, layers);
     }
 
     /// Records that an item was computed. The last item of a batch of experts starts the next batch.
-    pub(super) fn computed(&mut self, lie: Lie, layers: &[Layer]) {
+    pub(super) fn computed(&mut self, layout: NeuronLayout, layers: &[Layer]) {
         if self.step_order.computed() {
-            self.next_batch(lie, layers);
+            self.next_batch(layout, layers);
         }
     }
 
     /// Starts the next batch: as many experts as fit, at least one.
-    fn next_batch(&mut self, lie: Lie, layers: &[Layer]) {
+    fn next_batch(&mut self, layout: NeuronLayout, layers: &[Layer]) {
         self.cache.begin();
         let from = self.step_order.items();
         let Some(&layer) = layers.get(self.step_order.layer) else { return };
-        while let Some(place) = self.step_order.turn() {
-            if !self.acquire(lie, layer, place) {
+        while let Some(place) = self.step_order.next_place() {
+            if !self.acquire(layout, layer, place) {
                 break;
             }
-            self.step_order.follow(place);
+            self.step_order.add_items(place);
         }
         if self.step_order.items() == from && !self.step_order.is_over() {
             self.error.get_or_insert(Error::plan("the neurons of an expert do not fit into memory"));
@@ -131,7 +138,7 @@ impl State {
     }
 
     /// Requests the units that an expert needs from the cache; returns whether there is room for all of them.
-    fn acquire(&mut self, lie: Lie, layer: Layer, place: usize) -> bool {
+    fn acquire(&mut self, layout: NeuronLayout, layer: Layer, place: usize) -> bool {
         let matrix = layer.first + self.step_order.expert(place);
         let needed = self.step_order.needed(place);
         if self.step_order.part == 0 && place >= self.counted {
@@ -144,19 +151,20 @@ impl State {
         self.step_order.recount(place);
         for at in needed {
             let unit = self.step_order.unit(at);
-            let id = (matrix * lie.units + unit) as usize;
-            let (slots, free) = (&mut self.slots, &mut self.free);
-            let gone = |event| {
+            let id = (matrix * layout.units + unit) as usize;
+            let (slots, free) = (&mut self.unit_states, &mut self.free);
+            let free_frame = |event| {
                 if let Event::Evict(other) = event
-                    && let Slot::There(frame) = std::mem::replace(&mut slots[other as usize], Slot::Away)
+                    && let UnitState::InFrame(frame) =
+                        std::mem::replace(&mut slots[other as usize], UnitState::OnDisk)
                 {
                     free.push(frame);
                 }
             };
-            match self.cache.neuron(matrix, unit, Part::Whole, gone) {
+            match self.cache.neuron(matrix, unit, Part::Whole, free_frame) {
                 Ok(CacheLookup::Hot | CacheLookup::Cold) => {}
                 Ok(CacheLookup::Load(_)) => {
-                    self.slots[id] = Slot::Coming;
+                    self.unit_states[id] = UnitState::Requested;
                     self.queue.push_back(id as u32);
                 }
                 Ok(CacheLookup::Stream(_)) => return false,
@@ -165,8 +173,8 @@ impl State {
                     return false;
                 }
             }
-            if self.slots[id] == Slot::Coming {
-                self.step_order.lacks(lie, place, unit);
+            if self.unit_states[id] == UnitState::Requested {
+                self.step_order.add_missing(layout, place, unit);
             }
         }
         true
@@ -175,7 +183,7 @@ impl State {
     /// The unit to be read next.
     pub(super) fn next(&mut self) -> Option<u32> {
         while let Some(&unit) = self.queue.front() {
-            if self.slots[unit as usize] == Slot::Coming {
+            if self.unit_states[unit as usize] == UnitState::Requested {
                 return Some(unit);
             }
             // It was evicted before it was read.
@@ -200,32 +208,41 @@ impl State {
     }
 
     /// Handles the arrival of a unit: copies it to a frame, if it is still needed.
-    pub(super) fn arrived(&mut self, lie: Lie, layers: &[Layer], ticket: Ticket, bytes: &[u8]) {
+    pub(super) fn arrived(&mut self, layout: NeuronLayout, layers: &[Layer], ticket: Ticket, bytes: &[u8]) {
         let Some(id) = self.ended(ticket) else { return };
-        if self.slots[id as usize] != Slot::Coming {
+        if self.unit_states[id as usize] != UnitState::Requested {
             return;
         }
         let Some(frame) = self.free.pop() else {
             self.error.get_or_insert(Error::plan("more neurons are held than there are frames"));
             return;
         };
-        let (matrix, unit) = (id / lie.units, id % lie.units);
+        let (matrix, unit) = (id / layout.units, id % layout.units);
         let Some((index, layer)) = layer_of(layers, matrix) else { return };
-        let at = self.frames.base().plus(frame as usize * lie.bytes * lie.each);
-        let rows = bytes.chunks(lie.pitch).take(lie.each);
+        let at = self.frames.base().plus(frame as usize * layout.bytes * layout.neurons_per_unit);
+        let rows = bytes.chunks(layout.pitch).take(layout.neurons_per_unit);
         let count = rows.len();
         for (i, row) in rows.enumerate() {
-            let row = &row[..lie.bytes.min(row.len())];
-            // SAFETY: frame `frame` is inside the region and holds `each` neurons. It is free, so no kernel
-            // reads it. The source bytes belong to a buffer of the disk.
-            unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), at.plus(i * lie.bytes).ptr(), row.len()) };
+            let row = &row[..layout.bytes.min(row.len())];
+            // SAFETY: frame `frame` is inside the region and holds `neurons_per_unit` neurons. It is
+            // free, so no kernel reads it. The source bytes belong to a buffer of the disk.
+            unsafe {
+                std::ptr::copy_nonoverlapping(row.as_ptr(), at.plus(i * layout.bytes).ptr(), row.len());
+            };
         }
         let expert = matrix - layer.first;
-        let first = expert as usize * layer.inter + unit as usize * lie.each;
-        enter(&self.tables, lie, LayerPart { layer: index, part: ExpertPart::Down }, first, count, at);
-        self.slots[id as usize] = Slot::There(frame);
+        let first = expert as usize * layer.inter + unit as usize * layout.neurons_per_unit;
+        write_addresses(
+            &self.tables,
+            layout,
+            LayerPart { layer: index, part: ExpertPart::Down },
+            first,
+            count,
+            at,
+        );
+        self.unit_states[id as usize] = UnitState::InFrame(frame);
         if index == self.step_order.layer {
-            self.step_order.has(lie, expert, unit);
+            self.step_order.unit_arrived(layout, expert, unit);
         }
     }
 }

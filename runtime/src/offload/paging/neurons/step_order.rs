@@ -1,6 +1,6 @@
 //! The experts of one layer in one call: their needs and the order of computation.
 
-use super::{Layer, Lie};
+use super::{Layer, NeuronLayout};
 use moec_ir::bundle::BLOCK;
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ pub(super) struct Item {
     /// Position in the dispatch table.
     pub(super) place: usize,
     /// Index of the share.
-    pub(super) piece: usize,
+    pub(super) share: usize,
     /// Number of shares.
-    pub(super) pieces: usize,
+    pub(super) shares: usize,
 }
 
 /// The experts of a layer in a call.
@@ -49,7 +49,7 @@ pub(super) struct StepOrder {
     /// Number of items that were computed.
     done: usize,
     /// Number of experts whose items exist, in the order of this part.
-    begun: usize,
+    started: usize,
 }
 
 impl StepOrder {
@@ -70,7 +70,14 @@ impl StepOrder {
     }
 
     /// Sets the experts of a call, and their needs.
-    pub(super) fn set(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, threads: usize) {
+    pub(super) fn set(
+        &mut self,
+        layout: NeuronLayout,
+        index: usize,
+        layer: Layer,
+        needs: &Needs<'_>,
+        threads: usize,
+    ) {
         self.blocks = layer.inter.div_ceil(BLOCK);
         (self.layer, self.by_block, self.threads) = (index, needs.lists.is_some(), threads);
         self.begin(0);
@@ -88,7 +95,7 @@ impl StepOrder {
                         let count = usize::try_from(list[0]).unwrap_or(0).min(BLOCK);
                         for &neuron in &list[1..=count] {
                             let neuron = usize::try_from(neuron).unwrap_or(0).min(layer.inter - 1);
-                            let unit = (neuron / lie.each) as u32;
+                            let unit = (neuron / layout.neurons_per_unit) as u32;
                             if self.units.len() == from || self.units.last() != Some(&unit) {
                                 self.units.push(unit);
                             }
@@ -108,7 +115,7 @@ impl StepOrder {
 
     /// Begins a part, without any items.
     pub(super) fn begin(&mut self, part: u8) {
-        (self.part, self.done, self.begun) = (part, 0, 0);
+        (self.part, self.done, self.started) = (part, 0, 0);
         self.items.clear();
     }
 
@@ -138,8 +145,8 @@ impl StepOrder {
     }
 
     /// The position of the next expert: down goes through them in reverse. `None` after the last.
-    pub(super) fn turn(&self) -> Option<usize> {
-        let place = (self.begun < self.len()).then_some(self.begun)?;
+    pub(super) fn next_place(&self) -> Option<usize> {
+        let place = (self.started < self.len()).then_some(self.started)?;
         Some(if self.part == 0 { place } else { self.len() - 1 - place })
     }
 
@@ -150,38 +157,38 @@ impl StepOrder {
     }
 
     /// Counts a missing unit of the expert at a position.
-    pub(super) fn lacks(&mut self, lie: Lie, place: usize, unit: u32) {
-        self.missing[place * self.blocks + unit as usize * lie.each / BLOCK] += 1;
+    pub(super) fn add_missing(&mut self, layout: NeuronLayout, place: usize, unit: u32) {
+        self.missing[place * self.blocks + unit as usize * layout.neurons_per_unit / BLOCK] += 1;
         self.missing_in_all[place] += 1;
     }
 
     /// Records that a unit of an expert of this layer has arrived.
-    pub(super) fn has(&mut self, lie: Lie, expert: u32, unit: u32) {
+    pub(super) fn unit_arrived(&mut self, layout: NeuronLayout, expert: u32, unit: u32) {
         let Some(&place) = self.places.get(expert as usize) else { return };
         if self.experts.get(place) != Some(&expert) {
             return;
         }
         // An expert that has requested nothing yet has no counts.
-        let block = &mut self.missing[place * self.blocks + unit as usize * lie.each / BLOCK];
+        let block = &mut self.missing[place * self.blocks + unit as usize * layout.neurons_per_unit / BLOCK];
         *block = block.saturating_sub(1);
         self.missing_in_all[place] = self.missing_in_all[place].saturating_sub(1);
     }
 
     /// Adds the items of the next expert: all of its units are in memory or being read.
-    pub(super) fn follow(&mut self, place: usize) {
-        self.begun += 1;
-        let pieces = match (self.part, self.by_block) {
+    pub(super) fn add_items(&mut self, place: usize) {
+        self.started += 1;
+        let shares = match (self.part, self.by_block) {
             (0, true) => self.blocks,
             _ if self.threads > 1 => 2 * self.threads,
             _ => 1,
         };
-        self.items.extend((0..pieces).map(|piece| Item { place, piece, pieces }));
+        self.items.extend((0..shares).map(|share| Item { place, share, shares }));
     }
 
     /// Sorts the items from `from` on: those whose neurons are in memory come first.
     pub(super) fn sort(&mut self, from: usize) {
         let mut items = std::mem::take(&mut self.items);
-        items[from..].sort_unstable_by_key(|&i| (!self.is_ready(i), i.place, i.piece));
+        items[from..].sort_unstable_by_key(|&i| (!self.is_ready(i), i.place, i.share));
         self.items = items;
     }
 
@@ -197,9 +204,9 @@ impl StepOrder {
 
     /// Whether the neurons of an item are in memory.
     pub(super) fn is_ready(&self, item: Item) -> bool {
-        let Item { place, piece, .. } = item;
+        let Item { place, share, .. } = item;
         let missing = if self.part == 0 && self.by_block {
-            self.missing[place * self.blocks + piece]
+            self.missing[place * self.blocks + share]
         } else {
             self.missing_in_all[place]
         };
@@ -208,7 +215,7 @@ impl StepOrder {
 
     /// Whether no more items will follow.
     pub(super) fn is_over(&self) -> bool {
-        self.begun == self.len()
+        self.started == self.len()
     }
 
     /// Records that an item was computed. Returns whether it was the last of the current items, and others

@@ -4,7 +4,7 @@ use super::{Pager, ago};
 use crate::error::{Error, Result};
 use crate::exec::timeline::What;
 use crate::exec::unit::{ExpertPart, Launch, LayerPart, PoolThread, StepFault};
-use crate::offload::paging::decider::News;
+use crate::offload::paging::decider::FrameEvent;
 use crate::offload::paging::step_order::StepOrder;
 use moec_ir::plan::Grid;
 use std::sync::PoisonError;
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Time that a thread waits for events before it looks whether another thread has taken them.
-const NEWS: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 impl Pager {
     /// A thread's share of a step over the active experts: `call` runs a range of its items.
@@ -26,17 +26,17 @@ impl Pager {
         let Grid::Experts { tiles, .. } = launch.grid else { return };
         let tiles = tiles as usize;
         let step_order = self.step_order.read().unwrap_or_else(PoisonError::into_inner);
-        let pieces = step_order.pieces;
+        let shares = step_order.shares;
         loop {
             let item = launch.taken.fetch_add(1, Ordering::Relaxed);
-            let (at, piece) = (item / pieces, item % pieces);
+            let (at, share) = (item / shares, item % shares);
             let (Some(&place), Some(&id)) = (step_order.order.get(at), step_order.ids.get(at)) else {
                 return;
             };
             if let Err(e) = self.wait(id, layer_part.part.index(), thread) {
                 return launch.fail(StepFault::Disk(e));
             }
-            call(place * tiles + tiles * piece / pieces, place * tiles + tiles * (piece + 1) / pieces);
+            call(place * tiles + tiles * share / shares, place * tiles + tiles * (share + 1) / shares);
             if step_order.computed(at, layer_part.part.index())
                 && let Err(e) = self.computed(&step_order, at, layer_part)
             {
@@ -53,8 +53,8 @@ impl Pager {
             hooks.computed(layer_part);
         }
         if step_order.streamed[at] && (step_order.split || layer_part.part == ExpertPart::Down) {
-            let news = News::Computed { at, part: layer_part.part.index() as u8 };
-            self.lock().executor.news(&*self.disk, news, &mut &self.view)?;
+            let event = FrameEvent::Computed { at, part: layer_part.part.index() as u8 };
+            self.lock().executor.publish_frame_event(&*self.disk, event, &mut &self.view)?;
         }
         Ok(())
     }
@@ -66,11 +66,11 @@ impl Pager {
         }
         let start = self.disk.now();
         while !self.view.is_ready(id, part) {
-            self.go_on()?;
+            self.check_broken()?;
             // Events are handled under the lock, so that they are handled in the order in which they were
             // sent.
-            self.disk.news(Some(NEWS));
-            self.take_news(&mut self.lock())?;
+            self.disk.wait_for_event(Some(POLL_INTERVAL));
+            self.handle_disk_events(&mut self.lock())?;
         }
         let time = self.disk.now().saturating_sub(start);
         if let Some(timeline) = self.view.timeline.get() {
@@ -87,7 +87,7 @@ impl Pager {
     ///
     /// # Errors
     /// The reason.
-    fn go_on(&self) -> Result<()> {
+    fn check_broken(&self) -> Result<()> {
         if !self.view.broken.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -13,7 +13,7 @@ mod compute;
 mod report;
 mod request;
 
-use super::decider::{Decider, Decision, Event, How, News};
+use super::decider::{Decider, DeciderOptions, Decision, Event, FrameEvent};
 use super::hooks::Hooks;
 use super::io_executor::{IoExecutor, Watch};
 use super::options::Paging;
@@ -35,7 +35,7 @@ pub use report::Report;
 pub(super) use request::DispatchRequest;
 
 /// A faster memory whose experts are also in this one.
-pub(crate) trait Above: Send + Sync {
+pub(crate) trait EvictionListener: Send + Sync {
     /// Called when an expert has left memory.
     fn left(&self, key: Key);
 }
@@ -81,7 +81,7 @@ struct ReadyView {
     broken: AtomicBool,
     timeline: OnceLock<Arc<Timeline>>,
     /// Listener for experts that leave memory.
-    above: OnceLock<Arc<dyn Above>>,
+    eviction_listener: OnceLock<Arc<dyn EvictionListener>>,
     hooks: Option<&'static dyn Hooks>,
 }
 
@@ -106,10 +106,14 @@ impl Pager {
             first += experts;
         }
         let bytes: Vec<u64> = places.iter().map(|p| p.bytes).collect();
-        let elsewhere = program.elsewhere();
-        let how =
-            How { bytes: &bytes, elsewhere: &elsewhere, ahead: options.ahead, preload: options.preload };
-        let decider = Decider::new(paging, how)?;
+        let elsewhere = program.experts_off_disk();
+        let decider_options = DeciderOptions {
+            bytes: &bytes,
+            elsewhere: &elsewhere,
+            ahead: options.ahead,
+            preload: options.preload,
+        };
+        let decider = Decider::new(paging, decider_options)?;
         let report = Report {
             reader: disk.describe().to_owned(),
             policy: paging.policy.clone(),
@@ -129,7 +133,7 @@ impl Pager {
             ready: (0..first).map(|_| AtomicU8::new(0)).collect(),
             broken: AtomicBool::new(false),
             timeline: OnceLock::new(),
-            above: OnceLock::new(),
+            eviction_listener: OnceLock::new(),
             hooks: options.hooks,
         };
         let executor = IoExecutor::new(decider, disk.buffers().len());
@@ -141,7 +145,7 @@ impl Pager {
             disk,
         };
         // A reader that has failed is reported to the first step, which requests the experts again.
-        let _ = pager.lock().executor.news(&*pager.disk, News::Began, &mut &pager.view);
+        let _ = pager.lock().executor.publish_frame_event(&*pager.disk, FrameEvent::Began, &mut &pager.view);
         Ok(pager)
     }
 
@@ -151,8 +155,8 @@ impl Pager {
     }
 
     /// Sets the memory that is notified of experts that leave this one. Called at most once.
-    pub(crate) fn set_above(&self, above: Arc<dyn Above>) {
-        let _ = self.view.above.set(above);
+    pub(crate) fn set_eviction_listener(&self, eviction_listener: Arc<dyn EvictionListener>) {
+        let _ = self.view.eviction_listener.set(eviction_listener);
     }
 
     /// Whether memory holds an expert, and the cache keeps it.
@@ -171,8 +175,8 @@ impl Pager {
     }
 
     /// Handles the events of the disk.
-    fn take_news(&self, state: &mut State) -> Result<()> {
-        state.executor.take_news(&*self.disk, &mut &self.view)
+    fn handle_disk_events(&self, state: &mut State) -> Result<()> {
+        state.executor.handle_disk_events(&*self.disk, &mut &self.view)
     }
 }
 
@@ -190,8 +194,8 @@ impl ReadyView {
     /// Records that an expert leaves memory.
     fn leaves(&self, key: Key) {
         self.ready[self.id(key)].store(0, Ordering::Relaxed);
-        if let Some(above) = self.above.get() {
-            above.left(key);
+        if let Some(eviction_listener) = self.eviction_listener.get() {
+            eviction_listener.left(key);
         }
     }
 
@@ -202,9 +206,9 @@ impl ReadyView {
 }
 
 impl Watch for &ReadyView {
-    fn heard(&mut self, now: Duration, event: &Event<'_>) {
+    fn handled(&mut self, now: Duration, event: &Event<'_>) {
         if let Some(hooks) = self.hooks {
-            hooks.heard(now, event);
+            hooks.handled(now, event);
         }
     }
 
@@ -224,13 +228,13 @@ impl Watch for &ReadyView {
                 self.ready[self.id(key)].fetch_or(1 << part, Ordering::Release);
             }
             Decision::Evict { key, .. } => self.leaves(key),
-            Decision::Lost { key, requested, .. } => {
+            Decision::ReadFailed { key, requested, .. } => {
                 self.leaves(key);
                 if requested {
                     self.broken.store(true, Ordering::Release);
                 }
             }
-            Decision::Want { .. } | Decision::Load { .. } | Decision::Hurry { .. } => {}
+            Decision::Enqueue { .. } | Decision::Load { .. } | Decision::RaisePriority { .. } => {}
         }
     }
 
@@ -243,7 +247,7 @@ impl Watch for &ReadyView {
     }
 }
 
-/// The moment that lies this time in the past, for the timeline, which uses the machine's clock.
+/// The moment this long ago, for the timeline, which uses the machine's clock.
 fn ago(time: Duration) -> Instant {
     let now = Instant::now();
     now.checked_sub(time).unwrap_or(now)

@@ -1,6 +1,7 @@
 //! Statistics of the store.
 
 use super::Pager;
+use crate::offload::cache::EvictedExpertCounts;
 use crate::offload::disk::Stats;
 use crate::offload::paging::decider::Counts;
 use std::sync::atomic::Ordering;
@@ -45,6 +46,8 @@ pub struct Report {
     /// Experts that the cache began with and that were in memory before they were requested: pinned ones, and
     /// those that recorded routing used most.
     pub preloaded: u64,
+    /// Experts of tokens that were decoded again.
+    pub second_pass: EvictedExpertCounts,
 }
 
 impl Pager {
@@ -53,10 +56,19 @@ impl Pager {
         let mut report = {
             let mut state = self.lock();
             // A reader that has failed is reported to the next step.
-            let _ = self.take_news(&mut state);
-            let Counts { hits, misses, predicted, ahead, streamed, preloaded } =
+            let _ = self.handle_disk_events(&mut state);
+            let Counts { hits, misses, predicted, ahead, streamed, preloaded, second_pass } =
                 state.executor.decider.counts();
-            Report { hits, misses, predicted, ahead, streamed, preloaded, ..state.report.clone() }
+            Report {
+                hits,
+                misses,
+                predicted,
+                ahead,
+                streamed,
+                preloaded,
+                second_pass,
+                ..state.report.clone()
+            }
         };
         report.disk = self.disk.stats();
         report.stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));

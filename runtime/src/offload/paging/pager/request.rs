@@ -14,7 +14,7 @@ pub(in crate::offload::paging) struct DispatchRequest<'a> {
     /// Experts in the order of the dispatch table.
     pub(in crate::offload::paging) active: &'a [i32],
     /// Experts of the layer that other units compute.
-    pub(in crate::offload::paging) beside: &'a [i32],
+    pub(in crate::offload::paging) accelerator_experts: &'a [i32],
     /// Rows of the call.
     pub(in crate::offload::paging) rows: usize,
     /// Experts per token of the call.
@@ -34,7 +34,7 @@ impl Pager {
         request: DispatchRequest<'_>,
         score: &dyn Fn(usize, usize) -> &'s [f32],
     ) -> Result<()> {
-        let DispatchRequest { layer, active, beside, rows, k, scores, threads } = request;
+        let DispatchRequest { layer, active, accelerator_experts, rows, k, scores, threads } = request;
         let mut step_order = self.step_order.write().unwrap_or_else(PoisonError::into_inner);
         step_order.clear(threads);
         if let Some(hooks) = self.view.hooks {
@@ -42,7 +42,7 @@ impl Pager {
         }
         let mut guard = self.lock();
         let state = &mut *guard;
-        self.take_news(state)?;
+        self.handle_disk_events(state)?;
         // The error of a cancelled call is not this call's.
         self.view.broken.store(false, Ordering::Relaxed);
         let first = |i: usize| score(i, 0);
@@ -51,17 +51,17 @@ impl Pager {
             rows,
             k,
             active,
-            beside,
+            accelerator_experts,
             scored: scores,
-            scores: Scores::There(&first),
+            scores: Scores::InMemory(&first),
             stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),
             disk: DiskProgress::default(),
         };
         state.executor.request(&*self.disk, request, &mut &self.view)?;
         let decider = &state.executor.decider;
         step_order.split = decider.split();
-        for turn in decider.order() {
-            step_order.push(turn.place, turn.id, turn.passes);
+        for expert in decider.order() {
+            step_order.push(expert.place, expert.id, expert.bypasses);
         }
         Ok(())
     }

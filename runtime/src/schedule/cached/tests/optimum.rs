@@ -24,7 +24,7 @@ fn over(policy: Solver, layers: usize, most: usize, rise: f64) -> (f64, f64) {
 const RISES: [f64; 2] = [0.2, 30.0];
 
 #[test]
-fn for_few_experts_the_cut_is_the_best() {
+fn for_few_experts_the_split_is_optimal() {
     for rise in RISES {
         let (_, worst) = over(Solver::Best, 1000, 8, rise);
         assert!(worst < 1.0 + 1e-9, "{rise}: {worst}");
@@ -36,7 +36,7 @@ fn for_few_experts_the_cut_is_the_best() {
 /// In one reading it is within 3 % on machines like the paper's, and far off on others. In the other, a free
 /// unit takes a task even if another unit would finish it sooner.
 #[test]
-fn the_papers_simulation_hangs_on_how_it_is_read() {
+fn paper_simulation_depends_on_its_interpretation() {
     let of = |order, rise| over(Solver::Paper(order), 1000, 8, rise);
     let [flat, rising] = RISES.map(|rise| of(Order::Next, rise));
     assert!(flat.1 <= 1.03 && flat.1 > 1.001, "{flat:?}");

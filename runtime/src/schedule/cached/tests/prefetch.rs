@@ -2,13 +2,17 @@
 
 use super::*;
 
-fn outlook(start: f64, of: &[(u16, u32, f64, bool)]) -> Outlook {
+fn predicted_layer(start: f64, of: &[(u16, u32, f64, bool)]) -> PredictedLayer {
     let task =
         |&(expert, load, _, held): &(u16, u32, f64, bool)| Task { expert, load, held: held.then_some(0.0) };
-    Outlook { start, tasks: of.iter().map(task).collect(), probability: of.iter().map(|o| o.2).collect() }
+    PredictedLayer {
+        start,
+        tasks: of.iter().map(task).collect(),
+        probability: of.iter().map(|o| o.2).collect(),
+    }
 }
 
-fn planned(layers: &[Outlook], busy: f64) -> Vec<Prefetch> {
+fn planned(layers: &[PredictedLayer], busy: f64) -> Vec<Prefetch> {
     let costs = costs([1.0, 0.0], [10.0, 10.0], 0.0, 30.0);
     let mut out = Vec::new();
     plan(&mut scheduler(&costs), Solver::Best, &mut layers.to_vec(), busy, &mut out);
@@ -20,25 +24,25 @@ fn who(of: &[Prefetch]) -> Vec<(usize, u16)> {
 }
 
 #[test]
-fn the_layer_that_gains_more_goes_first() {
-    let near = outlook(40.0, &[(0, 1, 1.0, false), (1, 1, 1.0, true)]);
-    let far = outlook(90.0, &[(5, 8, 1.0, false), (6, 8, 1.0, false)]);
+fn prefetch_prefers_the_layer_with_the_larger_gain() {
+    let near = predicted_layer(40.0, &[(0, 1, 1.0, false), (1, 1, 1.0, true)]);
+    let far = predicted_layer(90.0, &[(5, 8, 1.0, false), (6, 8, 1.0, false)]);
     let found = planned(&[near.clone(), far.clone()], 0.0);
     // Either of the experts of the far layer saves a transfer.
     assert_eq!(found[0], Prefetch { ahead: 2, expert: 5, gain: 30.0, there: 30.0 });
     assert_eq!(who(&found[1..]), [(2, 6)]);
     // An expert that no token can choose gains nothing.
-    let vague = outlook(90.0, &[(5, 8, 0.0, false)]);
+    let vague = predicted_layer(90.0, &[(5, 8, 0.0, false)]);
     assert_eq!(who(&planned(&[near, vague], 0.0)), [(1, 0)]);
     assert!(planned(&[], 0.0).is_empty());
 }
 
 #[test]
-fn a_busy_link_and_far_layers_are_left_alone() {
-    let of = outlook(40.0, &[(0, 4, 1.0, false)]);
+fn busy_link_and_distant_layers_get_no_prefetch() {
+    let of = predicted_layer(40.0, &[(0, 4, 1.0, false)]);
     assert!(planned(std::slice::from_ref(&of), 40.0).is_empty());
-    let held = outlook(40.0, &[(0, 4, 1.0, true)]);
-    let layers: Vec<Outlook> =
+    let held = predicted_layer(40.0, &[(0, 4, 1.0, true)]);
+    let layers: Vec<PredictedLayer> =
         (0..=DEPTH).map(|i| if i < DEPTH { held.clone() } else { of.clone() }).collect();
     assert!(planned(&layers, 0.0).is_empty());
     assert_eq!(who(&planned(&layers[1..], 0.0)), [(DEPTH, 0)]);
@@ -46,13 +50,13 @@ fn a_busy_link_and_far_layers_are_left_alone() {
 
 /// Every planned prefetch has the gain that it states, and without it the layers take no less time.
 #[test]
-fn what_is_planned_shortens_layers() {
+fn planned_prefetches_shorten_layers_by_their_gain() {
     let mut random = SplitMix64(9);
     let mut any = 0;
     for _ in 0..200 {
         let (costs, tasks) = random_layer(&mut random, 16);
         let probability = vec![1.0; tasks.len()];
-        let mut layers = [Outlook { start: 1000.0 * random.unit(), tasks, probability }];
+        let mut layers = [PredictedLayer { start: 1000.0 * random.unit(), tasks, probability }];
         let mut s = scheduler(&costs);
         let mut time = |tasks: &[Task]| s.makespan(Solver::Best, tasks, Free::default());
         let before = time(&layers[0].tasks);

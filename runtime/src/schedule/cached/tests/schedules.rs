@@ -7,7 +7,7 @@ fn run(policy: Solver, costs: &Costs, tasks: &[Task], free: Free) -> Timelines {
 }
 
 #[test]
-fn every_expert_runs_once_and_nobody_does_two_things_at_once() {
+fn every_expert_runs_once_and_unit_tasks_never_overlap() {
     let mut random = SplitMix64(5);
     for _ in 0..300 {
         let (costs, tasks) = random_layer(&mut random, 24);
@@ -50,7 +50,7 @@ fn every_expert_runs_once_and_nobody_does_two_things_at_once() {
 /// The paper does not print the loads; with these the CPU computes the cached E while the GPU gets the
 /// uncached C.
 #[test]
-fn the_example_of_the_paper() {
+fn schedule_matches_the_papers_example() {
     let costs = costs([1.0, 0.0], [1.0, 1.0], 0.0, 3.0);
     let loads = [(0, 4, true), (1, 1, false), (2, 5, false), (3, 2, false), (4, 1, true)];
     let task = |(expert, load, held): (u16, u32, bool)| Task { expert, load, held: held.then_some(0.0) };
@@ -77,7 +77,7 @@ fn first_tasks_take_longer() {
 }
 
 #[test]
-fn an_expert_on_its_way_is_waited_for_if_that_is_sooner() {
+fn expert_in_transfer_is_awaited_if_that_is_sooner() {
     let costs = costs([1.0, 0.0], [10.0, 1.0], 0.0, 50.0);
     let made =
         |held| run(Solver::Best, &costs, &[Task { expert: 0, load: 1, held: Some(held) }], Free::default());
@@ -86,7 +86,7 @@ fn an_expert_on_its_way_is_waited_for_if_that_is_sooner() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_schedule_inputs_are_rejected() {
     let good = costs([1.0, 0.0], [10.0, 1.0], 0.0, 50.0);
     let task = Task { expert: 3, load: 1, held: None };
     let why =
@@ -102,7 +102,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn nothing_to_do_takes_as_long_as_what_is_done() {
+fn empty_layer_ends_when_its_units_are_free() {
     let costs = costs([1.0, 0.0], [10.0, 1.0], 5.0, 50.0);
     let free = Free { gpu: 4.0, cpu: 2.0, link: 9.0 };
     for (_, policy) in solvers() {

@@ -1,9 +1,9 @@
-//! Costs and loads as the paper describes them, and all policies over steps with drifting loads. Both the
-//! tests of this folder and `sim/examples/schedule_rate.rs`, a benchmark, include this file. So items of this
-//! crate are imported by the parent module, under the names that it uses.
+//! Costs and loads as in the paper, and all policies over steps with drifting loads. The tests of this folder
+//! and the benchmark `sim/examples/schedule_rate.rs` include this file. So the parent module imports items of
+//! this crate, by the names used here.
 
 use super::{Costs, ExpertScheduler, NearCosts, Setup, System, Table, Window};
-use moec_sim::draw_experts;
+use moec_sim::sample_experts;
 
 /// A model of Table 2: experts, experts of a token, width, width of an expert.
 pub(super) struct Model {
@@ -94,7 +94,7 @@ pub(super) fn popularity(random: &mut Random, experts: usize) -> Vec<f64> {
 /// Loads of a step: each token samples distinct experts by their shares.
 pub(super) fn loads(random: &mut Random, shares: &[f64], k: usize, batch: usize) -> Vec<u32> {
     let mut loads = vec![0; shares.len()];
-    draw_experts(&mut || random.unit(), shares, k, batch, &mut loads);
+    sample_experts(&mut || random.unit(), shares, k, batch, &mut loads);
     loads
 }
 

@@ -13,7 +13,7 @@ fn near(a: f64, b: f64) {
 }
 
 #[test]
-fn tables_are_lines_between_points() {
+fn cost_tables_interpolate_linearly() {
     let t = table(&[(2, 10.0), (4, 20.0), (8, 100.0)]);
     let cases = [
         (0.0, 10.0),
@@ -37,7 +37,7 @@ fn tables_are_lines_between_points() {
 }
 
 #[test]
-fn tables_without_meaning_are_refused() {
+fn invalid_cost_tables_are_rejected() {
     assert_eq!(Table::new(Vec::new()), Err(ScheduleError::NoPoints));
     assert_eq!(Table::new(vec![(2, 1.0), (2, 3.0)]), Err(ScheduleError::Order { tokens: 2, next: 2 }));
     for value in [-1.0, f64::NAN] {
@@ -46,7 +46,7 @@ fn tables_without_meaning_are_refused() {
 }
 
 #[test]
-fn costs_of_deepseek_v2_are_those_of_the_table() {
+fn deepseek_v2_costs_match_the_paper_table() {
     // 3 · 5120 · 1536 weights in bf16 are 47 185 920 bytes; the rates are those of Table 1.
     let c = costs(&MODELS[0]);
     near(c.t_dram(Layout::Striped), 153.6);
@@ -67,7 +67,7 @@ fn costs_of_deepseek_v2_are_those_of_the_table() {
 }
 
 #[test]
-fn a_step_is_added_up_as_equations_5_to_7_say() {
+fn step_time_follows_equations_5_to_7() {
     let setup = Setup {
         system: trimoe("", Solver::Cheapest, false),
         costs: costs(&MODELS[0]),
@@ -102,7 +102,7 @@ fn a_step_is_added_up_as_equations_5_to_7_say() {
 }
 
 #[test]
-fn the_average_is_that_of_equation_8() {
+fn moving_average_follows_equation_8() {
     let system = TRIMOE;
     let mut scheduler = ExpertScheduler::new(super::drawn::setup(system, &MODELS[1])).expect("a sound setup");
     let mut loads = vec![0; 128];
@@ -116,7 +116,7 @@ fn the_average_is_that_of_equation_8() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_scheduler_inputs_are_rejected() {
     let sound = super::drawn::setup(super::systems::GPU_ALONE, &MODELS[0]);
     let mut scheduler = ExpertScheduler::new(sound.clone()).expect("a sound setup");
     assert_eq!(scheduler.dispatch(4, &[0; 160]).err(), Some(ScheduleError::Layer { layer: 4, layers: 4 }));

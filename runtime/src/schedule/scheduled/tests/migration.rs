@@ -46,7 +46,7 @@ fn actions(scheduler: &mut ExpertScheduler, window: Window) -> Vec<Action> {
 const WIDE: Window = Window { pcie_us: 1e6, link_us: 1e6 };
 
 #[test]
-fn a_hot_expert_takes_the_frame_of_the_coldest() {
+fn hot_expert_replaces_the_coldest_in_its_frame() {
     let places = [
         place(Layout::Striped, true),
         place(Layout::Striped, false),
@@ -64,7 +64,7 @@ fn a_hot_expert_takes_the_frame_of_the_coldest() {
 }
 
 #[test]
-fn experts_become_what_their_class_requests() {
+fn experts_migrate_to_the_layout_of_their_class() {
     // Many warm experts, one of them localized; some cold ones, one of them striped.
     let mut places = vec![place(Layout::Striped, false); 6];
     places[2] = place(Layout::Local(0), false);
@@ -83,7 +83,7 @@ fn experts_become_what_their_class_requests() {
 }
 
 #[test]
-fn cold_experts_go_from_the_busiest_to_the_most_idle_dimm() {
+fn cold_experts_move_from_the_busiest_to_the_idlest_dimm() {
     let places = [place(Layout::Local(0), false); 4];
     let mut s = scheduler(ALWAYS, &places, &[3.0, 3.0, 3.0, 3.0], 0);
     let found = actions(&mut s, WIDE);
@@ -135,12 +135,18 @@ fn no_expert_moves_twice_in_a_window() {
 }
 
 #[test]
-fn the_cut_by_load_is_the_best_there_is() {
+fn split_by_load_is_optimal() {
     let places: Vec<Place> = (0..12u16).map(|e| place(Layout::Striped, e < 2)).collect();
     let loads: Vec<u32> = (0..12u32).map(|e| 40 * (e * 7 % 12)).collect();
     let units = Units { misses: true, cpu: true, near: false };
-    let hottest =
-        System::of_sums("", Solver::Hottest(ExpertUnit::Cpu), units, Keeps::Popular, Prediction::Nothing, "");
+    let hottest = System::of_sums(
+        "",
+        Solver::Hottest(ExpertUnit::Cpu),
+        units,
+        GpuResidents::Popular,
+        Prediction::Nothing,
+        "",
+    );
     let mut s = with_costs(free(), hottest, &places, &[1.0; 12], 2);
     let found = s.dispatch(0, &loads).expect("a layer").clone();
     let c = free();

@@ -6,6 +6,7 @@ mod migration;
 mod optimum;
 mod policies;
 mod properties;
+mod running;
 mod systems;
 mod workload;
 

@@ -40,7 +40,7 @@ fn the_search_is_within_three_percent_of_the_least_makespan() {
 
 /// Two memories with three experts each, and a CPU that is idle: no move of one expert helps both.
 #[test]
-fn the_search_leaves_a_plateau_where_the_refinement_of_the_paper_stalls() {
+fn search_leaves_plateaus_that_stall_the_papers_refinement() {
     let mut costs = costs(&MODELS[0]);
     // The host reads a memory in no time.
     costs.localized_us = 0.0;

@@ -4,7 +4,7 @@ use super::drawn::{MODELS, run};
 use super::systems::SYSTEMS;
 
 #[test]
-fn each_part_of_the_scheme_helps() {
+fn each_part_of_trimoes_scheme_helps() {
     let model = &MODELS[0];
     let mean = SYSTEMS.map(|system| run(system, model, 512, 50).0);
     let [gpu, cpu, near, greedy, refined, best, .., complete] = mean;

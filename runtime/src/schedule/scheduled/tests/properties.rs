@@ -22,7 +22,7 @@ fn table() -> impl Strategy<Value = Table> {
         .prop_map(|points| Table::new(points.into_iter().collect()).expect("keys ascend"))
 }
 
-fn any_costs() -> impl Strategy<Value = Costs> {
+pub(super) fn any_costs() -> impl Strategy<Value = Costs> {
     let near = (table(), time(), time()).prop_map(|(table, internal_us, link_us)| NearCosts {
         table,
         internal_us,
@@ -77,7 +77,12 @@ fn a_case(costs: &Costs, memories: usize, seed: u64) -> Assignment {
 }
 
 /// Equations 1 to 7 of a schedule, computed from the costs alone.
-fn again(setup: &Setup, placement: &Placement, loads: &[u32], units: &[Option<ScheduledUnit>]) -> f64 {
+pub(super) fn again(
+    setup: &Setup,
+    placement: &Placement,
+    loads: &[u32],
+    units: &[Option<ScheduledUnit>],
+) -> f64 {
     let c = &setup.costs;
     let (mut calc, mut transfer) = (0.0, 0.0);
     let (mut gpu, mut cpu, mut memories) = (0.0, 0.0, vec![0.0; setup.memories]);
@@ -169,7 +174,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn moves_keep_count_exactly(
+    fn moves_update_unit_times_exactly(
         costs in any_costs(),
         memories in 0usize..5,
         seed: u64,
@@ -188,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn refinement_never_worsens_and_nothing_beats_the_bound(
+    fn refinement_never_worsens_and_the_bound_holds(
         costs in any_costs(),
         memories in 0usize..5,
         seed: u64,
@@ -205,7 +210,7 @@ proptest! {
     }
 
     #[test]
-    fn schedules_are_sound(
+    fn expert_schedules_are_valid(
         setup in any_setup(),
         steps in proptest::collection::vec(proptest::collection::vec(prop_oneof![3 => 0u32..100, 1 => Just(0)], 14), 1..6),
     ) {
@@ -256,7 +261,7 @@ proptest! {
 }
 
 #[test]
-fn the_largest_scheduler_takes_the_worst_costs() {
+fn largest_scheduler_accepts_the_largest_costs() {
     let forever = Table::new(vec![(1, f64::INFINITY)]).expect("a point");
     let costs = Costs {
         gpu: Some(forever.clone().into()),

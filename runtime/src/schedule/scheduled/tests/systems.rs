@@ -1,6 +1,6 @@
 //! Systems that use subsets of the units, layouts and predictions.
 
-use crate::schedule::policy::{Keeps, Prediction, Solver, System, Units, trimoe};
+use crate::schedule::policy::{GpuResidents, Prediction, Solver, System, Units, trimoe};
 use crate::schedule::scheduled::ExpertUnit;
 
 const AHEAD: Prediction = Prediction::Loads { relayout: false };
@@ -11,16 +11,22 @@ const fn units(cpu: bool, near: bool) -> Units {
 
 /// The GPU alone.
 pub(super) const GPU_ALONE: System =
-    System::of_sums("GPU", Solver::Cheapest, units(false, false), Keeps::Popular, AHEAD, "");
+    System::of_sums("GPU", Solver::Cheapest, units(false, false), GpuResidents::Popular, AHEAD, "");
 /// The hottest experts on the GPU, the others on the CPU.
-const HOTTEST_CPU: System =
-    System::of_sums("CPU", Solver::Hottest(ExpertUnit::Cpu), units(true, false), Keeps::Popular, AHEAD, "");
-/// The hottest experts on the GPU, the others on near-data units.
+const HOTTEST_CPU: System = System::of_sums(
+    "CPU",
+    Solver::Hottest(ExpertUnit::Cpu),
+    units(true, false),
+    GpuResidents::Popular,
+    AHEAD,
+    "",
+);
+/// The hottest experts on the GPU, the others on NDP units.
 const HOTTEST_NEAR: System = System::of_sums(
     "near",
     Solver::Hottest(ExpertUnit::Near),
     units(false, true),
-    Keeps::Local,
+    GpuResidents::Local,
     Prediction::Nothing,
     "",
 );

@@ -43,7 +43,7 @@ pub(super) fn execute(
     let x = Half::f16(&shape, &rows).ok_or("rows of another size")?;
     let executor = Executor::new(package, Some(function))?;
     let out = executor.run(&BTreeMap::from([("x".to_owned(), x)]), &mut States::default())?;
-    let y = out.get("y").ok_or("the function gives no `y`")?.to_f32();
+    let y = out.get("y").ok_or("the function has no result `y`")?.to_f32();
     let got: Vec<f32> = filled
         .iter()
         .enumerate()
@@ -73,6 +73,6 @@ pub(super) fn execute(
     let args = inputs.iter().map(Arg::Tensor).chain(weights.iter().map(|w| Arg::Tensor(w))).collect();
     let node = Op::ExpertFfn { glu: experts.glu, bias: experts.biases.is_some(), fixed: false };
     let want = op(&node, args)?;
-    let want = want.first().ok_or("the evaluator gave nothing")?;
+    let want = want.first().ok_or("the evaluator returned nothing")?;
     Ok(Distance::of(&Tensor::f32([total, hidden], got), want, total * hidden))
 }

@@ -2,12 +2,12 @@
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 mod experts;
-mod parts;
+mod subgraphs;
 
 use super::path;
 use crate::check::{self, Limits, Severity};
 use crate::package::Package;
-use crate::parts::{self as found, CoreMlSubgraph};
+use crate::subgraphs::{self as found, CoreMlSubgraph};
 use moec_backend::LayerExperts;
 use moec_backend::error::{Error, Result};
 use moec_backend::{FunctionReport, Trial};
@@ -100,14 +100,14 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
     for part in parts {
         next(&part.name)?;
         if rounded && part.matrices.iter().any(|id| format(*id).is_none()) {
-            let what = format!("the weights of `{}` lie in its package alone", part.name);
-            let what = format!("{what}: there is nothing in the bundle to hold it against");
+            let what = format!("the weights of `{}` are stored only in its package", part.name);
+            let what = format!("{what}: the bundle has nothing to compare it with");
             return Err(Error::input(what).hint("name the checkpoint with `--source`"));
         }
         let bound = bound(&part.matrices);
         let part = CoreMlSubgraph::find(module, &part.scope).map_err(|e| wrong(&part.name, &e))?;
         let graphs = part.graphs(module, unit).map_err(|e| wrong(&part.name, &e))?;
-        let trial = parts::Trial::new(module, &part, trial.evaluator, &found::limits(unit))
+        let trial = subgraphs::Trial::new(module, &part, trial.evaluator, &found::limits(unit))
             .map_err(|e| wrong(&part.name, &e))?;
         let mut names: Vec<&str> = graphs.iter().map(|g| &*g.package).collect();
         names.sort_unstable();

@@ -3,7 +3,7 @@
 use super::super::call::{Call, Floats, normal};
 use super::super::error::Fault;
 use super::super::table::{Results, one};
-use super::super::tensor::{Tensor, View, room};
+use super::super::tensor::{Tensor, View, checked_elements};
 
 /// Blocks of `data` share an entry of `scales`: both of the same rank, and each dimension divides.
 /// Gives the entry of every element, in order.
@@ -82,7 +82,7 @@ pub(in super::super) fn lut(call: &Call<'_>) -> Results {
     };
     let mut shape = indices.shape.clone();
     shape[axis] = shape[axis].checked_mul(len).ok_or_else(wrong)?;
-    room(&shape).ok_or_else(wrong)?;
+    checked_elements(&shape).ok_or_else(wrong)?;
     let mut dense = Vec::with_capacity(indices.values.len() * len);
     for (&index, &table) in indices.values.iter().zip(&tables) {
         if index < 0.0 || index as usize >= entries {

@@ -3,7 +3,7 @@
 use super::super::call::Call;
 use super::super::error::Fault;
 use super::super::table::{Results, one};
-use super::super::tensor::{Data, Tensor, View, room};
+use super::super::tensor::{Data, Tensor, View, checked_elements};
 use crate::package::Dtype;
 
 /// An operator of one argument `x`.
@@ -24,7 +24,7 @@ pub(in super::super) fn common(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
             _ => None,
         })
         .collect::<Option<Vec<_>>>()?;
-    room(&shape).map(|_| shape)
+    checked_elements(&shape).map(|_| shape)
 }
 
 /// An operator of two arguments `x` and `y`, which broadcast.

@@ -3,7 +3,7 @@
 use super::super::call::{Call, normal};
 use super::super::error::Fault;
 use super::super::table::{Results, one};
-use super::super::tensor::{Data, Tensor, View, room, same_kind};
+use super::super::tensor::{Data, Tensor, View, checked_elements, same_kind};
 use crate::package::MAX_RANK;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(in super::super) fn concat(call: &Call<'_>) -> Results {
     }
     let sizes: Vec<usize> = parts.iter().map(|p| p.shape()[axis]).collect();
     shape[axis] = sizes.iter().try_fold(0_usize, |sum, &d| sum.checked_add(d)).unwrap_or(0);
-    room(&shape).ok_or_else(|| bad("values", &shape, first.shape()))?;
+    checked_elements(&shape).ok_or_else(|| bad("values", &shape, first.shape()))?;
     let outer: usize = shape[..axis].iter().product();
     let inner: usize = shape[axis + 1..].iter().product();
     macro_rules! join {
@@ -99,16 +99,16 @@ pub(in super::super) fn transpose(call: &Call<'_>) -> Results {
 /// `reshape` to `shape`, of which one dimension may be −1.
 pub(in super::super) fn reshape(call: &Call<'_>) -> Results {
     let x = call.tensor("x")?;
-    let wanted = call.integers("shape")?.ok_or(Fault::Missing("shape"))?;
-    let wrong = || bad("shape", &wanted, x.shape());
+    let requested = call.integers("shape")?.ok_or(Fault::Missing("shape"))?;
+    let wrong = || bad("shape", &requested, x.shape());
     let known =
-        wanted.iter().filter(|&&d| d != -1).try_fold(1_i64, |n, &d| n.checked_mul(d)).ok_or_else(wrong)?;
-    let open = wanted.iter().filter(|&&d| d == -1).count();
-    if known <= 0 || open > 1 || wanted.len() > MAX_RANK {
+        requested.iter().filter(|&&d| d != -1).try_fold(1_i64, |n, &d| n.checked_mul(d)).ok_or_else(wrong)?;
+    let open = requested.iter().filter(|&&d| d == -1).count();
+    if known <= 0 || open > 1 || requested.len() > MAX_RANK {
         return Err(wrong());
     }
     let rest = x.data().len() as i64 / known;
-    let shape = wanted.iter().map(|&d| usize::try_from(if d == -1 { rest } else { d }));
+    let shape = requested.iter().map(|&d| usize::try_from(if d == -1 { rest } else { d }));
     let shape = shape.collect::<Result<Vec<_>, _>>().map_err(|_| wrong())?;
     one(x.reshaped(shape).ok_or_else(wrong))
 }
@@ -153,7 +153,7 @@ pub(in super::super) fn tile(call: &Call<'_>) -> Results {
         return Err(wrong());
     }
     let shape: Option<Vec<usize>> = reps.iter().zip(x.shape()).map(|(r, d)| r.checked_mul(*d)).collect();
-    let shape = shape.filter(|s| room(s).is_some()).ok_or_else(wrong)?;
+    let shape = shape.filter(|s| checked_elements(s).is_some()).ok_or_else(wrong)?;
     let whole = View::whole(x.shape());
     // Every dimension twice: which copy (a stride of 0), and which element.
     let twice = View {

@@ -4,7 +4,7 @@ use super::super::call::Call;
 use super::super::error::Fault;
 use super::super::gemm::{GemmRows, Panels, gemm};
 use super::super::table::{Results, one};
-use super::super::tensor::{Tensor, View, room};
+use super::super::tensor::{Tensor, View, checked_elements};
 use super::elementwise::common;
 
 /// The bias of `m` rows: zeros without a bias.
@@ -20,7 +20,7 @@ fn bias(call: &Call<'_>, m: usize) -> Result<Vec<f32>, Fault> {
     }
 }
 
-/// The weight matrix has as many elements as its type says, so this is never seen.
+/// Fault that never occurs, since the weight has as many elements as its type says.
 fn short() -> Fault {
     Fault::argument("weight", "fewer elements than its shape")
 }
@@ -60,7 +60,8 @@ pub(in super::super) fn conv(call: &Call<'_>) -> Results {
     let bias = bias(call, outputs)?;
     let mut shape = x.shape.clone();
     shape[1] = outputs;
-    let mut out = vec![0.0; room(&shape).ok_or_else(|| Fault::argument("weight", "a result that large"))?];
+    let mut out =
+        vec![0.0; checked_elements(&shape).ok_or_else(|| Fault::argument("weight", "a result that large"))?];
     call.with_rows("weight", |rows| {
         let mut part = vec![0.0; m * n];
         for g in 0..groups {
@@ -99,12 +100,13 @@ pub(in super::super) fn linear(call: &Call<'_>) -> Results {
     let mut shape = x.shape.clone();
     shape.pop();
     shape.push(m);
-    let mut out = vec![0.0; room(&shape).ok_or_else(|| Fault::argument("weight", "a result that large"))?];
+    let mut out =
+        vec![0.0; checked_elements(&shape).ok_or_else(|| Fault::argument("weight", "a result that large"))?];
     if !call.with_rows("weight", |rows| Ok(gemm(rows, 0, &panels, &mut out, call.threads)))? {
         return Err(short());
     }
-    let turned = View::whole(&[m, n]).permuted(&[1, 0]).take(&out);
-    let values = turned.iter().enumerate().map(|(i, v)| v + bias[i % m]).collect();
+    let transposed = View::whole(&[m, n]).permuted(&[1, 0]).take(&out);
+    let values = transposed.iter().enumerate().map(|(i, v)| v + bias[i % m]).collect();
     one(Tensor::rounded(x.dtype, shape, values))
 }
 
@@ -119,22 +121,22 @@ pub(in super::super) fn matmul(call: &Call<'_>) -> Results {
     if x.dtype != y.dtype {
         return wrong();
     }
-    let turn = |shape: &[usize], yes: bool| {
+    let transposed = |shape: &[usize], yes: bool| {
         let mut perm: Vec<usize> = (0..shape.len()).collect();
         if yes {
             perm.swap(shape.len() - 2, shape.len() - 1);
         }
         View::whole(shape).permuted(&perm)
     };
-    let left = turn(&x.shape, call.flag("transpose_x")?);
-    let right = turn(&y.shape, call.flag("transpose_y")?);
+    let left = transposed(&x.shape, call.flag("transpose_x")?);
+    let right = transposed(&y.shape, call.flag("transpose_y")?);
     let (m, k, n) = (left.shape[a], left.shape[a + 1], right.shape[b + 1]);
     let batch = common(&left.shape[..a], &right.shape[..b]);
     let (Some(batch), true) = (batch, right.shape[b] == k) else { return wrong() };
     let with = |rows: usize, cols: usize| [&batch[..], &[rows, cols]].concat();
     let shape = with(m, n);
     let (Some(left), Some(right), Some(count)) =
-        (left.broadcast(&with(m, k)), right.broadcast(&with(k, n)), room(&shape))
+        (left.broadcast(&with(m, k)), right.broadcast(&with(k, n)), checked_elements(&shape))
     else {
         return wrong();
     };

@@ -6,19 +6,19 @@ use super::super::table::{Results, one};
 use super::super::tensor::{Tensor, View};
 
 /// The other axes, then `axes`.
-fn behind(axes: &[usize], rank: usize) -> Vec<usize> {
+fn trailing_axes(axes: &[usize], rank: usize) -> Vec<usize> {
     (0..rank).filter(|a| !axes.contains(a)).chain(axes.iter().copied()).collect()
 }
 
 /// Elements with `axes` innermost, and how many places those have.
 fn gathered(x: &Floats, axes: &[usize]) -> (Vec<f32>, usize) {
-    let values = View::whole(&x.shape).permuted(&behind(axes, x.shape.len())).take(&x.values);
+    let values = View::whole(&x.shape).permuted(&trailing_axes(axes, x.shape.len())).take(&x.values);
     (values, axes.iter().map(|&a| x.shape[a]).product())
 }
 
 /// Elements with `axes` innermost, back in their own order.
 fn scattered(values: &[f32], shape: &[usize], axes: &[usize]) -> Vec<f32> {
-    let perm = behind(axes, shape.len());
+    let perm = trailing_axes(axes, shape.len());
     let mut back = vec![0; perm.len()];
     perm.iter().enumerate().for_each(|(i, &p)| back[p] = i);
     let moved: Vec<usize> = perm.iter().map(|&p| shape[p]).collect();

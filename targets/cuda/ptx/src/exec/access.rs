@@ -2,7 +2,7 @@
 
 use super::block::Block;
 use super::error::{Kind, Stop};
-use super::shared::Touch;
+use super::shared::AccessKind;
 use super::warp::{Copy, Warp, lanes};
 use crate::code::{Access, Code, LOCAL_WINDOW, SHARED_WINDOW, Update, WINDOW};
 use crate::lanes::{WARP, mask, signed};
@@ -23,7 +23,7 @@ fn placed(access: &Access, register: u64) -> (Space, u64) {
     }
 }
 
-/// An address is a multiple of what is accessed.
+/// Checks that an address is a multiple of the access's size.
 pub(super) fn aligned(address: u64, bytes: u64, lane: usize) -> Result<(), Stop> {
     if address.is_multiple_of(bytes) {
         return Ok(());
@@ -32,7 +32,7 @@ pub(super) fn aligned(address: u64, bytes: u64, lane: usize) -> Result<(), Stop>
         Kind::Misaligned,
         lane as u32,
         format!("{bytes} bytes at {address:#x}, which is not a multiple of {bytes}"),
-        "an address is a multiple of all bytes that are accessed at once",
+        "an address must be a multiple of the bytes of the access",
     ))
 }
 
@@ -118,7 +118,7 @@ impl Warp {
         block: &mut Block<'_>,
         code: &Code,
         access: &Access,
-        way: Direction,
+        direction: Direction,
         active: u32,
         mut with: impl FnMut(&[[u64; WARP]], CheckedMemory<'_>, usize) -> Result<(), Stop>,
     ) -> Result<(), Stop> {
@@ -132,7 +132,8 @@ impl Warp {
             aligned(address, bytes, lane)?;
             let place = match space {
                 Space::Global | Space::Const => {
-                    let (held, at) = block.global(address, bytes, way != Direction::Load, lane, &mut last)?;
+                    let (held, at) =
+                        block.global(address, bytes, direction != Direction::Load, lane, &mut last)?;
                     if space == Space::Global {
                         global[globals] = address;
                         globals += 1;
@@ -140,17 +141,17 @@ impl Warp {
                     CheckedMemory::Global(block.memory, held, at)
                 }
                 Space::Shared => {
-                    let touch = match way {
-                        Direction::Load => Touch::Read,
-                        Direction::Store => Touch::Write,
-                        Direction::Change => Touch::Atomic,
+                    let touch = match direction {
+                        Direction::Load => AccessKind::Read,
+                        Direction::Store => AccessKind::Write,
+                        Direction::Change => AccessKind::Atomic,
                     };
                     block.shared.touch(address, bytes, self.index * WARP + lane, touch)?;
                     CheckedMemory::Shared(&mut block.shared, address)
                 }
                 Space::Local => {
                     let own = self.local.len() / WARP;
-                    within(address, bytes, own, "the thread's own memory", lane)?;
+                    within(address, bytes, own, "local memory", lane)?;
                     CheckedMemory::Bytes(&mut self.local, lane * own + address as usize)
                 }
                 Space::Param => {
@@ -160,7 +161,7 @@ impl Warp {
             };
             with(&self.registers, place, lane)?;
         }
-        let traffic = match way {
+        let traffic = match direction {
             Direction::Load => &mut block.report.loads,
             Direction::Store => &mut block.report.stores,
             Direction::Change => &mut block.report.atomics,
@@ -171,7 +172,7 @@ impl Warp {
         Ok(())
     }
 
-    /// `cp.async`: what is read now arrives at a wait.
+    /// `cp.async`: the data that is read now arrives at a later wait.
     pub(super) fn copy(
         &mut self,
         block: &mut Block<'_>,
@@ -192,7 +193,7 @@ impl Warp {
             }
             aligned(place, u64::from(bytes), lane)?;
             aligned(address, u64::from(bytes), lane)?;
-            block.shared.touch(place, u64::from(bytes), self.index * WARP + lane, Touch::CopyBegins)?;
+            block.shared.touch(place, u64::from(bytes), self.index * WARP + lane, AccessKind::CopyBegins)?;
             let mut values = [0; 2];
             if read > 0 {
                 let (held, at) = block.global(address, read, false, lane, &mut last)?;
@@ -226,7 +227,7 @@ impl Warp {
                 continue;
             }
             let thread = self.index * WARP + lane;
-            block.shared.touch(copy.place, u64::from(copy.bytes), thread, Touch::CopyEnds)?;
+            block.shared.touch(copy.place, u64::from(copy.bytes), thread, AccessKind::CopyEnds)?;
             for i in 0..copy.bytes.div_ceil(8) {
                 let place = copy.place + u64::from(8 * i);
                 block.shared.store(place, copy.bytes.min(8), copy.values[i as usize]);

@@ -103,7 +103,7 @@ impl<'k> Block<'k> {
         match self.memory.find(address, bytes, last) {
             Ok((held, _)) if writes && held.read_only => {
                 let message = format!("{bytes} bytes are written at {address:#x}, in `{}`", held.name);
-                stop(Kind::ReadOnly, message, "constants and buffers that are read only stay what they are")
+                stop(Kind::ReadOnly, message, "constants and read-only buffers must not change")
             }
             Ok(found) => Ok(found),
             Err(near) => {

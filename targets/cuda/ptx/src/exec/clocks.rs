@@ -1,7 +1,7 @@
 //! Order of events: vector clocks of warps and lanes that meet at barriers.
 
-/// For each of some parties, its knowledge of the others' clocks. An event of `j` at its clock `c` came
-/// before everything that `i` does from now on if `i` knows of a clock of `j` above `c`.
+/// For each party, its knowledge of the others' clocks. An event of `j` at its clock `c` precedes all later
+/// actions of `i` if `i` knows a clock of `j` above `c`.
 pub(super) struct Clocks {
     parties: usize,
     seen: Vec<u32>,
@@ -22,7 +22,7 @@ impl Clocks {
         self.seen[party * self.parties + other] > clock
     }
 
-    /// A party arrives: what it knows goes into what the barrier knows.
+    /// A party arrives at a barrier: the barrier's clock includes the party's.
     pub(super) fn arrive(&mut self, party: usize, barrier: &mut Vec<u32>) {
         let row = party * self.parties;
         self.seen[row + party] += 1;
@@ -32,7 +32,7 @@ impl Clocks {
         }
     }
 
-    /// A party goes on: what the barrier knows is known to it.
+    /// A party leaves a barrier: the party's clock includes the barrier's.
     pub(super) fn leave(&mut self, party: usize, barrier: &[u32]) {
         let row = party * self.parties;
         for (seen, known) in self.seen[row..].iter_mut().zip(barrier) {

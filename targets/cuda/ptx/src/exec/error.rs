@@ -7,7 +7,7 @@ pub enum Kind {
     OutOfBounds,
     /// An address that is not a multiple of the size of the access.
     Misaligned,
-    /// A store to what is read only.
+    /// A store to read-only memory.
     ReadOnly,
     /// An unwritten register or unwritten shared memory is read.
     Uninitialised,
@@ -17,7 +17,7 @@ pub enum Kind {
     Deadlock,
     /// Threads of one warp wait at several barriers, or at one that others never reach.
     DivergentBarrier,
-    /// A shuffle or vote with a lane that does not take part.
+    /// A shuffle or vote with a lane that does not participate.
     InactiveLane,
     /// An operand that the instruction does not take.
     Operand,

@@ -4,7 +4,7 @@ use super::block::Block;
 use super::error::{ExecutionError, LaunchError};
 use super::report::Report;
 use super::settings::Launch;
-use super::turns;
+use super::warp_scheduler;
 use crate::code::{Constant, Kernel, MAX_SHARED};
 use crate::fault::{Fault, wrong};
 use crate::memory::{Buffer, Memory};
@@ -105,7 +105,7 @@ impl Program {
         let run = |index: u64| {
             let [x, y, _] = launch.grid.map(u64::from);
             let at = [index % x, index / x % y, index / x / y].map(|i| i as u32);
-            turns::run(Block::new(&self.kernel, launch, memory, &params, at), &addresses)
+            warp_scheduler::run(Block::new(&self.kernel, launch, memory, &params, at), &addresses)
         };
         let execution = LaunchError::Execution;
         if launch.workers <= 1 {
@@ -145,7 +145,7 @@ impl Program {
         error.map_or(Ok(report), |(_, error)| Err(execution(error)))
     }
 
-    /// Whether a launch is one of this kernel; what is wrong, and what would be right.
+    /// Checks that a launch fits the kernel; the error has what is wrong, and what would be right.
     fn fits(&self, launch: &Launch) -> Result<(), (String, String)> {
         let threads: u64 = launch.block.iter().map(|n| u64::from(*n)).product();
         if !(1..=MAX_THREADS).contains(&threads) {
@@ -183,15 +183,15 @@ impl Program {
 
     /// The bytes of the parameters, where the kernel has them.
     fn params(&self, memory: &Memory, arguments: &[Argument]) -> Result<Vec<u8>, (String, String)> {
-        let wanted = &self.kernel.params;
-        if arguments.len() != wanted.len() {
+        let params_of_kernel = &self.kernel.params;
+        if arguments.len() != params_of_kernel.len() {
             return Err((
                 format!("{} arguments", arguments.len()),
-                format!("it has {} parameters", wanted.len()),
+                format!("it has {} parameters", params_of_kernel.len()),
             ));
         }
         let mut params = vec![0; self.kernel.param_bytes as usize];
-        for ((name, first, bytes), argument) in wanted.iter().zip(arguments) {
+        for ((name, first, bytes), argument) in params_of_kernel.iter().zip(arguments) {
             let given = argument.bytes(memory);
             if given.len() != *bytes as usize {
                 return Err((format!("{} bytes for `{name}`", given.len()), format!("it has {bytes} bytes")));

@@ -20,19 +20,19 @@ struct Cell {
     writer: Stamp,
     /// The last two threads that read it.
     readers: [Stamp; 2],
-    /// The thread, from 1, whose copy to it is under way.
+    /// The thread, counted from 1, whose copy to it is pending.
     copying: u16,
 }
 
 /// Kind of access.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Touch {
+pub(super) enum AccessKind {
     Read,
     Write,
     Atomic,
     /// A copy begins that ends at a wait.
     CopyBegins,
-    /// It ends.
+    /// A copy ends.
     CopyEnds,
 }
 
@@ -61,8 +61,8 @@ impl Shared {
         }
     }
 
-    /// Lanes of a warp meet.
-    pub(super) fn lanes_meet(&mut self, warp: usize, mask: u32) {
+    /// The lanes of a warp synchronise.
+    pub(super) fn lanes_converge(&mut self, warp: usize, mask: u32) {
         if self.cells.is_empty() {
             return;
         }
@@ -90,7 +90,13 @@ impl Shared {
     }
 
     /// Checks an access of a thread. `place` is the first byte, and there are `bytes` of them.
-    pub(super) fn touch(&mut self, place: u64, bytes: u64, thread: usize, touch: Touch) -> Result<(), Stop> {
+    pub(super) fn touch(
+        &mut self,
+        place: u64,
+        bytes: u64,
+        thread: usize,
+        touch: AccessKind,
+    ) -> Result<(), Stop> {
         let lane = (thread % WARP) as u32;
         let end = place.checked_add(bytes).filter(|end| *end <= self.bytes.len() as u64);
         let Some(range) = end.map(|end| place as usize..end as usize) else {
@@ -104,16 +110,16 @@ impl Shared {
                 "a dynamic size is given at the launch",
             ));
         };
-        let reads = matches!(touch, Touch::Read | Touch::Atomic);
+        let reads = matches!(touch, AccessKind::Read | AccessKind::Atomic);
         if self.unwritten && reads && !self.written[range.clone()].iter().all(|written| *written) {
             return Err(Stop::new(
                 Kind::Uninitialised,
                 lane,
                 format!("shared memory at {place:#x} is read and was never written"),
-                "shared memory begins without values",
+                "shared memory is not initialised",
             ));
         }
-        if !matches!(touch, Touch::Read | Touch::CopyBegins) {
+        if !matches!(touch, AccessKind::Read | AccessKind::CopyBegins) {
             self.written[range.clone()].fill(true);
         }
         if self.cells.is_empty() {
@@ -121,7 +127,7 @@ impl Shared {
         }
         let stamp = Stamp {
             thread: thread as u16 + 1,
-            atomic: touch == Touch::Atomic,
+            atomic: touch == AccessKind::Atomic,
             warp_clock: self.warps.now(thread / WARP),
             lane_clock: self.lanes[thread / WARP].now(thread % WARP),
         };
@@ -131,10 +137,10 @@ impl Shared {
         Ok(())
     }
 
-    fn touch_byte(&mut self, at: usize, thread: usize, stamp: Stamp, touch: Touch) -> Result<(), Stop> {
+    fn touch_byte(&mut self, at: usize, thread: usize, stamp: Stamp, touch: AccessKind) -> Result<(), Stop> {
         let cell = self.cells[at];
         let race = |other: u16, what: &str| {
-            let does = if touch == Touch::Read { "reads" } else { "writes" };
+            let does = if touch == AccessKind::Read { "reads" } else { "writes" };
             Stop::new(
                 Kind::Race,
                 (thread % WARP) as u32,
@@ -142,17 +148,17 @@ impl Shared {
                     "thread {thread} {does} shared memory at {at:#x}, which thread {} {what}, with no barrier in between",
                     other - 1
                 ),
-                "`bar.sync` orders what the threads of a block do, `bar.warp.sync` what those of a warp do; `cp.async` ends at a wait",
+                "`bar.sync` orders the threads of a block, `bar.warp.sync` those of a warp; `cp.async` ends at a wait",
             )
         };
-        if cell.copying != 0 && touch != Touch::CopyEnds {
+        if cell.copying != 0 && touch != AccessKind::CopyEnds {
             return Err(race(cell.copying, "is still copying to"));
         }
         let both_atomic = stamp.atomic && cell.writer.atomic;
         if !both_atomic && !self.before(cell.writer, thread) {
             return Err(race(cell.writer.thread, "wrote"));
         }
-        if touch != Touch::Read {
+        if touch != AccessKind::Read {
             for reader in cell.readers {
                 let both_atomic = stamp.atomic && reader.atomic;
                 if !both_atomic && !self.before(reader, thread) {
@@ -162,14 +168,14 @@ impl Shared {
         }
         let cell = &mut self.cells[at];
         match touch {
-            Touch::Read => {
+            AccessKind::Read => {
                 if cell.readers[0].thread != stamp.thread {
                     cell.readers[1] = cell.readers[0];
                 }
                 cell.readers[0] = stamp;
             }
-            Touch::CopyBegins => cell.copying = stamp.thread,
-            Touch::Write | Touch::Atomic | Touch::CopyEnds => {
+            AccessKind::CopyBegins => cell.copying = stamp.thread,
+            AccessKind::Write | AccessKind::Atomic | AccessKind::CopyEnds => {
                 cell.writer = stamp;
                 cell.copying = 0;
             }

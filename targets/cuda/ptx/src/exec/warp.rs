@@ -7,8 +7,8 @@ use crate::lanes::{Lanes, WARP};
 
 /// Steps of a warp before others have their turn.
 const QUANTUM: u32 = 4096;
-/// Steps of a round of a warp whose lanes went apart. The last [`OTHERS`] of them go to groups other than the
-/// first in the program.
+/// Steps per round of a warp with diverged lanes. The last [`OTHERS`] of them go to groups other than the
+/// first in program order.
 const ROUND: u32 = 8192;
 const OTHERS: u32 = 128;
 
@@ -19,7 +19,8 @@ pub(super) enum State {
     Ready,
     /// Other lanes that have to come to the same instruction.
     Lanes,
-    /// Other threads of the block at a barrier; how many it has, where it says so.
+    /// Waiting for other threads of the block at a barrier; with the number of threads, if the barrier has
+    /// one.
     Barrier(u32, Option<u32>),
 }
 
@@ -31,7 +32,7 @@ pub(super) struct Group {
     pub(super) state: State,
 }
 
-/// A copy to shared memory that is under way.
+/// A pending copy to shared memory.
 pub(super) struct Copy {
     pub(super) lane: u32,
     pub(super) group: u32,
@@ -64,7 +65,7 @@ pub(super) enum Next {
     On,
     /// The group waits, before the same instruction.
     Wait,
-    /// The group has gone where it says.
+    /// The group has jumped.
     Gone,
 }
 
@@ -95,7 +96,7 @@ impl Warp {
         }
     }
 
-    /// The group that runs next: the first in the program; now and then another, so that none waits for ever.
+    /// The group that runs next: the first in program order, and sometimes another, so that none starves.
     fn pick(&mut self) -> Option<usize> {
         if let [group] = &self.groups[..] {
             return (group.state == State::Ready).then_some(0);
@@ -152,7 +153,7 @@ impl Warp {
                 let stop = Stop::new(
                     Kind::StepLimit,
                     mask.trailing_zeros(),
-                    format!("the block has done {limit} steps of warps"),
+                    format!("the block has executed {limit} steps of warps"),
                     "raise `Launch::steps`, or look for a loop that does not end",
                 );
                 return Err((pc, stop));
@@ -188,7 +189,7 @@ impl Warp {
                     Kind::Uninitialised,
                     missing.trailing_zeros(),
                     format!("`{}` is read and was never written", kernel.register_name(*reg)),
-                    "every path to here has to write it; `Launch::unwritten` allows it",
+                    "every path to here must write it; `Launch::unwritten` allows it",
                 ));
             }
         }
@@ -240,7 +241,7 @@ impl Warp {
                 Err(Stop::new(Kind::Trap, active.trailing_zeros(), "`trap`", "the kernel gave up"))
             }
             Action::Nothing => Ok(Next::On),
-            _ => self.together_or_memory(block, at, code, mask, active),
+            _ => self.collective_or_memory(block, at, code, mask, active),
         }
     }
 
@@ -272,11 +273,11 @@ impl Warp {
         Next::Gone
     }
 
-    /// Lanes end. Those that waited for them look again.
+    /// Ends lanes. Groups that waited for them check again.
     fn exit(&mut self, at: usize, active: u32) -> Next {
         self.alive &= !active;
         self.copies.retain(|copy| active >> copy.lane & 1 == 0);
-        self.wake();
+        self.retry_lanes();
         let rest = self.groups[at].mask & !active;
         if rest == 0 {
             self.groups.swap_remove(at);
@@ -288,7 +289,7 @@ impl Warp {
     }
 
     /// Groups that wait for lanes look again.
-    fn wake(&mut self) {
+    fn retry_lanes(&mut self) {
         for group in &mut self.groups {
             if group.state == State::Lanes {
                 group.state = State::Ready;

@@ -1,8 +1,8 @@
-//! Arithmetic in f64 that rounds to odd: rounding its result once more, to fewer bits, is rounding the exact
-//! one.
+//! Arithmetic in f64 that rounds to odd: rounding its result again, to fewer bits, equals rounding the exact
+//! result.
 //!
-//! If a result is not exact, it is truncated towards zero and its last bit is made 1. As f64 has more than
-//! twice the bits of f32 and two more, this never causes a tie of the narrower format (Boldo and Melquiond,
+//! If a result is not exact, it is truncated towards zero and its last bit is set to 1. f64 has at least two
+//! more bits than twice those of f32. So this never causes a tie in the narrower format (Boldo and Melquiond,
 //! 2008).
 
 /// A sum whose error is known, to odd. `error` has the sign of what the exact sum is larger by.
@@ -53,24 +53,24 @@ pub(crate) fn sqrt_odd(a: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Sums and products of numbers whose exponents lie near and far, rounded twice, are what the CPU rounds
-    /// once.
+    /// Rounding twice gives the same sums and products as the CPU's single rounding, for near and far
+    /// exponents.
     #[test]
-    fn rounded_twice_is_rounded_once() {
+    fn double_rounding_equals_single_rounding() {
         let mut state = 7u64;
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bits = (state >> 32) as u32;
-            // Half of them near 1, and half of any exponent.
+            // Half of the numbers are near 1, the others have any exponent.
             f32::from_bits(if state >> 20 & 1 == 0 { bits } else { bits & 0x83ff_ffff | 0x3c00_0000 })
         };
         for _ in 0..200_000 {
             let (a, b, c) = (next(), next(), next());
             let [x, y, z] = [a, b, c].map(f64::from);
-            let same = |found: f64, wanted: f32, what: &str| {
+            let same = |found: f64, expected: f32, what: &str| {
                 let found = found as f32;
-                let equal = found.to_bits() == wanted.to_bits() || found.is_nan() && wanted.is_nan();
-                assert!(equal, "{what} of {a:e}, {b:e}, {c:e}: {found:e}, {wanted:e}");
+                let equal = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+                assert!(equal, "{what} of {a:e}, {b:e}, {c:e}: {found:e}, {expected:e}");
             };
             same(fma_odd(x, y, z), a.mul_add(b, c), "fma");
             same(add_odd(x, y), a + b, "sum");

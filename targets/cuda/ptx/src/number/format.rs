@@ -31,20 +31,20 @@ impl Rounding {
 
     /// Whether a magnitude is rounded up, by its last bit, and by the part that was cut off: less than (-1),
     /// equal to or more than half.
-    fn goes_up(self, negative: bool, odd: bool, cut: Cut) -> bool {
+    fn goes_up(self, negative: bool, odd: bool, cut: Remainder) -> bool {
         match self {
-            Self::Nearest => cut == Cut::More || (cut == Cut::Half && odd),
-            Self::NearestAway => cut >= Cut::Half,
+            Self::Nearest => cut == Remainder::More || (cut == Remainder::Half && odd),
+            Self::NearestAway => cut >= Remainder::Half,
             Self::Zero => false,
-            Self::Down => negative && cut != Cut::Nothing,
-            Self::Up => !negative && cut != Cut::Nothing,
+            Self::Down => negative && cut != Remainder::Nothing,
+            Self::Up => !negative && cut != Remainder::Nothing,
         }
     }
 }
 
 /// Part that was cut off a magnitude, in halves of its last bit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Cut {
+enum Remainder {
     Nothing,
     Less,
     Half,
@@ -132,17 +132,17 @@ impl Format {
         let last = exponent - self.fraction as i32;
         let down = last - scale;
         let (kept, cut) = if down <= 0 {
-            (magnitude << -down, Cut::Nothing)
+            (magnitude << -down, Remainder::Nothing)
         } else if down > 64 {
-            (0, Cut::Less)
+            (0, Remainder::Less)
         } else {
             let wide = u128::from(magnitude);
             let (rest, half) = (wide & ((1 << down) - 1), 1u128 << (down - 1));
             let cut = match rest {
-                0 => Cut::Nothing,
-                rest if rest < half => Cut::Less,
-                rest if rest == half => Cut::Half,
-                _ => Cut::More,
+                0 => Remainder::Nothing,
+                rest if rest < half => Remainder::Less,
+                rest if rest == half => Remainder::Half,
+                _ => Remainder::More,
             };
             ((wide >> down) as u64, cut)
         };
@@ -185,7 +185,7 @@ impl Format {
         if bits & self.sign(true) == 0 { magnitude } else { -magnitude }
     }
 
-    /// The largest number where it is exceeded, with its sign; NaN stays.
+    /// Clamps a value to the largest number, with its sign; NaN is kept.
     pub(crate) fn saturated(self, value: f64) -> f64 {
         let most = self.value(self.largest());
         if value.is_nan() { value } else { value.clamp(-most, most) }
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_is_itself() {
+    fn every_f16_round_trips() {
         for format in [F16, BF16, E4M3, E5M2] {
             for bits in 0..1u64 << format.bits() {
                 let value = format.value(bits);

@@ -7,7 +7,7 @@ use crate::module::{Function, Module, Variable};
 use crate::types::{Space, Type};
 use std::collections::BTreeMap;
 
-/// Most bytes that a thread has of its own, as of every target.
+/// Maximum bytes of a thread's local memory, which is the same for every target.
 const MAX_LOCAL: u64 = 512 * 1024;
 
 /// The function that is being flattened.
@@ -32,7 +32,7 @@ pub(super) struct Build<'m> {
     pub(super) function_scopes: Vec<FunctionScope<'m>>,
     pub(super) local: u64,
     shared: u64,
-    /// Variables that live in shared memory: by function and line, as inlining meets them more than once.
+    /// Shared variables by function and line, since inlining may meet them more than once.
     pub(super) placed: BTreeMap<(&'m str, &'m str, u32), u64>,
     pub(super) guard: Option<(Reg, bool)>,
 }
@@ -72,7 +72,7 @@ impl<'m> Build<'m> {
         if self.scopes.define(name.to_owned(), named) {
             Ok(())
         } else {
-            wrong(format!("`{name}` is declared twice"), "names are unique in their block")
+            wrong(format!("`{name}` is declared twice"), "names must be unique in their block")
         }
     }
 
@@ -119,7 +119,7 @@ impl<'m> Build<'m> {
         let first = self.local.next_multiple_of(variable.alignment());
         self.local = first + variable.bytes().unwrap_or(0);
         if self.local > MAX_LOCAL {
-            return wrong("too much memory of a thread's own", format!("{MAX_LOCAL} bytes are the most"));
+            return wrong("too much local memory", format!("at most {MAX_LOCAL} bytes are allowed"));
         }
         Ok(first)
     }
@@ -131,7 +131,7 @@ impl<'m> Build<'m> {
         if self.shared > MAX_SHARED {
             return wrong(
                 format!("{} bytes of shared memory", self.shared),
-                format!("{MAX_SHARED} are the most of a block"),
+                format!("at most {MAX_SHARED} are allowed in a block"),
             );
         }
         Ok(first)
@@ -176,7 +176,7 @@ impl<'m> Build<'m> {
     pub(super) fn label(&mut self, name: &'m str) -> Resolved<u32> {
         let next = self.labels.len() as u32;
         let Some(function_scope) = self.function_scopes.last_mut() else {
-            return wrong("a branch outside of a function", "statements stand in functions");
+            return wrong("a branch outside of a function", "statements must be in functions");
         };
         let label = *function_scope.labels.entry(name).or_insert(next);
         if label == next {
@@ -196,7 +196,7 @@ impl<'m> Build<'m> {
             Some(found) => Ok(found),
             None => wrong(
                 format!("`{name}` is not a list of labels"),
-                "`NAME: .branchtargets A, B;` stands before",
+                "`NAME: .branchtargets A, B;` must be before it",
             ),
         }
     }

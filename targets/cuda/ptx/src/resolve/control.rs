@@ -37,7 +37,7 @@ pub(super) fn resolve(form: &mut Form<'_, '_>) -> Resolved<()> {
             form.flag("uni");
             form.end(1, 3)?;
             if form.build.guard.is_some() {
-                return wrong("a call that not all threads make", "branch around it");
+                return wrong("a call that only some threads make", "branch around it");
             }
         }
         Opcode::Ret => {

@@ -43,7 +43,7 @@ pub(crate) fn kernel(module: &Module, function: &Function) -> Result<Kernel, Fau
         build.define(&variable.name, named).map_err(declared)?;
     }
     if end > MAX_PARAMS {
-        return wrong(format!("{end} bytes of parameters"), format!("{MAX_PARAMS} are the most"))
+        return wrong(format!("{end} bytes of parameters"), format!("at most {MAX_PARAMS} are allowed"))
             .map_err(declared);
     }
     build.function(function)?;
@@ -94,7 +94,7 @@ impl<'m> Build<'m> {
             if let Some((name, _)) = missing {
                 return wrong(
                     format!("there is no label `{name}`"),
-                    format!("`{name}:` stands in the function"),
+                    format!("`{name}:` must be in the function"),
                 )
                 .map_err(declared);
             }
@@ -150,7 +150,10 @@ impl<'m> Build<'m> {
     fn here(&mut self, name: &'m str) -> Resolved<()> {
         let label = self.label(name)? as usize;
         if self.labels[label].is_some() {
-            return wrong(format!("the label `{name}` stands twice"), "labels are unique in their function");
+            return wrong(
+                format!("the label `{name}` is defined twice"),
+                "labels must be unique in their function",
+            );
         }
         self.labels[label] = Some(self.code.len() as u32);
         Ok(())
@@ -161,7 +164,7 @@ impl<'m> Build<'m> {
             if u64::from(self.count) + u64::from(count.unwrap_or(1)) > MAX_ALL_REGISTERS {
                 return wrong(
                     "too many registers",
-                    format!("{MAX_ALL_REGISTERS} are the most, with those of calls"),
+                    format!("at most {MAX_ALL_REGISTERS} are allowed, with those of called functions"),
                 );
             }
             let names = match count {
@@ -210,8 +213,11 @@ impl<'m> Build<'m> {
     fn instruction(&mut self, function: &'m Function, instruction: &'m Instruction) -> Result<(), Fault> {
         let at = |wrong: Wrong| wrong.at(&function.name, instruction);
         if self.sources.len() >= MAX_CODE {
-            return wrong("too many instructions", format!("{MAX_CODE} are the most, with those of calls"))
-                .map_err(at);
+            return wrong(
+                "too many instructions",
+                format!("at most {MAX_CODE} are allowed, with those of called functions"),
+            )
+            .map_err(at);
         }
         let source = self.sources.len() as u32;
         self.sources.push((instruction.line.0, crate::text::instruction(instruction)));
@@ -244,14 +250,15 @@ impl<'m> Build<'m> {
             _ => return wrong("a call of this form", "`call (result), function, (parameter);`").map_err(at),
         };
         let Some(called) = self.module.function(name).filter(|called| !called.entry) else {
-            let hint = "functions with a body are called by name; calls through registers are not known";
+            let hint = "functions with a body are called by name; calls through registers are not supported";
             return wrong(format!("there is no function `{name}`"), hint).map_err(at);
         };
         if self.function_scopes.len() >= MAX_CALLS {
-            return wrong("calls are nested too deeply", format!("{MAX_CALLS} are the most")).map_err(at);
+            return wrong("calls are nested too deeply", format!("at most {MAX_CALLS} are allowed"))
+                .map_err(at);
         }
         if self.function_scopes.iter().any(|function_scope| std::ptr::eq(function_scope.function, called)) {
-            let hint = "calls are replaced by what they call, so none may come back to itself";
+            let hint = "calls are inlined, so recursion is not allowed";
             return wrong(format!("`{name}` calls itself"), hint).map_err(at);
         }
         if (returns.len(), params.len()) != (called.returns.len(), called.params.len()) {

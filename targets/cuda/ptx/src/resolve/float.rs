@@ -11,7 +11,7 @@ use crate::types::Type;
 /// Every type that numbers of floating point are computed in.
 pub(super) const FLOATS: &[Type] = &[Type::F32, Type::F64, Type::F16, Type::Bf16, Type::F16x2, Type::Bf16x2];
 
-/// Changes of operands and results beside the arithmetic.
+/// Changes of operands and results in addition to the arithmetic.
 #[derive(Clone, Copy, Default)]
 struct Around {
     /// Subnormal numbers are zero.
@@ -111,7 +111,7 @@ fn arithmetic(form: &mut Form<'_, '_>) -> Resolved<()> {
     let count = if three { 4 } else { 3 };
     form.end(count, count)?;
     if ty == Type::F64 && rounding != Rounding::Nearest {
-        return wrong("f64 that is not rounded to the nearest", "`.rn` is what is known of .f64");
+        return wrong("f64 with a rounding other than to nearest", "only `.rn` is supported for .f64");
     }
     form.dst(0, ty)?;
     for i in 1..count {
@@ -163,9 +163,9 @@ fn plain(opcode: Opcode, flush: bool) -> Map {
     }
 }
 
-/// `a * b + c` of f32. The product is exact in f64, so its sum there, rounded once more, is right unless it
-/// is in the middle of two f32, or below the normal ones: then every lane is computed again with rounding to
-/// odd.
+/// `a * b + c` of f32. The product is exact in f64. So the f64 sum, rounded again, is correct unless it is
+/// halfway between two f32 numbers or below the normal ones. Then every lane is computed again with rounding
+/// to odd.
 fn multiply_add(value: impl Fn(u64) -> f32 + Copy + Send + Sync + 'static, flush: bool) -> Map {
     const BELOW: u64 = (1 << 29) - 1;
     const MIDDLE: u64 = 1 << 28;
@@ -196,7 +196,7 @@ fn quotient(form: &mut Form<'_, '_>) -> Resolved<()> {
     let around = Around { flush: form.flag("ftz"), ..Around::default() };
     let ty = form.ty(&[Type::F32, Type::F64])?;
     if ty == Type::F64 && (rounding != Rounding::Nearest || approximate) {
-        return wrong("f64 that is not rounded to the nearest", "`.rn` is what is known of .f64");
+        return wrong("f64 with a rounding other than to nearest", "only `.rn` is supported for .f64");
     }
     let count = if opcode == Opcode::Div { 3 } else { 2 };
     form.end(count, count)?;

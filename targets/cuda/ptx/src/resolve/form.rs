@@ -67,7 +67,7 @@ impl<'b, 'm> Form<'b, 'm> {
         Some(*found)
     }
 
-    /// One of a table, which has to come.
+    /// An entry of a table, which is required.
     pub(super) fn need<T: Copy>(&mut self, what: &str, table: &[(&str, T)]) -> Resolved<T> {
         if let Some(found) = self.one_of(table) {
             return Ok(found);
@@ -79,7 +79,7 @@ impl<'b, 'm> Form<'b, 'm> {
     /// Error for a form without a required part.
     pub(super) fn missing<T>(&self, what: &str, hint: impl Into<String>) -> Resolved<T> {
         match self.peek() {
-            Some(next) => wrong(format!("`.{next}` stands where {what} is expected"), hint),
+            Some(next) => wrong(format!("`.{next}`, expected {what}"), hint),
             None => wrong(format!("{what} is missing"), hint),
         }
     }
@@ -102,7 +102,7 @@ impl<'b, 'm> Form<'b, 'm> {
     pub(super) fn end(&self, least: usize, most: usize) -> Resolved<()> {
         if let Some(left) = self.peek() {
             return wrong(
-                format!("`.{left}` is not known here"),
+                format!("`.{left}` is not supported here"),
                 "`docs/ptx.md` lists the forms of every instruction",
             );
         }
@@ -320,7 +320,7 @@ impl<'b, 'm> Form<'b, 'm> {
                         "an address has .b32 or .b64",
                     );
                 }
-                // In a function, parameters are in the thread's own memory.
+                // In a function, parameters are in local memory.
                 let own = written == Some(Space::Param) && !self.build.in_kernel();
                 (if own { Some(Space::Local) } else { written }, reg)
             }
@@ -349,7 +349,7 @@ impl<'b, 'm> Form<'b, 'm> {
         if agrees {
             return Ok(());
         }
-        wrong(format!("`{name}` lies in {}", space.name()), "name that space in the instruction")
+        wrong(format!("`{name}` is in {}", space.name()), "name that space in the instruction")
     }
 
     /// A lane's function of the operands that were read.

@@ -38,7 +38,7 @@ pub(super) fn resolve(form: &mut Form<'_, '_>) -> Resolved<()> {
         Opcode::Abs | Opcode::Neg => sign(form),
         Opcode::Sad => distance(form),
         Opcode::Popc | Opcode::Clz | Opcode::Bfind => count(form),
-        Opcode::Brev | Opcode::Cnot => turn(form),
+        Opcode::Brev | Opcode::Cnot => invert_or_reverse(form),
         Opcode::Bfe | Opcode::Bfi => field(form),
         Opcode::Dp4a | Opcode::Dp2a => dot(form),
         other => {
@@ -259,7 +259,7 @@ fn count(form: &mut Form<'_, '_>) -> Resolved<()> {
     Ok(())
 }
 
-fn turn(form: &mut Form<'_, '_>) -> Resolved<()> {
+fn invert_or_reverse(form: &mut Form<'_, '_>) -> Resolved<()> {
     let reverse = form.opcode() == Opcode::Brev;
     let ty = form.ty(if reverse { BITS } else { &[B16, B32, B64] })?;
     form.end(2, 2)?;

@@ -92,7 +92,7 @@ fn move_words(form: &mut Form<'_, '_>) -> Resolved<()> {
     let ty = form.ty(&STORED)?;
     form.end(2, 2)?;
     if constant && (store || written != Some(Space::Global)) {
-        return wrong("`.nc` of what is not a load of global memory", "`ld.global.nc`");
+        return wrong("`.nc` without a load of global memory", "`ld.global.nc`");
     }
     if store && matches!(written, Some(Space::Const)) {
         return wrong("a store to constants", "constants are read only");
@@ -264,7 +264,7 @@ fn to_and_from_generic(form: &mut Form<'_, '_>) -> Resolved<()> {
     form.dst(0, ty)?;
     match form.variable(1)? {
         Some((_, of)) if of != space => {
-            return wrong(format!("the variable lies in {}", of.name()), "name that space");
+            return wrong(format!("the variable is in {}", of.name()), "name that space");
         }
         Some((reg, _)) => form.ins.push(reg),
         None => form.src(1, ty)?,

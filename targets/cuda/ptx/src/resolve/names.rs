@@ -30,7 +30,7 @@ impl Scopes {
         self.stack.pop();
     }
 
-    /// Gives a name; whether it was free in its block.
+    /// Defines a name; returns whether it was free in its block.
     pub(super) fn define(&mut self, name: String, named: Named) -> bool {
         self.stack.last_mut().is_some_and(|scope| scope.insert(name, named).is_none())
     }

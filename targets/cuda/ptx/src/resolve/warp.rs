@@ -50,7 +50,7 @@ fn shuffle(form: &mut Form<'_, '_>) -> Resolved<()> {
 fn vote(form: &mut Form<'_, '_>) -> Resolved<()> {
     form.need("`.sync`", &SYNC)?;
     let votes = [("all", Vote::All), ("any", Vote::Any), ("uni", Vote::Uniform), ("ballot", Vote::Ballot)];
-    let vote = form.need("what is asked", &votes)?;
+    let vote = form.need("a mode", &votes)?;
     let ty = form.ty(if vote == Vote::Ballot { &[B32] } else { &[Pred] })?;
     form.end(3, 3)?;
     form.dst(0, ty)?;
@@ -149,7 +149,10 @@ fn product(form: &mut Form<'_, '_>) -> Resolved<()> {
     });
     let mixed = a != b && a.per_register() < 4;
     let Some((_, depth, ..)) = found.filter(|_| !mixed) else {
-        return wrong("a product of these shapes and elements", "`docs/ptx.md` lists those that are known");
+        return wrong(
+            "a product of these shapes and elements",
+            "`docs/ptx.md` lists those that are supported",
+        );
     };
     form.dsts(0, 4, sum, false)?;
     form.srcs(1, (16 * depth / 32 / a.per_register()) as usize, B32, false)?;

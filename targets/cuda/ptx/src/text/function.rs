@@ -80,7 +80,9 @@ fn statement(tokens: &mut Tokens<'_>, depth: usize, left: &mut u64) -> Parsed<Op
     let line = tokens.line();
     let word = match tokens.peek() {
         Token::Mark('{') if depth == MAX_DEPTH => {
-            return Err(tokens.error("blocks are nested too deeply", format!("{MAX_DEPTH} are the most")));
+            return Err(
+                tokens.error("blocks are nested too deeply", format!("at most {MAX_DEPTH} are allowed"))
+            );
         }
         Token::Mark('{') => {
             tokens.advance();

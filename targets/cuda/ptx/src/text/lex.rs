@@ -124,7 +124,7 @@ impl<'t> Tokens<'t> {
         self.pieces[self.at].line
     }
 
-    /// Goes on.
+    /// Advances to the next token.
     pub(super) fn advance(&mut self) {
         if self.at + 1 < self.pieces.len() {
             self.at += 1;
@@ -201,7 +201,7 @@ impl<'t> Tokens<'t> {
             return Ok(number);
         }
         self.at = before;
-        Err(self.error(format!("{what} is {number}"), format!("it has to be below {limit}")))
+        Err(self.error(format!("{what} is {number}"), format!("it must be below {limit}")))
     }
 }
 

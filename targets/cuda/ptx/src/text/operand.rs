@@ -23,7 +23,7 @@ pub(super) fn instruction(tokens: &mut Tokens<'_>) -> Parsed<Instruction> {
     };
     let mut parts = word.split('.');
     let Some(opcode) = parts.next().and_then(Opcode::named) else {
-        let hint = "`docs/ptx.md` lists the instructions that are known";
+        let hint = "`docs/ptx.md` lists the supported instructions";
         return Err(tokens.error(format!("unknown instruction `{word}`"), hint));
     };
     let modifiers: Vec<_> = parts.map(str::to_owned).collect();
@@ -43,7 +43,7 @@ fn list(tokens: &mut Tokens<'_>, end: char) -> Parsed<Vec<Operand>> {
     let mut found = Vec::new();
     loop {
         if found.len() == MAX_OPERANDS {
-            return Err(tokens.error("too many operands", format!("{MAX_OPERANDS} are the most")));
+            return Err(tokens.error("too many operands", format!("at most {MAX_OPERANDS} are allowed")));
         }
         found.push(operand(tokens, end == ';')?);
         if !tokens.eat(',') {

@@ -42,7 +42,7 @@ fn version(tokens: &mut Tokens<'_>) -> Parsed<(u32, u32)> {
     let number = number.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     let number = number.ok_or_else(|| tokens.expected("a version", hint))?;
     if !(6..=9).contains(&number.0) {
-        return Err(tokens.error(format!("version {}.{} is not known", number.0, number.1), hint));
+        return Err(tokens.error(format!("version {}.{} is not supported", number.0, number.1), hint));
     }
     tokens.advance();
     Ok(number)
@@ -94,6 +94,6 @@ fn item(tokens: &mut Tokens<'_>) -> Parsed<Option<Item>> {
 fn unknown(tokens: &Tokens<'_>) -> SyntaxError {
     tokens.expected(
         "a variable or a function",
-        "`.entry`, `.func`, `.global`, `.shared` and `.const` are known, with `.visible`, `.extern` and `.weak`",
+        "`.entry`, `.func`, `.global`, `.shared` and `.const` are supported, with `.visible`, `.extern` and `.weak`",
     )
 }

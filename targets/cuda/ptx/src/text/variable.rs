@@ -75,9 +75,8 @@ pub(super) fn variable(tokens: &mut Tokens<'_>, linkage: Option<Linkage>) -> Par
         }
         let elements: u64 = tokens.below("the number of elements", MAX_VARIABLE + 1)?;
         if elements == 0 {
-            return Err(
-                tokens.error("an array without elements", "`[]` is an array that the start gives a size")
-            );
+            return Err(tokens
+                .error("an array without elements", "`[]` is an array whose size is given at the launch"));
         }
         array.push(elements);
         tokens.mark(']', "`name[16]`")?;
@@ -88,8 +87,10 @@ pub(super) fn variable(tokens: &mut Tokens<'_>, linkage: Option<Linkage>) -> Par
         values(tokens, &mut found)?;
     }
     if found.bytes().is_none() {
-        return Err(tokens
-            .error(format!("`{}` is too large", found.name), format!("{MAX_VARIABLE} bytes are the most")));
+        return Err(tokens.error(
+            format!("`{}` is too large", found.name),
+            format!("at most {MAX_VARIABLE} bytes are allowed"),
+        ));
     }
     Ok(found)
 }
@@ -123,7 +124,7 @@ fn values(tokens: &mut Tokens<'_>, of: &mut Variable) -> Parsed<()> {
             depth -= 1;
         } else if !tokens.eat(',') {
             if of.values.len() == MAX_VALUES {
-                return Err(tokens.error("too many values", format!("{MAX_VALUES} are the most")));
+                return Err(tokens.error("too many values", format!("at most {MAX_VALUES} are allowed")));
             }
             of.values.push(literal(tokens)?);
         }

@@ -3,14 +3,14 @@
 use crate::common::{SAMPLES, execute, kernel, sample, stopped};
 use moec_ptx::{Argument, Kind, Launch, LaunchError, Memory, Program, parse};
 
-/// Statements after the thread in `%r1` and the buffer of 256 words in `%d1`.
+/// Executes statements, with the thread's number in `%r1` and the address of a buffer of 256 words in `%d1`.
 fn stops(statements: &str, threads: u32) -> moec_ptx::ExecutionError {
     let body =
         format!("ld.param.u64 %d1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %d2, %r1, 4;\n{statements}");
     stopped(&body, &Launch { steps: 1000, ..Launch::linear(1, threads) })
 }
 
-/// Statements, threads, and what stops them.
+/// Statements, number of threads, expected error.
 const STOPS: &[(&str, u32, Kind)] = &[
     ("add.s64 %d3, %d1, %d2; ld.global.u32 %r2, [%d3+1000];", 32, Kind::OutOfBounds),
     ("mov.u64 %d3, 16; st.global.u32 [%d3], %r1;", 1, Kind::OutOfBounds),
@@ -72,19 +72,19 @@ const STOPS: &[(&str, u32, Kind)] = &[
 ];
 
 #[test]
-fn what_stops_a_kernel_is_named() {
-    let mut said = Vec::new();
+fn kernel_faults_are_named() {
+    let mut messages = Vec::new();
     for (statements, threads, kind) in STOPS {
         let error = stops(statements, *threads);
         assert_eq!(error.kind, *kind, "{statements}: {error}");
-        said.push(error.to_string());
+        messages.push(error.to_string());
     }
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(messages.join("\n"));
 }
 
-/// Below the first byte an address is far after the last one.
+/// Negative offsets wrap around to addresses far past the end.
 #[test]
-fn what_lies_before_shared_memory_is_outside_of_it() {
+fn addresses_before_shared_memory_are_out_of_bounds() {
     for statements in [
         ".shared .align 4 .b8 s[16]; mov.u32 %r2, 0; ld.shared.u32 %r3, [%r2+-4];",
         ".shared .align 4 .b8 s[16]; mov.u32 %r2, 0; st.shared.u32 [%r2+-4], %r1;",
@@ -104,7 +104,7 @@ fn a_limit_of_threads_may_be_larger_than_any_block() {
 }
 
 #[test]
-fn what_a_launch_allows_does_not_stop() {
+fn faults_allowed_by_the_launch_do_not_stop_it() {
     let body = "ld.param.u64 %d1, [out]; .shared .align 4 .b8 s[16]; add.u32 %r2, %r3, 5; st.shared.u32 [s], %r2;\n\
         ld.shared.u32 %r4, [s+8]; add.u32 %r2, %r2, %r4; st.global.u32 [%d1], %r2;";
     let launch = Launch { races: false, unwritten: true, ..Launch::linear(1, 64) };
@@ -112,7 +112,7 @@ fn what_a_launch_allows_does_not_stop() {
 }
 
 #[test]
-fn the_first_block_that_stops_is_told() {
+fn first_faulting_block_is_reported() {
     let body =
         "ld.param.u64 %d1, [out]; mov.u32 %r1, %ctaid.x; setp.lt.u32 %p1, %r1, 5; @%p1 bra END; trap;\nEND:";
     for workers in [1, 4] {
@@ -122,14 +122,14 @@ fn the_first_block_that_stops_is_told() {
 }
 
 #[test]
-fn launches_that_do_not_fit_are_refused() {
+fn mismatched_launches_are_rejected() {
     let module = parse(&sample("matmul")).unwrap();
     let memory = Memory::new(&module).unwrap();
     let program = Program::new(&module, "matmul").unwrap();
     let four = vec![Argument::U64(0), Argument::U64(0), Argument::U64(0), Argument::U32(1)];
     let right = Launch::new([1, 1, 1], [16, 16, 1]);
     let wide = vec![Argument::U64(0); 4];
-    let said: Vec<_> = [
+    let messages: Vec<_> = [
         (&four, Launch::linear(1, 256)),
         (&four, Launch::linear(1, 2048)),
         (&four, Launch { grid: [1, 0, 1], ..right.clone() }),
@@ -143,13 +143,13 @@ fn launches_that_do_not_fit_are_refused() {
         other => panic!("{other:?}"),
     })
     .collect();
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(messages.join("\n"));
     assert!(Program::new(&module, "mat").is_err_and(|e| e.to_string().contains("kernels: matmul")));
 }
 
-/// A kernel of LLVM without one of its barriers has races, and is told so.
+/// A kernel compiled by LLVM from which one barrier was removed has races, which are reported.
 #[test]
-fn a_barrier_that_is_missing_is_noticed() {
+fn missing_barrier_is_detected() {
     let text = sample("matmul");
     assert!(SAMPLES.contains(&"matmul"));
     for nth in 0..2 {

@@ -1,9 +1,9 @@
-//! Kernels that LLVM wrote, and one written by hand, against references in f64.
+//! Kernels compiled by LLVM, and one written by hand, compared with references in f64.
 
 use crate::common::{as_floats, bf16, floats, noise, of_bf16, sample};
 use moec_ptx::{Argument, Launch, Memory, Program, Report, parse};
 
-/// Starts a kernel with buffers before a number: the last buffer as it is afterwards.
+/// Runs a kernel with these buffers and this number as its arguments; returns the last buffer.
 fn start(name: &str, buffers: &[Vec<u8>], number: Option<u32>, launch: &Launch) -> (Vec<u8>, Report) {
     let module = parse(&sample(name)).unwrap();
     let mut memory = Memory::new(&module).unwrap();
@@ -16,13 +16,13 @@ fn start(name: &str, buffers: &[Vec<u8>], number: Option<u32>, launch: &Launch) 
     (memory.bytes(held[held.len() - 1]), report)
 }
 
-/// Whether numbers agree, by a part of the largest.
-fn near(found: &[f32], wanted: &[f64], part: f64) {
-    let most = wanted.iter().fold(0f64, |most, x| most.max(x.abs()));
-    for (i, (x, y)) in found.iter().zip(wanted).enumerate() {
+/// Checks that differences are at most `part` of the largest expected number.
+fn near(found: &[f32], expected: &[f64], part: f64) {
+    let most = expected.iter().fold(0f64, |most, x| most.max(x.abs()));
+    for (i, (x, y)) in found.iter().zip(expected).enumerate() {
         assert!((f64::from(*x) - y).abs() <= part * most, "element {i}: {x} and {y}");
     }
-    assert_eq!(found.len(), wanted.len());
+    assert_eq!(found.len(), expected.len());
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn rows_are_summed_through_shuffles_and_shared_memory() {
     near(&as_floats(&out), &sums, 1e-6);
 }
 
-/// `a * b` of matrices with this many rows, columns of `a`, and columns.
+/// `a · b` with `m` rows, inner dimension `k`, and `n` columns.
 fn product(a: &[f32], b: &[f32], [m, k, n]: [usize; 3]) -> Vec<f64> {
     let at = |i: usize, j: usize| (0..k).map(|l| f64::from(a[i * k + l]) * f64::from(b[l * n + j])).sum();
     (0..m * n).map(|i| at(i / n, i % n)).collect()
@@ -77,17 +77,17 @@ fn softmax_keeps_rows_in_dynamic_shared_memory() {
     let launch = Launch { dynamic_shared: 4 * columns as u32, ..Launch::linear(rows as u32, 32) };
     let (out, _) =
         start("softmax", &[floats(&x), vec![0; 4 * rows * columns]], Some(columns as u32), &launch);
-    let wanted = x.chunks(columns).flat_map(|row| {
+    let expected = x.chunks(columns).flat_map(|row| {
         let most = row.iter().copied().fold(f32::MIN, f32::max);
         let powers: Vec<f64> = row.iter().map(|x| f64::from(x - most).exp()).collect();
         let sum: f64 = powers.iter().sum();
         powers.into_iter().map(move |p| p / sum)
     });
-    near(&as_floats(&out), &wanted.collect::<Vec<_>>(), 1e-6);
+    near(&as_floats(&out), &expected.collect::<Vec<_>>(), 1e-6);
 }
 
 #[test]
-fn a_tile_of_bf16_by_tensor_cores() {
+fn bf16_tile_is_multiplied_by_tensor_cores() {
     let (a, b) = (noise(16 * 16, 7), noise(16 * 8, 8));
     let halves = |of: &[f32]| of.iter().flat_map(|x| bf16(*x).to_le_bytes()).collect::<Vec<u8>>();
     let rounded = |of: &[f32]| of.iter().map(|x| of_bf16(bf16(*x))).collect::<Vec<f32>>();

@@ -1,10 +1,10 @@
-//! Messages for texts that are not modules, and for modules that cannot be executed.
+//! Error messages for texts that are not modules, and for modules that cannot be executed.
 
 use crate::common::kernel;
 use moec_ptx::{parse, verify};
 
-/// Message for a text.
-fn said(text: &str) -> String {
+/// Error message for a text.
+fn message_for(text: &str) -> String {
     match parse(text) {
         Err(e) => e.to_string(),
         Ok(module) => verify(&module).map_or_else(|e| e.to_string(), |()| "a module".into()),
@@ -30,7 +30,7 @@ fn messages_of_the_parser() {
         kernel("", "\tadd.f32 %f1, %f2"),
         kernel("", &"{".repeat(40)),
     ];
-    insta::assert_snapshot!(texts.map(|text| said(&text)).join("\n"));
+    insta::assert_snapshot!(texts.map(|text| message_for(&text)).join("\n"));
 }
 
 #[test]
@@ -66,34 +66,34 @@ fn messages_of_the_verifier() {
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.f16.f32 {%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {%r4,%r5}, {%f0,%f1,%f2,%f3};",
         "setp.lt.f16x2 %p1, %r1, %r2;",
     ];
-    let messages = bodies.map(|body| said(&kernel(".param .u32 p", body)));
+    let messages = bodies.map(|body| message_for(&kernel(".param .u32 p", body)));
     insta::assert_snapshot!(messages.join("\n"));
 }
 
 #[test]
-fn functions_that_call_themselves_are_refused() {
+fn recursive_functions_are_rejected() {
     let text = ".version 8.3 .target sm_80 .address_size 64
 .func g() { call f; ret; }
 .func f() { call g; ret; }";
-    assert!(said(text).contains("calls itself"), "{}", said(text));
+    assert!(message_for(text).contains("calls itself"), "{}", message_for(text));
 }
 
 #[test]
-fn a_chain_of_calls_has_an_end() {
+fn call_depth_is_limited() {
     let head = ".version 8.3 .target sm_80 .address_size 64\n.func f4000() { ret; }\n".to_owned();
     let calls = (0..4000).rev().map(|nth| format!(".func f{nth}() {{ call f{}; ret; }}\n", nth + 1));
     let text = std::iter::once(head).chain(calls).collect::<String>();
-    assert!(said(&text).contains("calls are nested too deeply"), "{}", said(&text));
+    assert!(message_for(&text).contains("calls are nested too deeply"), "{}", message_for(&text));
 }
 
 #[test]
-fn variables_have_a_limit_together() {
+fn total_variable_size_is_limited() {
     let variable = |name| format!(".global .b8 {name}[1073741824];\n");
     let text = format!(".version 8.3 .target sm_80 .address_size 64\n{}{}", variable("a"), variable("b"));
-    assert!(said(&text).contains("too large variables"), "{}", said(&text));
+    assert!(message_for(&text).contains("too large variables"), "{}", message_for(&text));
 }
 
 #[test]
-fn a_comment_does_not_end_where_it_begins() {
-    assert_eq!(said(&kernel("", "/*/ add.f32 %f1 */ ret;")), "a module");
+fn slash_star_slash_does_not_close_a_comment() {
+    assert_eq!(message_for(&kernel("", "/*/ add.f32 %f1 */ ret;")), "a module");
 }

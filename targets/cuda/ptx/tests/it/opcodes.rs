@@ -1,18 +1,17 @@
-//! Every instruction of one thread with known values.
+//! Tests of every instruction that works on a single thread, with known values.
 
 use crate::common::{assembled, execute, kernel};
 use moec_ptx::Launch;
 use std::fmt::Write as _;
 
-/// An instruction, its operands and its result. Operand `i` is in `%h`, `%r` and `%d` with that number, by
-/// its size, and in `%p` its lowest bit. The result is in the register with number 0 that the instruction
-/// names first.
+/// An instruction, its operands and its result. Operand `i` is in register `i` of `%h`, `%r` and `%d`, by its
+/// size; `%p` has its lowest bit. The result is in register 0 of the kind that the instruction names first.
 type Row<'a> = (&'a str, &'a [u64], u64);
 
 fn check(rows: &[Row<'_>]) {
     let mut wrong = Vec::new();
     let mut module = String::from(".version 8.6\n.target sm_90\n.address_size 64\n");
-    for (instruction, operands, wanted) in rows {
+    for (instruction, operands, expected) in rows {
         let mut body = String::from("ld.param.u64 %d31, [out];\n");
         for (i, value) in operands.iter().enumerate() {
             let i = i + 1;
@@ -35,8 +34,8 @@ fn check(rows: &[Row<'_>]) {
         let (words, _) =
             execute(&text, 2, &Launch::linear(1, 1)).unwrap_or_else(|e| panic!("{instruction}: {e}"));
         let found = u64::from(words[0]) | u64::from(words[1]) << 32;
-        if found != *wanted {
-            wrong.push(format!("{instruction} of {operands:x?}: {found:#x}, not {wanted:#x}"));
+        if found != *expected {
+            wrong.push(format!("{instruction} of {operands:x?}: {found:#x}, not {expected:#x}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -111,7 +110,7 @@ fn integers() {
 }
 
 #[test]
-fn bits_and_choices() {
+fn bit_and_select_instructions_are_evaluated() {
     check(&[
         ("and.b32 %r0, %r1, %r2;", &[12, 10], 8),
         ("or.b64 %d0, %d1, %d2;", &[12, 10], 14),
@@ -227,7 +226,7 @@ fn floats() {
 }
 
 #[test]
-fn functions_that_hardware_approximates() {
+fn approximate_functions_are_evaluated() {
     check(&[
         ("ex2.approx.f32 %r0, %r1;", &[THREE], 0x4100_0000),
         ("ex2.approx.ftz.f32 %r0, %r1;", &[0xc300_0000], 0),

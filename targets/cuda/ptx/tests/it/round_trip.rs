@@ -1,4 +1,4 @@
-//! Modules of any form are printed and read back as themselves, and no text stops the reader.
+//! Printing and parsing round-trips for any module, and no text makes the parser panic.
 
 use moec_ptx::module::*;
 use moec_ptx::{Opcode, Space, Type, parse, print, verify};
@@ -24,7 +24,7 @@ fn offset() -> impl Strategy<Value = i64> {
     prop_oneof![Just(0), -(1i64 << 40)..1 << 40]
 }
 
-/// An operand that may be in a list.
+/// An operand that may be part of a list.
 fn simple() -> impl Strategy<Value = Operand> {
     prop_oneof![
         (name(), offset()).prop_map(|(name, offset)| Operand::Name(name, offset)),
@@ -142,7 +142,7 @@ fn module() -> impl Strategy<Value = Module> {
 
 proptest! {
     #[test]
-    fn a_module_reads_back_as_itself(module in module()) {
+    fn module_round_trips_through_text(module in module()) {
         let text = print(&module);
         match parse(&text) {
             Ok(again) => {
@@ -154,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn a_text_with_a_part_changed_is_read_or_refused(at in 0usize..4000, length in 0usize..20, with in "[ -~]{0,6}") {
+    fn changed_module_text_is_parsed_or_rejected(at in 0usize..4000, length in 0usize..20, with in "[ -~]{0,6}") {
         for name in crate::common::SAMPLES {
             let mut text = crate::common::sample(name);
             let from = at.min(text.len());

@@ -1,10 +1,10 @@
-//! Modules by LLVM are read, checked and printed back.
+//! Modules compiled by LLVM are read, checked, and printed back.
 
 use crate::common::{SAMPLES, assembled, folder, sample};
 use moec_ptx::{parse, print, verify};
 
 #[test]
-fn samples_of_llvm_are_modules() {
+fn llvm_samples_are_valid_modules() {
     for name in SAMPLES {
         let module = parse(&sample(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
         verify(&module).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -15,7 +15,7 @@ fn samples_of_llvm_are_modules() {
 }
 
 #[test]
-fn the_assembler_of_nvidia_takes_what_is_read_and_printed() {
+fn ptxas_accepts_samples_and_printed_modules() {
     for name in SAMPLES {
         assembled(name, "sm_80", &sample(name));
         let text = print(&parse(&sample(name)).unwrap());

@@ -1,9 +1,9 @@
-//! Operations of the lanes of a warp and the warps of a block together.
+//! Operations that the lanes of a warp or the warps of a block execute together.
 
 use crate::common::{execute, kernel};
 use moec_ptx::{InstructionClass, Launch};
 
-/// Values of `%r0` in every thread of a block after these statements; `%r1` is the thread.
+/// Values of `%r0` in every thread of a block after these statements; `%r1` has the thread's number.
 fn threads(statements: &str, block: u32) -> Vec<u32> {
     run(statements, &Launch::linear(1, block)).0
 }
@@ -22,7 +22,7 @@ fn each(block: u32, of: impl Fn(u32) -> u32) -> Vec<u32> {
 }
 
 #[test]
-fn shuffles_find_their_lanes() {
+fn shuffles_read_the_right_lanes() {
     let of = |mode: &str| threads(&format!("shfl.sync.{mode}, -1;"), 32);
     assert_eq!(of("bfly.b32 %r0, %r1, 5, 31"), each(32, |i| i ^ 5));
     assert_eq!(of("down.b32 %r0, %r1, 3, 31"), each(32, |i| if i + 3 > 31 { i } else { i + 3 }));
@@ -52,7 +52,7 @@ fn votes_and_reductions() {
 }
 
 #[test]
-fn lanes_that_went_apart_meet_again() {
+fn diverged_lanes_reconverge() {
     // A loop with the lane's number of iterations, then a vote of all.
     let (found, report) = run(
         "mov.u32 %r2, 0;\nLOOP: setp.ge.u32 %p1, %r2, %r1; @%p1 bra DONE; add.u32 %r2, %r2, 1; bra LOOP;\n\
@@ -78,7 +78,7 @@ fn lanes_that_went_apart_meet_again() {
 }
 
 #[test]
-fn a_lane_that_waits_for_another_of_its_warp_gets_its_turn() {
+fn spinning_lanes_do_not_block_their_warp() {
     let found = threads(
         ".shared .align 4 .b8 flag[4]; setp.eq.u32 %p1, %r1, 0; mov.u32 %r3, 0;\n\
          @%p1 st.shared.b32 [flag], %r3; bar.warp.sync -1; setp.eq.u32 %p2, %r1, 31; @%p2 bra SET;\n\
@@ -95,7 +95,8 @@ fn barriers_order_shared_memory() {
          bar.sync 0; sub.u32 %r5, 127, %r1; shl.b32 %r5, %r5, 2; add.u32 %r5, %r3, %r5; ld.shared.u32 %r0, [%r5];";
     let found = threads(&format!(".shared .align 4 .b8 s[512]; {reverse}"), 128);
     assert_eq!(found, each(128, |i| 127 - i));
-    // Half of the warps give, the other half takes: barrier 1 has 64 threads, 32 of which do not wait.
+    // One warp writes and arrives at barrier 1, the other waits and reads. The barrier has 64 threads, 32 of
+    // which do not wait.
     let given = threads(
         ".shared .align 4 .b8 s[128]; and.b32 %r2, %r1, 31; shl.b32 %r2, %r2, 2; mov.u32 %r3, s; add.u32 %r3, %r3, %r2;\
          mov.u32 %r0, 0; setp.lt.u32 %p1, %r1, 32; @%p1 bra GIVE; barrier.sync.aligned 1, 64; ld.shared.u32 %r0, [%r3]; bra END;\n\
@@ -117,8 +118,8 @@ fn atomic_operations_of_all_blocks() {
             mov.b32 %r5, 15360; red.relaxed.gpu.global.add.noftz.f16x2 [%d1+32], %r5; red.global.or.b32 [%d1+36], %r1;";
         let launch = Launch { workers, ..Launch::linear(4, 64) };
         let (found, report) = execute(&kernel(".param .u64 out", body), 10, &launch).unwrap();
-        let wanted = [256, 63, 256f32.to_bits(), 256 % 10, 5, 0, 768, 0, 0x5c00, 63];
-        assert_eq!(found, wanted);
+        let expected = [256, 63, 256f32.to_bits(), 256 % 10, 5, 0, 768, 0, 0x5c00, 63];
+        assert_eq!(found, expected);
         assert_eq!(report.class(InstructionClass::Atomic).threads, 8 * 256);
     }
 }
@@ -160,10 +161,10 @@ fn functions_tables_and_memory_of_a_thread() {
     );
 }
 
-/// The ISA gives the places of elements: a register of one lane at a time is set to one, and every sum shows
-/// which element it was.
+/// The ISA specifies the positions of matrix elements. A register of one lane at a time is set to one; each
+/// sum shows which element it was.
 #[test]
-fn elements_of_matrices_lie_where_the_isa_says() {
+fn matrix_fragment_layout_follows_the_isa() {
     // s8: a has a one at row 3 and column 18, b holds its row's number in column 5.
     let text = kernel(
         ".param .u64 out",
@@ -178,8 +179,8 @@ fn elements_of_matrices_lie_where_the_isa_says() {
     );
     let (found, _) = execute(&text, 128, &Launch::linear(1, 32)).unwrap_or_else(|e| panic!("{e}"));
     // Element (3, 5) is lane 14's second.
-    let wanted: Vec<u32> = (0..128).map(|i| if i == 4 * 14 + 1 { 18 } else { 0 }).collect();
-    assert_eq!(found, wanted);
+    let expected: Vec<u32> = (0..128).map(|i| if i == 4 * 14 + 1 { 18 } else { 0 }).collect();
+    assert_eq!(found, expected);
     let tf32 = kernel(
         ".param .u64 out",
         "ld.param.u64 %d1, [out]; mov.u32 %r1, %tid.x; mov.u32 %r0, 0; mov.f32 %f0, 0f3F800000;\n\
@@ -191,13 +192,13 @@ fn elements_of_matrices_lie_where_the_isa_says() {
     let (found, _) = execute(&tf32, 128, &Launch::linear(1, 32)).unwrap_or_else(|e| panic!("{e}"));
     for (i, bits) in found.iter().enumerate() {
         let (lane, row, column) = (i / 4, i / 16 + 8 * (i % 4 / 2), 2 * (i / 4 % 4) + i % 2);
-        let wanted = if row == 10 { 1.0 + 2.0 * (4 * column + 2) as f32 } else { 1.0 };
-        assert_eq!(f32::from_bits(*bits), wanted, "lane {lane}, row {row}, column {column}");
+        let expected = if row == 10 { 1.0 + 2.0 * (4 * column + 2) as f32 } else { 1.0 };
+        assert_eq!(f32::from_bits(*bits), expected, "lane {lane}, row {row}, column {column}");
     }
 }
 
 #[test]
-fn coalescing_is_that_of_sectors() {
+fn coalescing_is_counted_in_sectors() {
     let reads = |stride: u32| {
         let body = format!(
             "ld.param.u64 %d1, [out]; mov.u32 %r1, %tid.x; mad.wide.u32 %d2, %r1, {stride}, %d1; ld.global.u32 %r2, [%d2];"

@@ -1,7 +1,7 @@
 //! Copies over the link: a stream, and two pinned buffers that its copies use alternately. One is filled or
 //! emptied while the other is copied.
 
-use super::{GpuDevice, Result, check, look};
+use super::{GpuDevice, Result, check, poll};
 use crate::api::{Api, DevicePtr, Handle};
 use std::ffi::c_void;
 use std::ptr;
@@ -41,14 +41,14 @@ pub(crate) struct CopyStream {
 unsafe impl Send for CopyStream {}
 
 impl CopyStream {
-    /// One of nothing, in a GPU that is being opened.
-    pub(super) fn none(api: &Api, hangs: &Arc<AtomicBool>) -> Self {
+    /// Creates a stream without resources, for a GPU that is being opened.
+    pub(super) fn closed(api: &Api, hangs: &Arc<AtomicBool>) -> Self {
         let staged = [Buffer { at: ptr::null_mut(), done: ptr::null_mut() }; BUFFERS];
         let (context, stream) = (ptr::null_mut(), ptr::null_mut());
         Self { api: *api, context, stream, staged, hangs: Arc::clone(hangs) }
     }
 
-    /// Creates what it needs, in a context.
+    /// Creates the stream's resources in a context.
     pub(super) fn open(&mut self, context: Handle) -> Result<()> {
         let api = self.api;
         self.context = context;
@@ -64,7 +64,7 @@ impl CopyStream {
         Ok(())
     }
 
-    /// Releases what was created; a second call does nothing.
+    /// Releases the stream's resources; a second call does nothing.
     pub(super) fn free(&mut self) {
         // Freeing memory of a copy waits for it, and for the kernels before it.
         let freed = !self.hangs.load(Ordering::Relaxed) && !self.context.is_null() && self.current().is_ok();
@@ -106,13 +106,13 @@ impl CopyStream {
     /// Waits for an event; one that was never recorded has passed.
     fn passed(&self, event: Handle, limit: Duration) -> Result<()> {
         // SAFETY: the event is this copy stream's own.
-        look(&self.api, "cuEventQuery", limit, &self.hangs, || unsafe { (self.api.event_query)(event) })
+        poll(&self.api, "cuEventQuery", limit, &self.hangs, || unsafe { (self.api.event_query)(event) })
     }
 
     /// Waits for all copies.
-    pub(crate) fn ended(&self, limit: Duration) -> Result<()> {
+    pub(crate) fn wait(&self, limit: Duration) -> Result<()> {
         // SAFETY: the stream is this copy stream's own.
-        look(&self.api, "cuStreamQuery", limit, &self.hangs, || unsafe {
+        poll(&self.api, "cuStreamQuery", limit, &self.hangs, || unsafe {
             (self.api.stream_query)(self.stream)
         })
     }
@@ -208,7 +208,7 @@ impl CopyStream {
             };
             check(&self.api, name, status)?;
         }
-        self.ended(limit)?;
+        self.wait(limit)?;
         Ok((bytes * times, start.elapsed()))
     }
 }
@@ -225,7 +225,7 @@ impl GpuDevice {
     /// # Errors
     /// Fails if the driver does.
     pub(crate) fn copy_stream(&self) -> Result<CopyStream> {
-        let mut copies = CopyStream::none(&self.api, &self.hangs);
+        let mut copies = CopyStream::closed(&self.api, &self.hangs);
         copies.open(self.context)?;
         Ok(copies)
     }
@@ -235,14 +235,14 @@ impl GpuDevice {
     ///
     /// # Errors
     /// Fails if the driver does.
-    pub(crate) fn in_front_of(&mut self, copies: &CopyStream) -> Result<()> {
-        self.behind_kernels(copies.stream())
+    pub(crate) fn order_after_kernels(&mut self, copies: &CopyStream) -> Result<()> {
+        self.wait_for_kernels(copies.stream())
     }
 
-    fn behind_kernels(&mut self, copies: Handle) -> Result<()> {
+    fn wait_for_kernels(&mut self, copies: Handle) -> Result<()> {
         self.current()?;
         self.flush()?;
-        self.behind(copies, self.compute)
+        self.order_after(copies, self.compute)
     }
 
     /// Begins to copy to the GPU, after the kernels until now; kernels that are launched from now on wait for
@@ -260,10 +260,10 @@ impl GpuDevice {
         bytes: usize,
         limit: Duration,
     ) -> Result<()> {
-        self.behind_kernels(self.copies.stream())?;
+        self.wait_for_kernels(self.copies.stream())?;
         // SAFETY: the caller's promise.
         unsafe { self.copies.put(from, to, bytes, limit) }?;
-        self.behind(self.compute, self.copies.stream())
+        self.order_after(self.compute, self.copies.stream())
     }
 
     /// Copies from the GPU, after the kernels that were launched.
@@ -274,7 +274,7 @@ impl GpuDevice {
     /// # Errors
     /// As [`Self::put`].
     pub unsafe fn get(&mut self, from: DevicePtr, to: *mut u8, bytes: usize, limit: Duration) -> Result<()> {
-        self.behind_kernels(self.copies.stream())?;
+        self.wait_for_kernels(self.copies.stream())?;
         // SAFETY: the caller's promise.
         unsafe { self.copies.get(from, to, bytes, limit) }
     }
@@ -284,7 +284,7 @@ impl GpuDevice {
     ///
     /// # Errors
     /// As [`Self::put`].
-    pub fn link(&mut self, to: bool, times: usize, limit: Duration) -> Result<(usize, Duration)> {
+    pub fn measure_link(&mut self, to: bool, times: usize, limit: Duration) -> Result<(usize, Duration)> {
         let (at, all) = self.memory.unwrap_or_default();
         self.copies.link(to, times, [at, all as u64], limit)
     }

@@ -21,8 +21,8 @@ const OF_THREAD: u32 = 1;
 
 /// Knowledge about a run of launches.
 #[derive(Clone, Copy, Debug)]
-enum Known {
-    /// It came once.
+enum LaunchGraph {
+    /// The launches occurred once.
     Once,
     /// A graph of the driver's, and when it was launched last.
     Graph(Handle, u64),
@@ -31,11 +31,10 @@ enum Known {
 /// Launches that wait for the next copy over the link, and earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
-    /// One after the other, each as [`GpuDevice::queue`] writes it: equal bytes here are equal launches on
-    /// the GPU.
+    /// Pending launches, as [`GpuDevice::queue`] encodes them: equal bytes are equal launches on the GPU.
     waiting: Vec<u64>,
     launches: usize,
-    seen: HashMap<Box<[u64]>, Known>,
+    seen: HashMap<Box<[u64]>, LaunchGraph>,
     /// Graphs that were launched so far.
     clock: u64,
     /// Whether graphs are off: the driver has refused one, or the user disabled them.
@@ -43,8 +42,8 @@ pub(super) struct Graphs {
 }
 
 impl Graphs {
-    /// None yet. With `MOEC_CUDA_GRAPHS=off` in the environment every launch is made individually, for
-    /// comparison.
+    /// Creates an empty set. With `MOEC_CUDA_GRAPHS=off` in the environment every launch is made
+    /// individually, for comparison.
     pub(super) fn of_environment() -> Self {
         let refused = std::env::var_os("MOEC_CUDA_GRAPHS").is_some_and(|v| v == "off");
         Self { refused, ..Self::default() }
@@ -53,7 +52,7 @@ impl Graphs {
     /// Releases the driver's objects.
     pub(super) fn free(&mut self, api: &Api) {
         for known in std::mem::take(&mut self.seen).into_values() {
-            if let Known::Graph(graph, _) = known {
+            if let LaunchGraph::Graph(graph, _) = known {
                 // SAFETY: it is this GPU's own, and launched no more.
                 unsafe { (api.graph_free)(graph) };
             }
@@ -66,13 +65,13 @@ impl Graphs {
         if self.seen.len() < MOST {
             return;
         }
-        self.seen.retain(|_, known| matches!(known, Known::Graph(..)));
+        self.seen.retain(|_, known| matches!(known, LaunchGraph::Graph(..)));
         if self.seen.len() < MOST {
             return;
         }
-        let launched = |known: &Known| if let Known::Graph(_, at) = known { *at } else { 0 };
+        let launched = |known: &LaunchGraph| if let LaunchGraph::Graph(_, at) = known { *at } else { 0 };
         let oldest = self.seen.iter().min_by_key(|(_, known)| launched(known)).map(|(run, _)| run.clone());
-        if let Some(Known::Graph(graph, _)) = oldest.and_then(|run| self.seen.remove(&run)) {
+        if let Some(LaunchGraph::Graph(graph, _)) = oldest.and_then(|run| self.seen.remove(&run)) {
             // SAFETY: it is this GPU's own; a running launch is not disturbed.
             unsafe { (api.graph_free)(graph) };
         }
@@ -104,7 +103,7 @@ impl<'a> Waiting<'a> {
 }
 
 impl GpuDevice {
-    /// Has a kernel launched before the next copy, or the next wait.
+    /// Queues a kernel, which is launched before the next copy or wait.
     ///
     /// # Safety
     /// As [`GpuDevice::launch`], until then.
@@ -144,8 +143,8 @@ impl GpuDevice {
             return self.launch_each(run);
         }
         let graph = match self.graphs.seen.get(run).copied() {
-            Some(Known::Graph(graph, _)) => graph,
-            Some(Known::Once) => {
+            Some(LaunchGraph::Graph(graph, _)) => graph,
+            Some(LaunchGraph::Once) => {
                 let Ok(graph) = self.capture(run) else {
                     // The graph was refused, not its launches; if a launch is at fault, the individual
                     // launches report it now.
@@ -156,13 +155,13 @@ impl GpuDevice {
             }
             None => {
                 self.graphs.make_room(&self.api);
-                self.graphs.seen.insert(run.into(), Known::Once);
+                self.graphs.seen.insert(run.into(), LaunchGraph::Once);
                 return self.launch_each(run);
             }
         };
         self.graphs.clock += 1;
         if let Some(known) = self.graphs.seen.get_mut(run) {
-            *known = Known::Graph(graph, self.graphs.clock);
+            *known = LaunchGraph::Graph(graph, self.graphs.clock);
         }
         self.current()?;
         // SAFETY: the graph is this GPU's own; the caller promised the validity of its launches when they

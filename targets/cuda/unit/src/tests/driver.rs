@@ -1,19 +1,19 @@
-//! The driver that is made up: the calls that it got, and its answers.
+//! A fake driver, which records its calls and returns chosen answers.
 
 use crate::api::{Api, Handle, Status, code};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A driver: the calls that it got, and its answers.
+/// State of the fake driver: recorded calls and chosen answers.
 pub(super) struct Fake {
     pub(super) calls: Vec<String>,
     pub(super) gpus: c_int,
     pub(super) generation: [c_int; 2],
     pub(super) free: usize,
-    /// A function that refuses, and the number that it gives.
+    /// A function that fails, and its error number.
     pub(super) refuses: Option<(&'static str, Status)>,
     /// Output of the assembler.
-    pub(super) says: &'static str,
+    pub(super) log: &'static str,
     pub(super) memory: Vec<u8>,
 }
 
@@ -23,22 +23,22 @@ pub(super) static FAKE: Mutex<Fake> = Mutex::new(Fake {
     generation: [9, 0],
     free: 1 << 20,
     refuses: None,
-    says: "",
+    log: "",
     memory: Vec::new(),
 });
-/// One test after the other: the driver is one for all.
-static TURN: Mutex<()> = Mutex::new(());
+/// Serializes the tests, which share one driver.
+static FAKE_LOCK: Mutex<()> = Mutex::new(());
 
-pub(super) fn turn(change: impl FnOnce(&mut Fake)) -> MutexGuard<'static, ()> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+pub(super) fn lock_fake(change: impl FnOnce(&mut Fake)) -> MutexGuard<'static, ()> {
+    let guard = FAKE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let mut fake = FAKE.lock().unwrap_or_else(PoisonError::into_inner);
     (fake.calls, fake.gpus, fake.generation) = (Vec::new(), 1, [9, 0]);
-    (fake.free, fake.refuses, fake.says) = (1 << 20, None, "");
+    (fake.free, fake.refuses, fake.log) = (1 << 20, None, "");
     change(&mut fake);
-    turn
+    guard
 }
 
-/// Notes a call; the status that it gives.
+/// Records a call; returns its status.
 fn note(function: &'static str, what: String) -> Status {
     let mut fake = FAKE.lock().unwrap_or_else(PoisonError::into_inner);
     let name = function.strip_suffix("_v2").unwrap_or(function);
@@ -50,10 +50,10 @@ pub(super) fn calls() -> Vec<String> {
     std::mem::take(&mut FAKE.lock().unwrap().calls)
 }
 
-/// Writes what a call gives, unless it refuses.
+/// Writes the result of a call, unless it fails.
 unsafe fn give<T>(status: Status, to: *mut T, value: T) -> Status {
     if status == code::SUCCESS {
-        // SAFETY: the caller's: the address is of such a value.
+        // SAFETY: promised by the caller: the address is that of such a value.
         unsafe { to.write(value) };
     }
     status
@@ -61,7 +61,7 @@ unsafe fn give<T>(status: Status, to: *mut T, value: T) -> Status {
 
 const COMPUTE: usize = 0x11;
 const COPIES: usize = 0x12;
-const BESIDE: usize = 0x13;
+const COPY_STREAM: usize = 0x13;
 
 fn handle(number: usize) -> Handle {
     std::ptr::without_provenance_mut(number)
@@ -71,7 +71,7 @@ fn stream(of: Handle) -> &'static str {
     match of.addr() {
         COMPUTE => "compute",
         COPIES => "copies",
-        BESIDE => "beside",
+        COPY_STREAM => "beside",
         _ => "?",
     }
 }
@@ -82,7 +82,7 @@ pub(super) fn fake() -> Api {
     }
     unsafe extern "C" fn device_count(count: *mut c_int) -> Status {
         let gpus = FAKE.lock().unwrap().gpus;
-        // SAFETY: the addresses that the GPU gives are of its variables; so in all functions below.
+        // SAFETY: the unit passes addresses of its own variables; the same holds in all functions below.
         unsafe { give(note("cuDeviceGetCount", String::new()), count, gpus) }
     }
     unsafe extern "C" fn device_get(device: *mut c_int, index: c_int) -> Status {
@@ -166,15 +166,15 @@ pub(super) fn fake() -> Api {
         options: *mut c_uint,
         values: *mut *mut c_void,
     ) -> Status {
-        let says = FAKE.lock().unwrap().says;
-        // SAFETY: the text ends in a zero byte; there are as many options and values as is said, and the log
-        // has the bytes of the second one.
+        let log = FAKE.lock().unwrap().log;
+        // SAFETY: the text ends in a zero byte. There are as many options and values as `count` says, and the
+        // log has as many bytes as the second value says.
         unsafe {
             let options = std::slice::from_raw_parts(options, count as usize);
             let values = std::slice::from_raw_parts(values, count as usize);
             assert_eq!(options, [code::ERROR_LOG, code::ERROR_LOG_BYTES]);
-            assert!(values[1].addr() > says.len());
-            values[0].cast::<u8>().copy_from_nonoverlapping(says.as_ptr(), says.len());
+            assert!(values[1].addr() > log.len());
+            values[0].cast::<u8>().copy_from_nonoverlapping(log.as_ptr(), log.len());
             let text = CStr::from_ptr(text.cast()).to_bytes();
             let what = if text.starts_with(b"\x7fELF") {
                 "code".to_owned()
@@ -212,12 +212,12 @@ pub(super) fn fake() -> Api {
             let p = std::slice::from_raw_parts(parameters, 3);
             (p[0].cast::<u64>().read() - base, p[1].cast::<u64>().read() - base, p[2].cast::<u32>().read())
         };
-        let how = format!("[{x}, {y}, {z}] of {block} ({a}, {b}, {rows}) shared {shared} on {}", stream(of));
-        note("cuLaunchKernel", how)
+        let text = format!("[{x}, {y}, {z}] of {block} ({a}, {b}, {rows}) shared {shared} on {}", stream(of));
+        note("cuLaunchKernel", text)
     }
     unsafe extern "C" fn stream_create(of: *mut Handle, flags: c_uint) -> Status {
         let all = FAKE.lock().unwrap().calls.iter().filter(|a| a.starts_with("cuStreamCreate")).count();
-        let stream = [COMPUTE, COPIES, BESIDE][all % 3];
+        let stream = [COMPUTE, COPIES, COPY_STREAM][all % 3];
         // SAFETY: as above.
         unsafe { give(note("cuStreamCreate", flags.to_string()), of, handle(stream)) }
     }

@@ -19,5 +19,5 @@ mod run;
 
 pub use error::TraceError;
 pub use parse::Requests;
-pub use report::{Marks, Report};
+pub use report::{IssueClocks, Report};
 pub use run::{Setup, simulate};

@@ -15,7 +15,7 @@ const LAST: usize = 64;
 /// Noted are the 1st, the 64th, the 1024th and every fourfold of that, the last one, and the one that 64
 /// others follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Marks {
+pub struct IssueClocks {
     issued: u64,
     at: Vec<(u64, Clock)>,
     /// The clocks of the last 65, command `k` at `k % 65`.
@@ -23,13 +23,13 @@ pub struct Marks {
     next: u64,
 }
 
-impl Default for Marks {
+impl Default for IssueClocks {
     fn default() -> Self {
         Self { issued: 0, at: Vec::new(), recent: [0; LAST + 1], next: 1 }
     }
 }
 
-impl Marks {
+impl IssueClocks {
     /// One more read or write was issued.
     pub(super) fn note(&mut self, clock: Clock) {
         self.issued += 1;
@@ -70,7 +70,7 @@ impl Marks {
 }
 
 /// Written as a map: the numbers below N − 64, then `"N-64"`, then `"N"`.
-impl Serialize for Marks {
+impl Serialize for IssueClocks {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut map = to.serialize_map(None)?;
         for (k, clock) in &self.at {
@@ -92,7 +92,7 @@ pub struct Report {
     /// Reads and writes that were issued, N.
     pub column_commands: u64,
     /// The clocks at which some of them were issued.
-    pub cycles: Marks,
+    pub cycles: IssueClocks,
     /// `(c[N − 64] − c[1024]) / (N − 64 − 1024)`; null for fewer than 1089 commands.
     pub steady_cycles_per_line: Option<f64>,
     /// Activates.

@@ -88,7 +88,7 @@ impl Memory {
         let offer = channel.controller.offer(HOST, request, now);
         match offer {
             Offer::Full => return offer,
-            Offer::Taken => channel.next = now,
+            Offer::Accepted => channel.next = now,
             Offer::Forwarded => self.report.forwarded += 1,
             Offer::Merged => self.report.merged += 1,
         }

@@ -1,4 +1,4 @@
-//! Common parts of the tests: the rules of the standard once more, and streams of requests.
+//! Common parts of the tests: independent versions of the standard's rules, and request streams.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub(crate) mod monitor;
@@ -27,7 +27,7 @@ pub(crate) fn write(at: Address) -> Request {
     Request { kind: Kind::Write, at }
 }
 
-/// Numbers that look random and are the same in every run (xorshift64*).
+/// Reproducible pseudorandom numbers (xorshift64*).
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -44,7 +44,7 @@ impl Dice {
     }
 }
 
-/// The trace that these requests are, all of one channel.
+/// The requests as a trace, all for one channel.
 pub(crate) fn text(channel: usize, requests: &[Request]) -> String {
     let line = |r: &Request| {
         let kind = if r.kind == Kind::Read { 'R' } else { 'W' };

@@ -1,19 +1,19 @@
-//! The rules of JESD79-5 in another form than the model's: from a history of commands, one pair at a time.
+//! The timing rules of JESD79-5, written differently from the model: for pairs of commands in a history.
 
 use moec_dram::{Address, Clock, Command, Geometry, HOST, Issued, Timing};
 
 use Command::*;
 
-/// Monitor of a rank: its commands, and whether each was allowed.
+/// Monitor that checks the commands of a subchannel against the rules.
 pub(crate) struct Monitor {
     t: Timing,
     g: Geometry,
-    /// Commands of the last clocks that matter, refreshes apart.
+    /// Recent commands that may still matter, without refreshes.
     recent: Vec<Issued>,
     refreshed: Vec<Vec<Clock>>,
     rows: Vec<Option<u32>>,
     activates: Vec<Vec<Clock>>,
-    /// By bus, the host's first and then one for each rank: end of the last burst and its rank.
+    /// For each bus (the host's, then one per rank): end of the last burst, and its rank.
     bursts: Vec<Option<(Clock, u32)>>,
 }
 
@@ -49,14 +49,14 @@ impl Monitor {
         &self.refreshed[rank as usize]
     }
 
-    /// The first clock at which a command may start by all that has been sent.
+    /// First clock at which a command may start after the commands so far.
     pub(crate) fn earliest(&self, port: usize, c: Command, at: &Address) -> Clock {
         let mut earliest = 0;
         for p in &self.recent {
             earliest = earliest.max(p.clock + self.gap(p, port, c, at));
         }
         if let Some(&last) = self.refreshed[at.rank as usize].last() {
-            // A refresh takes one clock on the command bus, an activate two: its last clock is what counts.
+            // A refresh takes one clock on the command bus, an activate two; its last clock counts.
             earliest = earliest.max(last + u64::from(self.t.rfc) + 1 - cycles(c));
         }
         let activates = &self.activates[at.rank as usize];
@@ -66,7 +66,7 @@ impl Monitor {
         earliest
     }
 
-    /// From the first clock of `p` to the first of `c`.
+    /// Minimum distance from the first clock of `p` to that of `c`.
     fn gap(&self, p: &Issued, port: usize, c: Command, at: &Address) -> Clock {
         let t = &self.t;
         let n = |x: u32| i64::from(x);
@@ -105,12 +105,12 @@ impl Monitor {
         } else {
             return 0;
         };
-        // The standard counts from the last clock of one command to the last of the other.
+        // The standard counts from the last clock of one command to the last clock of the next.
         let first = rule + cycles(p.command) as i64 - cycles(c) as i64;
         first.max(cycles(p.command) as i64) as Clock
     }
 
-    /// Takes note of a command; says what is wrong with it.
+    /// Records a command; fails if it violates a rule.
     pub(crate) fn note(&mut self, i: &Issued) -> Result<(), String> {
         let earliest = self.earliest(i.port, i.command, &i.at);
         if i.clock < earliest {
@@ -145,7 +145,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Data are on the bus of the requesting port, and on the pins of the rank, one burst at a time.
+    /// Checks that bursts do not overlap, on the bus of the port and on the pins of the rank.
     fn burst(&mut self, i: &Issued) -> Result<(), String> {
         let read = i.command == Read;
         let latency = if read { self.t.cl } else { self.t.cwl };
@@ -154,7 +154,7 @@ impl Monitor {
         let host = (i.port == HOST).then_some(0);
         for bus in host.into_iter().chain([1 + i.at.rank as usize]) {
             if let Some((last, rank)) = self.bursts[bus] {
-                // A read of another rank comes after a gap; writes follow without an idle clock.
+                // A read from another rank needs a gap; a write may follow without an idle clock.
                 let idle = if rank != i.at.rank && read { self.t.cs } else { 0 };
                 if start < last + u64::from(idle) {
                     return Err(format!(
@@ -169,7 +169,7 @@ impl Monitor {
     }
 }
 
-/// Clocks on the command bus.
+/// Number of clocks on the command bus.
 fn cycles(c: Command) -> Clock {
     match c {
         Activate | Read | Write => 2,

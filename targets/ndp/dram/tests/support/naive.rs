@@ -1,4 +1,4 @@
-//! The controller once more, clock by clock and without anything kept from one clock to the next.
+//! A naive controller, which keeps no derived state between clocks.
 
 use moec_dram::{Address, Clock, Command, Geometry, HOST, Issued, Kind, Options, Request, Timing};
 
@@ -12,7 +12,7 @@ struct Port {
     draining: bool,
 }
 
-/// Serves `feeds[p]` over port `p`; gives all commands.
+/// Serves `feeds[p]` over port `p`; returns all commands.
 pub(crate) fn run(t: Timing, g: Geometry, o: Options, feeds: &[Vec<Request>]) -> Vec<Issued> {
     let mut monitor = Monitor::new(t, g);
     let mut ports: Vec<Port> = feeds.iter().map(|_| Port::default()).collect();
@@ -51,7 +51,7 @@ pub(crate) fn run(t: Timing, g: Geometry, o: Options, feeds: &[Vec<Request>]) ->
 }
 
 impl Port {
-    /// Whether the request was taken, or needed nothing.
+    /// Whether the request was queued, or a queued write already covers it.
     fn take(&mut self, request: Request, now: Clock, depth: usize) -> bool {
         if self.writes.iter().any(|(_, w)| w.at == request.at) {
             return true;
@@ -78,7 +78,7 @@ fn same_bank(a: &Address, b: &Address) -> bool {
     (a.rank, a.group, a.bank) == (b.rank, b.group, b.bank)
 }
 
-/// Command that a port sends at this clock, taken out of its queue.
+/// Command that a port sends at this clock, removed from its queue.
 fn pick(
     port: &mut Port,
     number: usize,

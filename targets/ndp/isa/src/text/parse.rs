@@ -36,7 +36,7 @@ pub(super) fn stream(text: &str) -> Parsed<Stream> {
         dimms: labelled(&mut line, "dimms", hint)?,
     };
     end(&line)?;
-    let mut line = statement("dimm", "`dimm N`: who executes the stream")?;
+    let mut line = statement("dimm", "`dimm N`: the DIMM that executes the stream")?;
     let dimm = line.u32("the number of the DIMM")?;
     end(&line)?;
     let hint = "`geometry subchannels N ranks N bank_groups N banks N rows N lines N`";
@@ -108,10 +108,10 @@ fn new_name(line: &mut Line<'_>, what: &str) -> Parsed<String> {
 
 fn region(line: &mut Line<'_>, stream: &mut Stream) -> Parsed<()> {
     if !stream.code.is_empty() {
-        return Err(line.error("a region after instructions", "regions stand before the first instruction"));
+        return Err(line.error("a region after instructions", "regions must be before the first instruction"));
     }
     if stream.regions.len() == MAX_REGIONS {
-        return Err(line.error("too many regions", format!("{MAX_REGIONS} are the most")));
+        return Err(line.error("too many regions", format!("at most {MAX_REGIONS} are allowed")));
     }
     line.advance();
     let twice = match line.peek() {
@@ -119,7 +119,7 @@ fn region(line: &mut Line<'_>, stream: &mut Stream) -> Parsed<()> {
         _ => false,
     };
     if twice {
-        return Err(line.error("another region has this name", "give each region a name of its own"));
+        return Err(line.error("another region has this name", "give each region a unique name"));
     }
     let name = new_name(line, "the name of the region")?;
     line.keyword("rows", REGION)?;
@@ -135,7 +135,7 @@ fn region(line: &mut Line<'_>, stream: &mut Stream) -> Parsed<()> {
 
 fn instruction(line: &mut Line<'_>, regions: &[Region], before: usize) -> Parsed<Instruction> {
     if before == MAX_CODE {
-        return Err(line.error("too many instructions", format!("{MAX_CODE} are the most")));
+        return Err(line.error("too many instructions", format!("at most {MAX_CODE} are allowed")));
     }
     let blank = match line.peek() {
         Token::Word(word) => BLANKS.iter().find(|op| op.name() == word),
@@ -188,7 +188,7 @@ impl Parser<'_, '_> {
         match std::mem::replace(&mut self.separator, Separator::Comma) {
             Separator::Space => Ok(()),
             Separator::Comma => self.line.punct(",", "operands are separated by commas"),
-            Separator::Arrow => self.line.punct("->", "where it goes stands after `->`"),
+            Separator::Arrow => self.line.punct("->", "its destination is after `->`"),
         }
     }
 
@@ -275,7 +275,7 @@ impl Fields for Parser<'_, '_> {
 
     fn glu(&mut self, kind: &mut Glu) -> Parsed<()> {
         self.begin()?;
-        *kind = self.line.one_of("how gate and up are joined", &GLUS, Glu::name)?;
+        *kind = self.line.one_of("an activation", &GLUS, Glu::name)?;
         if let Glu::Clamped { alpha, limit } = kind {
             let hint = "`clamped(ALPHA, LIMIT)`";
             self.line.punct("(", hint)?;

@@ -26,14 +26,14 @@ pub(super) fn check(stream: &Stream) -> Result<(), Fault> {
     }
     match open {
         None => Ok(()),
-        Some(index) => Err(Fault::instruction(stream, index, "nothing ends this loop: write `end` after it")),
+        Some(index) => Err(Fault::instruction(stream, index, "this loop has no end: write `end` after it")),
     }
 }
 
 /// Loops, and the instructions in them.
 fn place(op: &Op, index: usize, open: &mut Option<usize>, tokens: bool) -> Message {
     match (op, *open) {
-        (Op::Loop, Some(outer)) => Err(format!("loops do not nest: instruction {outer} has begun one")),
+        (Op::Loop, Some(outer)) => Err(format!("loops cannot be nested: instruction {outer} begins one")),
         (Op::Loop, None) => {
             *open = Some(index);
             Ok(())
@@ -52,7 +52,7 @@ fn place(op: &Op, index: usize, open: &mut Option<usize>, tokens: bool) -> Messa
 fn control(instruction: &Instruction) -> Message {
     let events = !instruction.waits.is_empty() || instruction.signal.is_some();
     if instruction.op.engine().is_none() && events {
-        return Err("it waits for all engines: leave its events out".into());
+        return Err("it waits for all engines: remove its events".into());
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ fn slab(stream: &Stream, operand: &SlabUse) -> Message {
     let SlabUse { name, slab, only, bytes, writes, .. } = *operand;
     let (base, stride, last) = (slab.base, slab.stride, u64::from(stream.tokens) - 1);
     if let Some(only) = only.filter(|&only| only != slab.number) {
-        return Err(format!("the {name} holds {}: it takes {} alone", slab.number.name(), only.name()));
+        return Err(format!("the {name} holds {}: it takes only {}", slab.number.name(), only.name()));
     }
     if base % ALIGN != 0 || stride % ALIGN != 0 {
         return Err(format!("the {name}: base {base} and stride {stride} must be multiples of {ALIGN}"));
@@ -93,7 +93,7 @@ fn overlaps(stream: &Stream, slabs: &[SlabUse]) -> Message {
     for target in slabs.iter().filter(|operand| operand.writes) {
         for source in slabs.iter().filter(|operand| !operand.writes) {
             let same = source.in_place && one(source.slab) == one(target.slab);
-            if !same && meet(stream, target, source) {
+            if !same && overlap(stream, target, source) {
                 let rule = if source.in_place { "be the same slab or share none" } else { "share none" };
                 return Err(format!(
                     "the {} and the {} share bytes: they must {rule}",
@@ -106,7 +106,7 @@ fn overlaps(stream: &Stream, slabs: &[SlabUse]) -> Message {
 }
 
 /// Whether two operands share bytes. Both are sorted, and inside of the buffer.
-fn meet(stream: &Stream, one: &SlabUse, other: &SlabUse) -> bool {
+fn overlap(stream: &Stream, one: &SlabUse, other: &SlabUse) -> bool {
     let (mut one, mut other) = (one.ranges(stream.tokens).peekable(), other.ranges(stream.tokens).peekable());
     while let (Some(a), Some(b)) = (one.peek(), other.peek()) {
         if a.start < b.end && b.start < a.end {
@@ -131,15 +131,15 @@ fn lines(stream: &Stream, op: &Op, operand: &LinesUse) -> Message {
         return Err("it does nothing: give it at least one line".into());
     }
     if writes && *access == Access::Read {
-        return Err(format!("region `{name}` may be read alone: give it `access write`"));
+        return Err(format!("region `{name}` is read-only: give it `access write`"));
     }
-    let wanted = match *op {
+    let required = match *op {
         Op::Relayout { to, .. } if writes => to,
         Op::Relayout { to: Layout::Localized, .. } => Layout::Striped,
         _ => Layout::Localized,
     };
-    if wanted != *layout {
-        return Err(format!("region `{name}` is {}, and here stands a {} one", layout.name(), wanted.name()));
+    if required != *layout {
+        return Err(format!("region `{name}` is {}, expected a {} one", layout.name(), required.name()));
     }
     let last = u64::from(stream.slots) - 1;
     let all = region.lines(&stream.geometry, &stream.system).unwrap_or(0);

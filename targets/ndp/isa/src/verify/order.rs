@@ -1,8 +1,8 @@
 //! Order of instructions: events and hazards, by vector clocks over the straight line of one iteration.
 //!
 //! A clock has one number per engine: the number of its instructions that are known to have completed. All
-//! slabs begin at multiples of 64 bytes. So two of them share a byte if and only if they share one of the
-//! buffer's 64-byte lines, and hazards in the buffer are found line by line.
+//! slabs begin at multiples of 64 bytes. So two slabs share a byte exactly if they share one of the buffer's
+//! 64-byte lines. Hazards in the buffer are therefore found line by line.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "lengths and operands of a stream are checked before its order"
@@ -37,8 +37,7 @@ struct Access {
     count: u32,
 }
 
-/// Bytes of a line that hold something: so many bytes, in blocks that have this token. None of the pairs says
-/// less than another.
+/// Written bytes of a line: in blocks that have this token, this many bytes. No pair implies another.
 #[derive(Clone, Default)]
 struct Filled(Vec<(u8, u64)>);
 
@@ -109,7 +108,7 @@ impl Order<'_> {
         let mut clock = self.clocks[own];
         for event in instruction.waits.iter() {
             let Some((known, _)) = self.events[usize::from(event)] else {
-                return Err(at(format!("nothing before it signals e{event}: it would wait for ever")));
+                return Err(at(format!("nothing before it signals e{event}: it would never end")));
             };
             for (mine, theirs) in clock.iter_mut().zip(known) {
                 *mine = theirs.max(*mine);
@@ -118,9 +117,7 @@ impl Order<'_> {
         if let Some(event) = instruction.signal
             && let Some((_, other)) = self.events[usize::from(event)]
         {
-            return Err(at(format!(
-                "instruction {other} has signalled e{event} already: take another event"
-            )));
+            return Err(at(format!("instruction {other} already signals e{event}: use another event")));
         }
         self.indices[own].push(index);
         clock[own] = self.indices[own].len() as u32;
@@ -204,8 +201,8 @@ impl Order<'_> {
     fn hazard(&self, index: usize, (engine, count): (usize, u32), what: &str) -> Fault {
         let other = self.indices[engine].get((count as usize).saturating_sub(1)).copied().unwrap_or_default();
         let message = format!(
-            "it touches {what}, and so may at the same time {}, one of them writing: let {other} signal an event, and \
-             {index} wait for it",
+            "it accesses {what}, maybe at the same time as {}, and one of them writes: let {other} signal an event, \
+             and {index} wait for it",
             named(self.stream, other)
         );
         Fault::instruction(self.stream, index, message)

@@ -1,4 +1,4 @@
-//! An expert, and streams of every kind.
+//! An example expert, and random streams.
 
 use moec_ndp_isa::*;
 use proptest::collection::vec;
@@ -9,18 +9,18 @@ use std::ops::Range;
 /// One expert of OLMoE.
 pub(crate) const EXPERT: &str = include_str!("expert.ndp");
 
-/// The stream of [`EXPERT`].
+/// The parsed stream of [`EXPERT`].
 pub(crate) fn expert() -> Stream {
     parse(EXPERT).expect("the example is a stream")
 }
 
-/// An expert's text with one piece replaced by another.
+/// The example's text with one piece replaced.
 pub(crate) fn with(from: &str, to: &str) -> String {
     assert!(EXPERT.contains(from), "the example has no `{from}`");
     EXPERT.replacen(from, to, 1)
 }
 
-/// Small geometries, in which every place can be visited.
+/// Small geometries, for which every address can be tried.
 pub(crate) fn geometry() -> impl Strategy<Value = Geometry> {
     (1..4_u32, 1..5_u32, 1..4_u32, 1..4_u32, 1..6_u32, 1..6_u32).prop_map(
         |(subchannels, ranks, bank_groups, banks, rows, lines)| Geometry {
@@ -89,7 +89,7 @@ fn op(regions: usize) -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Any stream that has a text form, however little sense it makes.
+/// Any stream that has a text form, valid or not.
 pub(crate) fn stream() -> impl Strategy<Value = Stream> {
     let name = "[a-zA-Z_][a-zA-Z0-9_.]{0,20}";
     let region = (rows(), select(Layout::ALL.to_vec()), select(Access::ALL.to_vec()));

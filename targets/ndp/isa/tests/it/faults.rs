@@ -1,4 +1,4 @@
-//! Messages for streams that make no sense.
+//! Error messages for invalid streams.
 
 use crate::common::{EXPERT, expert, with};
 use moec_ndp_isa::*;
@@ -71,9 +71,9 @@ fn messages_of_the_verifier() {
     insta::assert_snapshot!(messages.join("\n"));
 }
 
-/// Streams at the edge, and not over it.
+/// Streams at the limits, but not past them.
 #[test]
-fn what_just_fits_is_well_formed() {
+fn streams_at_the_limits_are_well_formed() {
     let wide = with("region outbox", "region wide rows 30..31 layout striped access write\nregion outbox");
     let texts = [
         EXPERT.to_owned(),
@@ -91,7 +91,7 @@ fn what_just_fits_is_well_formed() {
     }
 }
 
-/// A block of one token has no next vector: strides do not matter.
+/// A block of one token has no second vector, so strides do not matter.
 #[test]
 fn one_token_needs_no_stride() {
     let text = with("tokens 8", "tokens 1")
@@ -100,7 +100,7 @@ fn one_token_needs_no_stride() {
     assert_eq!(messages(&text), "well-formed");
 }
 
-/// Streams that only a program can make, since no text says them.
+/// Invalid streams that only a program can create, since they have no text form.
 #[test]
 fn streams_without_a_text_form_are_refused() {
     let change: [fn(&mut Stream); 8] = [

@@ -1,4 +1,4 @@
-//! Text and binary form: what goes out comes in again.
+//! Text and binary form round-trip.
 
 use crate::common::{EXPERT, expert, stream};
 use moec_ndp_isa::*;
@@ -6,12 +6,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// Equal to the last bit: `-0` is not `0` here.
+/// Bitwise equality: `-0` differs from `0`.
 fn same(one: &Stream, other: &Stream) -> bool {
     one == other && encode(one) == encode(other)
 }
 
-/// Every stream that is accepted in one form has the other, and can be verified.
+/// Checks that an accepted stream round-trips through both forms, and can be verified.
 fn accepted(stream: &Stream) -> Result<(), TestCaseError> {
     let text = print(stream);
     let again = parse(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
@@ -25,13 +25,13 @@ fn accepted(stream: &Stream) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn every_form_reads_back(stream in stream()) {
+    fn every_form_round_trips(stream in stream()) {
         accepted(&stream)?;
     }
 
-    /// Damaged binary forms are refused, or are the form of another stream.
+    /// Damaged binary forms are refused, or are the canonical form of another stream.
     #[test]
-    fn damaged_bytes_are_refused_or_canonical(
+    fn damaged_streams_are_rejected_or_canonical(
         stream in stream(),
         damage in vec((any::<Index>(), any::<u8>()), 0..4),
         cut in any::<Index>(),
@@ -52,7 +52,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_answered(bytes in vec(any::<u8>(), 0..300)) {
+    fn decoding_any_bytes_never_panics(bytes in vec(any::<u8>(), 0..300)) {
         for bytes in [bytes.clone(), [&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat()] {
             if let Ok(stream) = decode(&bytes) {
                 prop_assert_eq!(encode(&stream), bytes);
@@ -61,9 +61,9 @@ proptest! {
         }
     }
 
-    /// Pieces of the example, and other characters, in another order.
+    /// Random edits of the example.
     #[test]
-    fn any_text_is_answered(
+    fn parsing_any_text_never_panics(
         edits in vec((any::<Index>(), 0..12_usize, prop_oneof!["[a-z0-9 ,\\[\\]+*.;>-]{0,6}", "\\PC{0,2}"]), 1..5),
     ) {
         let mut text: Vec<char> = EXPERT.chars().collect();
@@ -85,23 +85,23 @@ proptest! {
 }
 
 #[test]
-fn the_example_holds() {
+fn isa_example_is_well_formed() {
     let stream = expert();
     verify(&stream).expect("the example is well-formed");
     accepted(&stream).expect("the example has both forms");
     insta::assert_snapshot!(print(&stream));
 }
 
-/// The page shows the example as it is.
+/// The documentation shows the example unchanged.
 #[test]
-fn the_page_has_the_example() {
+fn isa_page_contains_the_example() {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/ndp-isa.md"));
     assert!(page.contains(EXPERT), "docs/ndp-isa.md has another example than tests/it/expert.ndp");
 }
 
-/// The input that fuzzing begins with is of this version. `MOEC_SEEDS=1` writes it.
+/// The seed of fuzzing is of this version. `MOEC_SEEDS=1` writes it.
 #[test]
-fn seeds_are_of_this_version() {
+fn isa_fuzz_seeds_are_current() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../fuzz/seeds/ndp");
     let (text, bytes) = (EXPERT.as_bytes().to_vec(), encode(&expert()));
     for (name, content) in [("expert.text", text), ("expert", bytes)] {
@@ -113,7 +113,7 @@ fn seeds_are_of_this_version() {
     }
 }
 
-/// Each operation by its text, so that none is missing from the tables of names, codes and operands.
+/// Every operation in text form, so that none is missing from the tables of names, codes and operands.
 #[test]
 fn every_operation_has_both_forms() {
     let lines = [
@@ -153,9 +153,9 @@ fn every_operation_has_both_forms() {
     assert_eq!(again, lines);
 }
 
-/// The binary form as the page has it, by hand.
+/// The binary form by the documentation, written by hand.
 #[test]
-fn bytes_are_those_of_the_page() {
+fn binary_form_matches_the_documentation() {
     let (header, _) = EXPERT.split_once("\nloop").expect("the example has a loop");
     let empty = encode(&parse(header).expect("a stream without instructions"));
     let name = b"olmoe.layers.0.experts.17";

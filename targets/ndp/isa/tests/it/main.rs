@@ -1,4 +1,4 @@
-//! Tests of the instructions' forms, places and verifier.
+//! Tests of the instruction set's forms, of addresses, and of the verifier.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod common;

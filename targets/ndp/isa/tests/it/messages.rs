@@ -1,4 +1,4 @@
-//! Messages for texts that are not streams.
+//! Error messages for texts that are not streams.
 
 use crate::common::{EXPERT, with};
 use moec_ndp_isa::parse;

@@ -1,4 +1,4 @@
-//! Hazards: the verifier's clocks against a graph of the order of instructions.
+//! Hazards: the verifier's clocks compared with a graph of the order of instructions.
 
 use crate::common::expert;
 use moec_ndp_isa::*;
@@ -6,9 +6,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Every event that the example waits for is needed.
+/// Every wait of the example is needed: without it the verifier reports a hazard.
 #[test]
-fn no_wait_of_the_example_can_go() {
+fn every_wait_of_the_example_is_needed() {
     let whole = expert();
     let mut tried = 0;
     for (index, instruction) in whole.code.iter().enumerate() {
@@ -24,10 +24,10 @@ fn no_wait_of_the_example_can_go() {
     assert_eq!(tried, 7);
 }
 
-/// Instruction of a small program: its kind, and its slabs and lines of a few.
+/// Choices for an instruction: its kind, its slabs, its line, and the events that it waits for and signals.
 type Choice = (usize, u32, u32, u64, Option<u8>, Option<u8>);
 
-/// 2 tokens with vectors of 64 bytes: neighbouring slabs of base 64 apart share half of their bytes.
+/// Two tokens with vectors of 64 bytes; slabs whose bases differ by 64 bytes overlap by half.
 fn slab(number: Number, at: u32) -> Slab {
     Slab { number, base: at * 64, stride: 64 }
 }
@@ -56,8 +56,8 @@ fn instruction((kind, to, from, line, wait, signal): Choice) -> Instruction {
     Instruction { op, waits: wait.map_or(Events(0), |event| Events(1 << event)), signal }
 }
 
-/// A loop of these instructions. Before them, the first token fills all slabs (a stride of 1024), or each
-/// token a part of them, or nothing does (0).
+/// A loop of these instructions. Before them, all slabs are filled by the first token (a stride of 1024),
+/// partly by each token, or not at all (0).
 fn program(choices: Vec<Choice>, stride: u32) -> Stream {
     let mut stream = expert();
     stream.tokens = 2;
@@ -78,7 +78,7 @@ fn program(choices: Vec<Choice>, stride: u32) -> Stream {
     stream
 }
 
-fn meet(one: &[Touch], other: &[Touch]) -> bool {
+fn overlap(one: &[Touch], other: &[Touch]) -> bool {
     one.iter().any(|a| {
         other.iter().any(|b| match (a, b) {
             (Touch::Buffer(a), Touch::Buffer(b)) => a.start < b.end && b.start < a.end,
@@ -90,7 +90,7 @@ fn meet(one: &[Touch], other: &[Touch]) -> bool {
     })
 }
 
-/// The same order for all pairs: `before[i][j]` says that `i` has completed when `j` begins.
+/// The verdict by the order of all pairs: `before[i][j]` if `i` has completed when `j` begins.
 fn allowed(stream: &Stream) -> bool {
     let (code, count) = (&stream.code, stream.code.len());
     let mut before = vec![vec![false; count]; count];
@@ -122,7 +122,7 @@ fn allowed(stream: &Stream) -> bool {
         let (reads, writes) = (code[j].op.reads(block), code[j].op.writes(block));
         for i in 0..j {
             let (r, w) = (code[i].op.reads(block), code[i].op.writes(block));
-            if !before[i][j] && (meet(&w, &reads) || meet(&w, &writes) || meet(&r, &writes)) {
+            if !before[i][j] && (overlap(&w, &reads) || overlap(&w, &writes) || overlap(&r, &writes)) {
                 return false;
             }
         }
@@ -130,7 +130,7 @@ fn allowed(stream: &Stream) -> bool {
     (1..=stream.tokens).all(|tokens| defined(stream, Block { first: 0, tokens }))
 }
 
-/// Whether every byte that is read has been written before.
+/// Whether every byte is written before it is read.
 fn defined(stream: &Stream, block: Block) -> bool {
     let bytes = |touches: Vec<Touch>| {
         let ranges = touches.into_iter().filter_map(|touch| match touch {
@@ -156,16 +156,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
-    fn clocks_agree_with_all_pairs(choices in vec(choice(), 1..7), stride in select(vec![0, 576, 576, 1024, 1024, 1024])) {
+    fn vector_clocks_agree_with_checking_all_pairs(choices in vec(choice(), 1..7), stride in select(vec![0, 576, 576, 1024, 1024, 1024])) {
         let stream = program(choices, stride);
         let verdict = verify(&stream);
         prop_assert_eq!(verdict.is_ok(), allowed(&stream), "{}\n{:?}", stream, verdict);
     }
 }
 
-/// The comparison above sees both verdicts often enough to mean something.
+/// Random programs get both verdicts often enough for the comparison to be meaningful.
 #[test]
-fn programs_of_both_kinds_are_tried() {
+fn generated_programs_include_both_verdicts() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();

@@ -1,4 +1,4 @@
-//! Places of lines: every line has one of its own, inside of its rows.
+//! Addresses of lines: every line has an address of its own, inside of its rows.
 
 use crate::common::geometry;
 use moec_ndp_isa::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 proptest! {
-    /// The lines of all rows from the first fill them exactly, and each is found again at its place.
+    /// The lines of the first rows fill these rows exactly, and each address maps back to its line.
     #[test]
     fn a_layout_is_a_bijection(geometry in geometry(), first in 0..5_u32) {
         let first = first % geometry.rows;
@@ -27,7 +27,7 @@ proptest! {
         }
     }
 
-    /// Striped data of some rows fills these rows of every DIMM exactly.
+    /// Striped data fills the same rows of every DIMM exactly.
     #[test]
     fn stripes_are_a_bijection(geometry in geometry(), channels in 1..5_u32, dimms in 1..4_u32, rows in 1..3_u32) {
         let system = System { channels, dimms };
@@ -49,9 +49,9 @@ proptest! {
         prop_assert_eq!(system.whole(&geometry, channels * dimms, 0), None);
     }
 
-    /// Whatever the numbers, nothing panics or overflows.
+    /// For any numbers, nothing panics or overflows.
     #[test]
-    fn any_numbers_are_answered(n in any::<[u32; 10]>(), line in any::<u64>()) {
+    fn address_mapping_never_panics(n in any::<[u32; 10]>(), line in any::<u64>()) {
         let [subchannels, ranks, bank_groups, banks, rows, lines, channels, dimms, first, dimm] = n;
         for zero in 0..7 {
             let mut radices = [subchannels, ranks, bank_groups, banks, rows, lines, channels];
@@ -73,10 +73,10 @@ proptest! {
     }
 }
 
-/// Purpose of the orders: a unit's reads change the subchannel-rank with every line, then the bank group; the
-/// host's change the channel, then subchannel and DIMM, and the rank late.
+/// Purpose of the address orders: a unit's reads change the subchannel-rank with every line, then the bank
+/// group. The host's reads change the channel, then subchannel and DIMM, and the rank last.
 #[test]
-fn lines_follow_the_wires() {
+fn consecutive_lines_interleave_over_the_buses() {
     let geometry = Geometry { subchannels: 2, ranks: 4, bank_groups: 8, banks: 4, rows: 16, lines: 64 };
     let local = |line| Layout::Localized.place(&geometry, 3, line).expect("inside");
     let ranks: BTreeSet<_> = (0..8).map(|i| (local(i).subchannel, local(i).rank)).collect();

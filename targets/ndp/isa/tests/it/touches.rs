@@ -1,4 +1,4 @@
-//! Accesses of instructions.
+//! Memory accesses of instructions.
 
 use crate::common::{expert, stream};
 use moec_ndp_isa::*;
@@ -10,13 +10,13 @@ fn op(stream: &Stream, name: &str) -> Op {
 }
 
 #[test]
-fn reads_and_writes_are_those_of_the_block() {
+fn operand_accesses_match_the_block() {
     let stream = expert();
     let block = Block { first: 10, tokens: 2 };
     let lines = |region, lines| Touch::Lines { region, lines };
     let load = op(&stream, "load");
     assert_eq!(load.reads(block), [lines(1, 650..714), lines(1, 715..779)]);
-    // The vectors of `x` touch each other: they are one stretch.
+    // The vectors of `x` are adjacent, so they are one range.
     assert_eq!(load.writes(block), [Touch::Buffer(0..8192)]);
     let gemv = op(&stream, "gemv");
     let sums = Touch::Buffer(33280..33280 + 2 * 8192);
@@ -30,7 +30,7 @@ fn reads_and_writes_are_those_of_the_block() {
     assert_eq!(store.writes(Block { first: 10, tokens: 0 }), []);
 }
 
-/// A glu panel holds 16 outputs: the sums of 17 are those of two panels.
+/// A GLU panel has 16 outputs, so 17 outputs are sums of two panels.
 #[test]
 fn glu_reads_whole_panels() {
     let text = crate::common::with("f32[33280 + t*8192], count 1024", "f32[33280 + t*8192], count 17");
@@ -49,7 +49,7 @@ fn every_instruction_but_control_has_an_engine() {
 }
 
 proptest! {
-    /// Operands may be anything, and so may blocks.
+    /// Operands and blocks may have any values.
     #[test]
     fn no_operand_overflows(stream in stream(), first in any::<u64>(), tokens in 0..3_u32) {
         for instruction in &stream.code {

@@ -4,7 +4,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::onnxruntime::{Onnxruntime, PYTHON};
-use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, Missing, networks, ports};
+use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, Unavailable, graph_io, networks};
 use crate::backend::rows::cycled;
 use crate::compose::compose;
 use crate::exec::{Executor, share_of, spread};
@@ -29,7 +29,7 @@ const EMULATOR: &str = "QNN's emulator";
 const EMULATOR_OF_DLC: &str = "QNN's emulator, from the DLC";
 const ONNXRUNTIME: &str = "onnxruntime";
 
-/// Executor of artifacts, where it is installed.
+/// Executor of artifacts, if it is installed.
 #[derive(Debug)]
 pub(in crate::backend) struct Checker {
     library: Option<Library>,
@@ -50,8 +50,8 @@ struct Case {
 impl Checker {
     /// Finds both; the trial reports missing ones.
     pub(in crate::backend) fn open(trial: &mut Trial<'_, '_>) -> Self {
-        let missing = |missing: Missing| {
-            missing.line("not executed on QNN's emulator, and no context binary looked into")
+        let missing = |missing: Unavailable| {
+            missing.line("not executed on QNN's emulator, and no context binary checked")
         };
         let library = Library::open(trial.tools, trial.unit).map_err(missing);
         let missing = |why: String| {
@@ -136,8 +136,8 @@ impl Case {
     /// The worst result is the error of the network.
     fn compared(&self, by: &str, got: &[Vec<f32>]) -> Check {
         let none = Vec::new();
-        let wanted = self.want.iter().zip(&self.spreads).enumerate();
-        let each = wanted.map(|(i, (want, &spread))| share_of(spread, got.get(i).unwrap_or(&none), want));
+        let references = self.want.iter().zip(&self.spreads).enumerate();
+        let each = references.map(|(i, (want, &spread))| share_of(spread, got.get(i).unwrap_or(&none), want));
         // NaN stays.
         let worst = each.fold(0.0_f64, |most, off| if off.is_nan() || off > most { off } else { most });
         Check { by: by.to_owned(), share_of_spread: worst, bound: BOUND }
@@ -149,21 +149,21 @@ impl Case {
 
     fn execute(&self, worker: &mut Worker, graph: usize, by: &str) -> Result<Check, Failed> {
         let inputs: Vec<&[f32]> = self.inputs.iter().map(|x| &**x).collect();
-        // Those of a DLC come in an order of the library's.
+        // The library returns the graphs of a DLC in its own order.
         let info = worker.graphs().get(graph).ok_or("it is not a graph of the library")?;
         let names = |all: &[TensorInfo]| all.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
         let (takes, gives) = (names(&info.inputs), names(&info.outputs));
         let given =
-            ordered(ports::encode(&self.network, &inputs)?, &self.names(&self.network.inputs), &takes)?;
+            ordered(graph_io::encode(&self.network, &inputs)?, &self.names(&self.network.inputs), &takes)?;
         let results = ordered(worker.execute(graph, given)?, &gives, &self.names(&self.network.outputs))?;
-        Ok(self.compared(by, &ports::decode(&self.network, &results)?))
+        Ok(self.compared(by, &graph_io::decode(&self.network, &results)?))
     }
 }
 
 /// Items with these names, in the order of others. A single item matches any name, since a DLC does not keep
 /// all names.
-fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result<Vec<Vec<u8>>, Failed> {
-    if names.len() == 1 && wanted.len() == 1 {
+fn ordered(mut all: Vec<Vec<u8>>, names: &[String], order: &[String]) -> Result<Vec<Vec<u8>>, Failed> {
+    if names.len() == 1 && order.len() == 1 {
         return Ok(all);
     }
     let one = |name: &String| -> Result<Vec<u8>, Failed> {
@@ -171,8 +171,8 @@ fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result
         let found = at.and_then(|at| all.get_mut(at)).ok_or_else(|| format!("it has no `{name}`"))?;
         Ok(std::mem::take(found))
     };
-    if names.len() == wanted.len() {
-        wanted.iter().map(one).collect()
+    if names.len() == order.len() {
+        order.iter().map(one).collect()
     } else {
         Err("it has other ports".into())
     }
@@ -192,7 +192,7 @@ fn emulate(
         reports[*report].checks.push(case.execute(&mut worker, graph, EMULATOR)?);
     }
     let Some(bytes) = files.read_if_any(CONTEXT, BINARY)? else {
-        return Ok(Some(format!("it has no `{CONTEXT}`: the library was not there when it was built")));
+        return Ok(Some(format!("it has no `{CONTEXT}`: QNN was not installed at build time")));
     };
     let shown = |e: &dyn std::fmt::Display| format!("`{CONTEXT}`: {e}");
     let info = worker.binary_info(bytes).map_err(|e| shown(&e))?;
@@ -205,7 +205,7 @@ fn emulate(
             let graphs = worker.compose_dlc(&path)?;
             if worker.graphs().iter().map(|g| &g.name).ne([&case.network.name]) {
                 return Err(format!(
-                    "`{}` has other graphs than one `{}`",
+                    "`{}` has more or other graphs than `{}`",
                     path.display(),
                     case.network.name
                 )
@@ -223,15 +223,15 @@ fn fits(library: &Library, info: &BinaryInfo, cases: &[(Case, usize)]) -> Result
     let names: BTreeSet<&str> = cases.iter().map(|(case, _)| &*case.spec.name).collect();
     let found: BTreeSet<&str> = info.graphs.iter().map(|graph| &*graph.name).collect();
     if names != found {
-        return Err(format!("it has the graphs {found:?}, and {names:?} are the networks beside it").into());
+        return Err(format!("it has the graphs {found:?}, but the networks are {names:?}").into());
     }
     for (case, _) in cases {
         let Some(graph) = info.graph(&case.spec.name) else { continue };
-        for (found, wanted) in [
+        for (found, expected) in [
             (&graph.inputs, case.spec.inputs().collect::<Vec<_>>()),
             (&graph.outputs, case.spec.outputs().collect()),
         ] {
-            if found.len() != wanted.len() || !found.iter().zip(wanted).all(|(f, w)| same(f, w)) {
+            if found.len() != expected.len() || !found.iter().zip(expected).all(|(f, w)| same(f, w)) {
                 return Err(format!("`{}` has other inputs or outputs than its network", graph.name).into());
             }
         }
@@ -239,9 +239,9 @@ fn fits(library: &Library, info: &BinaryInfo, cases: &[(Case, usize)]) -> Result
     Ok(())
 }
 
-fn same(found: &TensorInfo, wanted: &TensorSpec) -> bool {
-    found.name == wanted.name
-        && found.dims == wanted.dims
-        && found.quant == wanted.quant
-        && found.dtype().is_ok_and(|dtype| dtype == wanted.dtype)
+fn same(found: &TensorInfo, expected: &TensorSpec) -> bool {
+    found.name == expected.name
+        && found.dims == expected.dims
+        && found.quant == expected.quant
+        && found.dtype().is_ok_and(|dtype| dtype == expected.dtype)
 }

@@ -1,5 +1,6 @@
 //! Artifacts that the library compiles from the networks of a build. Each has a context binary with all of
-//! its networks, which stores their weights once, and a DLC of the largest, to be compiled for another chip.
+//! its networks, which share their stored weights. It also has a DLC of the largest network, which can be
+//! compiled for another chip.
 
 use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, networks};
 use crate::compose::compose;

@@ -1,8 +1,8 @@
 //! Whole models on the library's emulator: every graph of a bundle in one process, sharing weights.
 
 use super::super::read::network;
-use super::super::sequences::{Attends, Sequences};
-use super::{Library, ports};
+use super::super::sequences::{AttentionNetwork, Sequences};
+use super::{Library, graph_io};
 use crate::compose::compose;
 use crate::net::Network;
 use moec_ir::plan::GraphDecl;
@@ -19,7 +19,7 @@ struct Loaded {
     network: Network,
     /// Its number in the process.
     number: usize,
-    attends: Option<Attends>,
+    attends: Option<AttentionNetwork>,
 }
 
 /// The library's emulator.
@@ -50,10 +50,11 @@ impl Graphs for LibraryHost {
         for graph in graphs {
             let name = format!("{} {}", graph.package, graph.function);
             let network = network(bundle, graph).map_err(|why| failed(&name, why))?;
-            let attends = self.sequences.known(graph, &network).map_err(|why| failed(&name, why))?;
+            let attends =
+                self.sequences.attention_network(graph, &network).map_err(|why| failed(&name, why))?;
             let files = bundle.below(&graph.package);
             let mut spec = compose(&network, Some(&files)).map_err(|e| failed(&name, e.to_string()))?;
-            // Of its own in the context.
+            // The name must be unique in the context.
             spec.name.clone_from(&name);
             let number = worker.compose(&spec).map_err(|e| failed(&name, e.to_string()))?;
             self.graphs.push(Loaded { name, network, number, attends });
@@ -67,11 +68,11 @@ impl Graphs for LibraryHost {
         let (loaded, worker) = self.graphs.get(graph).zip(self.worker.as_ref()).ok_or_else(missing)?;
         let failed = |why: String| Error::graph(loaded.name.clone(), why);
         let execute = |reals: &[&[f32]]| {
-            let given = ports::encode(&loaded.network, reals)?;
+            let given = graph_io::encode(&loaded.network, reals)?;
             let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
             let results = worker.execute(loaded.number, given).map_err(|e| e.to_string())?;
             drop(worker);
-            ports::decode(&loaded.network, &results)
+            graph_io::decode(&loaded.network, &results)
         };
         let results = if let Some(attends) = &loaded.attends {
             self.sequences.run(attends, slot, inputs, execute)

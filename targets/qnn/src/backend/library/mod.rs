@@ -6,7 +6,7 @@
 //! | [`check`] | everything of an artifact executed by the emulator, and by onnxruntime |
 //! | [`host`] | whole models on the emulator |
 //! | [`device`] | the same, driven as a bundle's `run` does on a phone |
-//! | [`ports`] | numbers as a graph's inputs and outputs hold them |
+//! | [`graph_io`] | numbers as a graph's inputs and outputs hold them |
 //!
 //! The library runs in processes of its own, `worker qnn` of moec; [`device`] alone executes it in this
 //! process. There is one process for each artifact, so that building twice gives the same bytes
@@ -15,9 +15,9 @@
 pub(super) mod check;
 pub(super) mod contexts;
 pub(super) mod device;
+mod graph_io;
 pub(super) mod host;
 mod onnxruntime;
-mod ports;
 
 use crate::net::Network;
 use crate::onnx;
@@ -31,7 +31,7 @@ use moec_runtime::platform::regular;
 use std::path::Path;
 use std::time::Duration;
 
-/// Seconds that a process may take for one answer: to compile one graph, say.
+/// Time limit in seconds of a process for one answer, for example to compile one graph.
 const SECONDS: u64 = 600;
 
 /// File of an artifact with its graphs compiled for the chip, sharing weights.
@@ -53,20 +53,20 @@ pub(super) struct Library {
 
 /// Reason that the library cannot be used.
 #[derive(Clone, Debug)]
-pub(super) struct Missing {
+pub(super) struct Unavailable {
     /// Reason.
     pub(super) why: String,
     /// Remedy.
     pub(super) hint: String,
 }
 
-impl Missing {
-    /// In one line, after the name of the step that is left out.
-    pub(super) fn line(&self, not_done: &str) -> String {
-        format!("{not_done}: {} ({})", self.why, self.hint)
+impl Unavailable {
+    /// One line, which begins with the name of the skipped step.
+    pub(super) fn line(&self, skipped: &str) -> String {
+        format!("{skipped}: {} ({})", self.why, self.hint)
     }
 
-    /// As an error, for callers that require it.
+    /// The same as an error, for callers that require the library.
     pub(super) fn error(self) -> Error {
         Error::environment(self.why).hint(self.hint)
     }
@@ -80,25 +80,25 @@ impl Missing {
 
 impl Library {
     /// The library for a unit's chip: installed, of the version that moec supports, and loaded once.
-    pub(super) fn open(tools: Tools<'_>, unit: &DeviceUnit) -> Result<Self, Missing> {
-        let chip = unit.hexagon.as_ref().and_then(soc).ok_or_else(|| Missing {
-            why: format!("QNN has no chip that moec knows for `{}`", unit.name),
+    pub(super) fn open(tools: Tools<'_>, unit: &DeviceUnit) -> Result<Self, Unavailable> {
+        let chip = unit.hexagon.as_ref().and_then(soc).ok_or_else(|| Unavailable {
+            why: format!("moec supports no chip of QNN for `{}`", unit.name),
             hint: "`unit.hexagon.soc` is the number of the chip in QNN".into(),
         })?;
         Self::load(tools, chip)
     }
 
     /// The library for a chip.
-    pub(super) fn load(tools: Tools<'_>, soc: Soc) -> Result<Self, Missing> {
-        let installation = Installation::find(tools.cache).map_err(|e| Missing::of(&e))?;
-        let path = tools.moec.ok_or_else(|| Missing {
-            why: "QNN runs in a process of moec's, whose file is not known".into(),
-            hint: "start moec by its own name".into(),
+    pub(super) fn load(tools: Tools<'_>, soc: Soc) -> Result<Self, Unavailable> {
+        let installation = Installation::find(tools.cache).map_err(|e| Unavailable::of(&e))?;
+        let path = tools.moec.ok_or_else(|| Unavailable {
+            why: "QNN runs in a process of moec, whose program file cannot be found".into(),
+            hint: "start moec by its path".into(),
         })?;
         let arguments = ["worker", "qnn"].map(Into::into).to_vec();
         let program = Program { path: path.to_owned(), arguments, limit: limit()? };
         let library = Self { program, installation, soc, build: String::new() };
-        let build = library.worker(false).map_err(|e| Missing::of(&e))?.build().to_owned();
+        let build = library.worker(false).map_err(|e| Unavailable::of(&e))?.build().to_owned();
         Ok(Self { build, ..library })
     }
 
@@ -114,12 +114,12 @@ impl Library {
 }
 
 /// Time that a process may take for one answer.
-fn limit() -> Result<Duration, Missing> {
+fn limit() -> Result<Duration, Unavailable> {
     let Some(given) = std::env::var_os(LIMIT) else { return Ok(Duration::from_secs(SECONDS)) };
     let seconds = given.to_str().and_then(|text| text.parse().ok());
-    seconds.map(Duration::from_secs).ok_or_else(|| Missing {
+    seconds.map(Duration::from_secs).ok_or_else(|| Unavailable {
         why: format!("`{LIMIT}` is `{}`", given.display()),
-        hint: "it is a whole number of seconds".into(),
+        hint: "it must be a whole number of seconds".into(),
     })
 }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 /// The variable that names a Python with onnxruntime and numpy.
 pub(super) const PYTHON: &str = "MOEC_ONNXRUNTIME";
 
-/// Script that answers requests. A request has the path of a model in a line, the sizes of its inputs in
-/// another, and the numbers in f32, input by input. The results come back in the same form.
+/// Script that answers requests. A request has the path of a model in one line and the sizes of its inputs in
+/// another. The inputs follow as f32 numbers. Results have the same form.
 const SCRIPT: &str = "
 import sys
 import numpy, onnxruntime
@@ -97,17 +97,17 @@ impl Onnxruntime {
     fn last_words(&mut self) -> String {
         self.to = None;
         let _ = self.child.kill();
-        let mut said = String::new();
+        let mut text = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {
-            let _ = stderr.read_to_string(&mut said);
+            let _ = stderr.read_to_string(&mut text);
         }
-        said.lines().last().unwrap_or("it says nothing").to_owned()
+        text.lines().last().unwrap_or("it printed nothing").to_owned()
     }
 }
 
 /// Message about an expired time limit, and the remedy.
 fn late(doing: &str, limit: Duration) -> String {
-    format!("did not {doing} within {} s and was ended: give it more in `{LIMIT}`", limit.as_secs_f64())
+    format!("did not {doing} within {} s and was ended: raise `{LIMIT}`", limit.as_secs_f64())
 }
 
 fn exchange(
@@ -142,16 +142,16 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    /// A program in the place of Python that prints this, and does not wait.
-    fn python(folder: &Path, says: &str) -> PathBuf {
+    /// A program in place of Python, which prints this and ends.
+    fn python(folder: &Path, script: &str) -> PathBuf {
         let path = folder.join("python");
-        std::fs::write(&path, format!("#!/bin/sh\n{says}exec sleep 100\n")).unwrap();
+        std::fs::write(&path, format!("#!/bin/sh\n{script}exec sleep 100\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         path
     }
 
     #[test]
-    fn who_does_not_answer_is_ended_and_named() {
+    fn unresponsive_onnxruntime_is_ended_and_named() {
         let folder = tempfile::tempdir().unwrap();
         let limit = Duration::from_millis(500);
         let silent = Onnxruntime::of(&python(folder.path(), ""), limit).unwrap_err();
@@ -161,7 +161,7 @@ mod tests {
         loaded.limit = limit;
         let late = loaded.run(Path::new("cap8.onnx"), &[1.0; 4]).unwrap_err();
         assert!(late.contains("did not execute `cap8.onnx` within 0.5 s") && late.contains(LIMIT), "{late}");
-        // It has ended: a request to it now fails at once.
+        // The program has ended, so a request fails at once.
         let ended = loaded.run(Path::new("cap8.onnx"), &[1.0; 4]).unwrap_err();
         assert!(ended.starts_with("onnxruntime: "), "{ended}");
     }

@@ -1,4 +1,4 @@
-//! Configurations: each is a number that says which, and its value. Lists of them end in a null.
+//! Configurations: each has an option number and a value. Lists of them end in a null pointer.
 
 use super::layout;
 use std::ffi::{c_char, c_void};
@@ -11,12 +11,12 @@ pub(crate) const CUSTOM: u32 = 0;
 pub(crate) struct Config {
     pub option: u32,
     pub custom: *const c_void,
-    /// The unions are longer: what is not read here stays zero.
+    /// The C unions are longer; the other bytes stay zero.
     pub rest: [u64; 2],
 }
 
-/// `QnnHtpDevice_CustomConfig_t`, `QnnHtpContext_CustomConfig_t` and `QnnHtpGraph_CustomConfig_t`: each a
-/// number that says which, and a union that begins at 8 †.
+/// `QnnHtpDevice_CustomConfig_t`, `QnnHtpContext_CustomConfig_t` and `QnnHtpGraph_CustomConfig_t`: each is an
+/// option number, and a union that begins at 8 †.
 #[repr(C)]
 pub(crate) struct HtpConfig {
     pub option: u32,
@@ -41,7 +41,7 @@ pub(crate) const HTP_ARCH: u32 = 1;
 pub(crate) const HTP_WEIGHT_SHARING: u32 = 1;
 /// Option of a graph, `QNN_HTP_GRAPH_CONFIG_OPTION_OPTIMIZATION`: a kind and a float.
 pub(crate) const HTP_OPTIMIZATION: u32 = 1;
-/// The kind that says how hard to try: 1.0, 2.0 or 3.0.
+/// The kind for the level of optimisation: 1.0, 2.0 or 3.0.
 pub(crate) const HTP_FINALIZE_LEVEL: u32 = 3;
 /// `QNN_HTP_GRAPH_CONFIG_OPTION_VTCM_SIZE`, in MiB.
 pub(crate) const HTP_VTCM: u32 = 3;

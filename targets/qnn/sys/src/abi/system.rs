@@ -48,10 +48,11 @@ pub(crate) struct SystemTable {
     pub dlc_free: Option<unsafe extern "C" fn(Handle) -> Status>,
 }
 
-/// `QNN_SYSTEM_CONTEXT_GRAPH_INFO_VERSION_1`; later versions begin alike.
+/// `QNN_SYSTEM_CONTEXT_GRAPH_INFO_VERSION_1`; later versions have the same beginning.
 pub(crate) const GRAPH_INFO_V1: u32 = 1;
 
-/// `QnnSystemContext_GraphInfo_t`: a tagged union whose versions begin alike; the third is the longest.
+/// `QnnSystemContext_GraphInfo_t`: a tagged union whose versions have the same beginning; the third is the
+/// longest.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct GraphInfo {

@@ -21,7 +21,7 @@ pub(crate) const BITS_AXIS_SCALE_OFFSET: u32 = 3;
 
 /// `Qnn_TensorVersion_t` of [`TensorV1`].
 pub(crate) const TENSOR_V1: u32 = 1;
-/// `Qnn_TensorVersion_t` of what is longer than [`TensorV1`] and begins like it.
+/// `Qnn_TensorVersion_t` of the longer structure, which begins like [`TensorV1`].
 pub(crate) const TENSOR_V2: u32 = 2;
 /// `Qnn_TensorMemType_t` of memory of the caller's.
 pub(crate) const MEMORY_RAW: u32 = 0;

@@ -1,7 +1,7 @@
 //! Contexts and their graphs: composed, compiled, executed, saved, loaded.
 
 use super::device::{Backend, Device, Refusal, custom};
-use super::log::Calling;
+use super::log::CallGuard;
 use super::marshal::{OwnedNode, OwnedTensor, count, name};
 use super::system::{BinaryInfo, GraphInfo, System, TensorInfo};
 use crate::abi::{self, Config, Handle, HtpConfig, Tensor};
@@ -14,12 +14,12 @@ use std::rc::Rc;
 /// A context: graphs of one chip that are saved and loaded as one, and may share their weights.
 #[derive(Debug)]
 pub struct Context {
-    held: Rc<HeldContext>,
+    inner: Rc<ContextInner>,
 }
 
 /// A context and its graphs. Fields are dropped in their order.
 #[derive(Debug)]
-pub(crate) struct HeldContext {
+pub(crate) struct ContextInner {
     handle: Handle,
     device: Option<Rc<Device>>,
     pub(crate) backend: Rc<Backend>,
@@ -28,7 +28,7 @@ pub(crate) struct HeldContext {
 /// A compiled graph.
 #[derive(Debug)]
 pub struct Graph {
-    context: Rc<HeldContext>,
+    context: Rc<ContextInner>,
     handle: Handle,
     info: GraphInfo,
 }
@@ -51,7 +51,8 @@ impl Context {
     }
 
     fn create(backend: &Rc<Backend>, device: Option<&Rc<Device>>, configs: &[&Config]) -> Result<Self> {
-        let create = backend.table().context_create.ok_or_else(|| backend.lack("contextCreate"))?;
+        let create =
+            backend.table().context_create.ok_or_else(|| backend.missing_function("contextCreate"))?;
         let list = list(configs);
         // The backend for DLC takes no list, not even an empty one †.
         let list = if configs.is_empty() { ptr::null() } else { list.as_ptr() };
@@ -61,24 +62,24 @@ impl Context {
         // is written.
         let called = backend.call(|| unsafe { create(backend.handle(), chip, list, &raw mut handle) });
         called.map_err(|r| r.of("a context"))?;
-        let held = HeldContext { backend: Rc::clone(backend), device: device.cloned(), handle };
-        Ok(Self { held: Rc::new(held) })
+        let held = ContextInner { backend: Rc::clone(backend), device: device.cloned(), handle };
+        Ok(Self { inner: Rc::new(held) })
     }
 
-    pub(super) fn held(&self) -> &Rc<HeldContext> {
-        &self.held
+    pub(super) fn inner(&self) -> &Rc<ContextInner> {
+        &self.inner
     }
 
-    /// Adds a graph and compiles it. One that the library refuses stays in the context, which computes on and
-    /// cannot be saved any more: what is to be saved is begun anew.
+    /// Adds a graph and compiles it. One that the library refuses stays in the context, which can still
+    /// execute but not be saved: begin another context to save.
     ///
     /// # Errors
     /// [`Error::Graph`] if it is not whole, [`Error::Node`] with the first node that the backend refuses,
     /// [`Error::Call`] for what it refuses otherwise.
     pub fn compose(&mut self, spec: &GraphSpec) -> Result<Graph> {
-        // The library takes any number, and says nothing †.
+        // The library accepts any number without an error †.
         let Options { vtcm, level } = spec.options;
-        let most = self.held.device.as_ref().map_or(0, |device| device.soc().vtcm);
+        let most = self.inner.device.as_ref().map_or(0, |device| device.soc().vtcm);
         if vtcm > most || !(1..=3).contains(&level) {
             let what = format!("its options are {vtcm} MiB of {most} and level {level} of 1 to 3");
             return Err(Error::Graph { graph: spec.name.clone(), what });
@@ -93,19 +94,19 @@ impl Context {
 
     pub(super) fn compose_with(&mut self, spec: &GraphSpec, configs: &[&Config]) -> Result<Graph> {
         spec.verify()?;
-        let backend = &self.held.backend;
+        let backend = &self.inner.backend;
         let table = backend.table();
         let (Some(create), Some(tensor_create), Some(add)) =
             (table.graph_create, table.tensor_create, table.graph_add_node)
         else {
-            return Err(backend.lack("graphCreate, tensorCreateGraphTensor or graphAddNode"));
+            return Err(backend.missing_function("graphCreate, tensorCreateGraphTensor or graphAddNode"));
         };
         let (graph_name, list) = (name(&spec.name)?, list(configs));
         let mut handle = ptr::null_mut();
         // SAFETY: the context lives; name and list end as they must and live until the call returns; `handle`
         // is written.
         let called = backend.call(|| unsafe {
-            create(self.held.handle, graph_name.as_ptr(), list.as_ptr(), &raw mut handle)
+            create(self.inner.handle, graph_name.as_ptr(), list.as_ptr(), &raw mut handle)
         });
         called.map_err(|r| r.of(format!("graph `{}`", spec.name)))?;
         // Without a prior check the backend accepts any node, and fails when the graph is compiled, or
@@ -121,11 +122,11 @@ impl Context {
         }
         for node in spec.nodes() {
             let held = OwnedNode::of(node, &tensors)?;
-            let refused = |Refusal { said, messages }| Error::Node {
+            let refused = |Refusal { reason, messages }| Error::Node {
                 graph: spec.name.clone(),
                 node: node.name.clone(),
                 op: node.op.clone(),
-                said,
+                reason,
                 messages,
             };
             if let Some(validate) = validate {
@@ -136,7 +137,7 @@ impl Context {
             // SAFETY: the graph lives, and all that the node points to is held.
             backend.call(|| unsafe { add(handle, held.config) }).map_err(refused)?;
         }
-        let ports = |role| {
+        let of_role = |role| {
             let of = spec.tensors().iter().zip(&tensors).filter(move |(t, _)| t.role == role);
             of.map(|(t, held)| TensorInfo {
                 id: held.tensor.v1.id,
@@ -147,27 +148,31 @@ impl Context {
             })
             .collect()
         };
-        let info =
-            GraphInfo { name: spec.name.clone(), inputs: ports(Role::Input), outputs: ports(Role::Output) };
-        let graph = Graph { context: Rc::clone(&self.held), handle, info };
+        let info = GraphInfo {
+            name: spec.name.clone(),
+            inputs: of_role(Role::Input),
+            outputs: of_role(Role::Output),
+        };
+        let graph = Graph { context: Rc::clone(&self.inner), handle, info };
         graph.finalize()?;
         Ok(graph)
     }
 
-    /// A graph that the library has put into this context: of a binary, or of a DLC.
+    /// A graph that the library has created in this context, from a binary or a DLC.
     ///
     /// # Errors
-    /// [`Error::Call`] if the library refuses; it has none of that name.
+    /// [`Error::Call`] if the library refuses, or has no graph of that name.
     pub fn retrieve(&self, info: GraphInfo) -> Result<Graph> {
-        let backend = &self.held.backend;
-        let retrieve = backend.table().graph_retrieve.ok_or_else(|| backend.lack("graphRetrieve"))?;
+        let backend = &self.inner.backend;
+        let retrieve =
+            backend.table().graph_retrieve.ok_or_else(|| backend.missing_function("graphRetrieve"))?;
         let graph_name = name(&info.name)?;
         let mut handle = ptr::null_mut();
         // SAFETY: the context lives, the name ends in a zero byte, `handle` is written.
         let called =
-            backend.call(|| unsafe { retrieve(self.held.handle, graph_name.as_ptr(), &raw mut handle) });
+            backend.call(|| unsafe { retrieve(self.inner.handle, graph_name.as_ptr(), &raw mut handle) });
         called.map_err(|r| r.of(format!("graph `{}`", info.name)))?;
-        Ok(Graph { context: Rc::clone(&self.held), handle, info })
+        Ok(Graph { context: Rc::clone(&self.inner), handle, info })
     }
 
     /// The compiled graphs as bytes, for the chip. The first context of a process gives the same bytes for
@@ -176,20 +181,20 @@ impl Context {
     /// # Errors
     /// [`Error::Call`] if the library refuses.
     pub fn binary(&self) -> Result<Vec<u8>> {
-        let backend = &self.held.backend;
+        let backend = &self.inner.backend;
         let table = backend.table();
         let (Some(size), Some(binary)) = (table.context_binary_size, table.context_binary) else {
-            return Err(backend.lack("contextGetBinary"));
+            return Err(backend.missing_function("contextGetBinary"));
         };
         let mut len = 0;
         // SAFETY: the context lives, `len` is written.
-        let called = backend.call(|| unsafe { size(self.held.handle, &raw mut len) });
+        let called = backend.call(|| unsafe { size(self.inner.handle, &raw mut len) });
         called.map_err(|r| r.of("the size of a context binary"))?;
         let mut bytes = vec![0u8; usize::try_from(len).unwrap_or(0)];
         let mut written = 0;
         // SAFETY: the memory has `len` bytes, and `written` is written.
         let called = backend.call(|| unsafe {
-            binary(self.held.handle, bytes.as_mut_ptr().cast(), bytes.len() as u64, &raw mut written)
+            binary(self.inner.handle, bytes.as_mut_ptr().cast(), bytes.len() as u64, &raw mut written)
         });
         called.map_err(|r| r.of("a context binary"))?;
         bytes.truncate(usize::try_from(written).unwrap_or(0));
@@ -216,8 +221,10 @@ impl Context {
     pub fn load(device: &Rc<Device>, info: &BinaryInfo, bytes: &[u8]) -> Result<Self> {
         info.expect(device.soc())?;
         let backend = device.backend();
-        let load =
-            backend.table().context_from_binary.ok_or_else(|| backend.lack("contextCreateFromBinary"))?;
+        let load = backend
+            .table()
+            .context_from_binary
+            .ok_or_else(|| backend.missing_function("contextCreateFromBinary"))?;
         let mut handle = ptr::null_mut();
         // SAFETY: backend and device live, the bytes are there until the call returns, `handle` is written;
         // no profile.
@@ -233,8 +240,8 @@ impl Context {
             )
         });
         called.map_err(|r| r.of("a context of a context binary"))?;
-        let held = HeldContext { backend: Rc::clone(backend), device: Some(Rc::clone(device)), handle };
-        Ok(Self { held: Rc::new(held) })
+        let held = ContextInner { backend: Rc::clone(backend), device: Some(Rc::clone(device)), handle };
+        Ok(Self { inner: Rc::new(held) })
     }
 }
 
@@ -243,18 +250,18 @@ fn list(configs: &[&Config]) -> Vec<*const c_void> {
     configs.iter().map(|c| ptr::from_ref(*c).cast()).chain([ptr::null()]).collect()
 }
 
-impl HeldContext {
+impl ContextInner {
     pub(super) fn handle(&self) -> Handle {
         self.handle
     }
 }
 
-impl Drop for HeldContext {
+impl Drop for ContextInner {
     fn drop(&mut self) {
         if let (Some(free), false) = (self.backend.table().context_free, self.handle.is_null()) {
-            let _calling = Calling::begin();
-            // SAFETY: graphs hold the context, so none of them uses it any more; device and backend are
-            // released after it.
+            let _calling = CallGuard::begin();
+            // SAFETY: graphs keep the context alive, so no graph uses it now; device and backend are released
+            // after it.
             unsafe { free(self.handle, ptr::null_mut()) };
         }
     }
@@ -268,7 +275,8 @@ impl Graph {
 
     pub(super) fn finalize(&self) -> Result<()> {
         let backend = &self.context.backend;
-        let finalize = backend.table().graph_finalize.ok_or_else(|| backend.lack("graphFinalize"))?;
+        let finalize =
+            backend.table().graph_finalize.ok_or_else(|| backend.missing_function("graphFinalize"))?;
         // SAFETY: the graph's context lives; no profile, no signal.
         let called = backend.call(|| unsafe { finalize(self.handle, ptr::null_mut(), ptr::null_mut()) });
         called.map_err(|r| r.of(format!("to compile graph `{}`", self.info.name)))
@@ -287,17 +295,18 @@ impl Graph {
         Ok(outputs)
     }
 
-    /// As [`Graph::execute`], in memory of the caller's, of which nothing is copied. The library is given
+    /// Like [`Graph::execute`], in memory of the caller's, of which nothing is copied. The library is given
     /// inputs as memory that it could write to.
     ///
     /// # Errors
     /// [`Error::Inputs`] if there are not as many tensors, or of other lengths; [`Error::Call`] if the
     /// library refuses.
     pub fn execute_in(&self, inputs: &mut [Vec<u8>], outputs: &mut [Vec<u8>]) -> Result<()> {
-        let from = self.ports(&self.info.inputs, "inputs", abi::APP_WRITE, inputs)?;
-        let to = self.ports(&self.info.outputs, "outputs", abi::APP_READ, outputs)?;
+        let from = self.client_tensors(&self.info.inputs, "inputs", abi::APP_WRITE, inputs)?;
+        let to = self.client_tensors(&self.info.outputs, "outputs", abi::APP_READ, outputs)?;
         let backend = &self.context.backend;
-        let execute = backend.table().graph_execute.ok_or_else(|| backend.lack("graphExecute"))?;
+        let execute =
+            backend.table().graph_execute.ok_or_else(|| backend.missing_function("graphExecute"))?;
         let given: Vec<Tensor> = from.iter().map(|h| h.tensor).collect();
         let mut taken: Vec<Tensor> = to.iter().map(|h| h.tensor).collect();
         let count = |tensors: &[Tensor], what| count(tensors.len(), what, &self.info.name);
@@ -319,7 +328,7 @@ impl Graph {
     }
 
     /// The tensors of a call over the caller's memory.
-    fn ports(
+    fn client_tensors(
         &self,
         infos: &[TensorInfo],
         what: &str,
@@ -335,7 +344,7 @@ impl Graph {
             if bytes.len() != len {
                 return Err(wrong(format!("{} bytes for `{}`, which takes {len}", bytes.len(), info.name)));
             }
-            // The graph knows the quantisation; a call says only which tensor, and where.
+            // The graph has the quantisation; a call only identifies the tensor and its memory.
             let mut held =
                 OwnedTensor::new(&info.name, kind, info.dtype()?, &info.dims, &Quant::None, Vec::new())?;
             held.tensor.v1.id = info.id;
@@ -354,12 +363,12 @@ mod tests {
     use crate::graph::{DType, Node};
     use crate::soc::SOCS;
 
-    /// [`Device::new`] may not fail in silence: without a device there is a graph all the same, for none of
-    /// the chips.
+    /// [`Device::new`] must not fail silently: without a device a graph would still be compiled, but for none
+    /// of the chips.
     #[test]
-    fn without_a_device_a_graph_is_for_another_chip() {
+    fn graph_without_a_device_targets_another_chip() {
         let found = Installation::find(&moec_testing::cache().unwrap_or_default());
-        let Some(installation) = moec_testing::QNN.of(found) else { return };
+        let Some(installation) = moec_testing::QNN.ok_or_skip(found) else { return };
         let backend = Backend::htp(&installation).unwrap();
         let mut spec = GraphSpec::new("graph");
         let x = spec.input("x", DType::F16, &[2, 8], Quant::None).unwrap();

@@ -1,7 +1,7 @@
 //! Backends and devices.
 
-use super::loaded::{Loaded, text};
-use super::log::{Calling, ERRORS, receive};
+use super::loaded::{SharedLibrary, text};
+use super::log::{CallGuard, ERRORS, receive};
 use crate::abi::{self, Config, Handle, HtpConfig, PROVIDERS, Provider, Status, Table};
 use crate::error::{Error, Result};
 use crate::find::{HTP, IR, Installation, QAIRT};
@@ -17,7 +17,7 @@ const API: u32 = 2;
 /// A backend of QNN: what compiles and executes graphs, or writes them down.
 #[derive(Debug)]
 pub struct Backend {
-    lib: Loaded,
+    lib: SharedLibrary,
     build: String,
     provider: Provider,
     handle: Handle,
@@ -35,14 +35,14 @@ impl std::fmt::Debug for Provider {
 
 /// Refusal of the library: the code in words, and its log.
 pub(crate) struct Refusal {
-    pub(crate) said: String,
+    pub(crate) reason: String,
     pub(crate) messages: Vec<String>,
 }
 
 impl Refusal {
     /// The error of a call.
     pub(crate) fn of(self, what: impl Into<String>) -> Error {
-        Error::Call { what: what.into(), said: self.said, messages: self.messages }
+        Error::Call { what: what.into(), reason: self.reason, messages: self.messages }
     }
 }
 
@@ -64,13 +64,13 @@ impl Backend {
     }
 
     fn open(installation: &Installation, name: &str) -> Result<Rc<Self>> {
-        let lib = Loaded::open(&installation.file(name))?;
+        let lib = SharedLibrary::open(&installation.file(name))?;
         // SAFETY: the function of this name gives these structures, by QNN's documentation.
         let offered = unsafe { lib.interfaces::<Provider>(PROVIDERS)? };
         // SAFETY: they begin as declared, with the version before the table.
         let found = offered.into_iter().find(|&p| unsafe { (*p).core.major } == API);
         let Some(found) = found else {
-            return Err(lib.strange(format!("it has no interface of version {API}")));
+            return Err(lib.unexpected(format!("it has no interface of version {API}")));
         };
         // SAFETY: as above; this function is in every table of version 2, and the rest of it is not touched
         // before its answer is known.
@@ -81,7 +81,7 @@ impl Backend {
         let mut backend = Self { lib, build, provider, handle: ptr::null_mut(), log: ptr::null_mut() };
         let (log_create, create) = (backend.table().log_create, backend.table().backend_create);
         let (Some(log_create), Some(create)) = (log_create, create) else {
-            return Err(backend.lack("logCreate or backendCreate"));
+            return Err(backend.missing_function("logCreate or backendCreate"));
         };
         let mut log = ptr::null_mut();
         // SAFETY: the callback is a function and stays; `log` is written.
@@ -96,7 +96,7 @@ impl Backend {
         Ok(Rc::new(backend))
     }
 
-    /// Version of the library, as it says it: `v2.51.0.…`.
+    /// Version of the library, as the library reports it: `v2.51.0.…`.
     pub fn build(&self) -> &str {
         &self.build
     }
@@ -114,18 +114,18 @@ impl Backend {
     }
 
     /// A function that the library lacks.
-    pub(crate) fn lack(&self, name: &str) -> Error {
-        self.lib.strange(format!("its interface has no `{name}`"))
+    pub(crate) fn missing_function(&self, name: &str) -> Error {
+        self.lib.unexpected(format!("its interface has no `{name}`"))
     }
 
-    /// Calls, alone, and gives what was said where it failed.
+    /// Calls the library while no other call runs; an error has the messages of the library.
     pub(crate) fn call(&self, call: impl FnOnce() -> Status) -> Result<(), Refusal> {
-        let calling = Calling::begin();
+        let calling = CallGuard::begin();
         let status = call();
         if status == 0 {
             return Ok(());
         }
-        Err(Refusal { said: self.words(status), messages: calling.messages() })
+        Err(Refusal { reason: self.words(status), messages: calling.messages() })
     }
 
     /// A code in words.
@@ -147,20 +147,20 @@ type BuildId = unsafe extern "C" fn(*mut *const c_char) -> Status;
 ///
 /// # Errors
 /// [`Error::Version`] if it is not the one that is declared.
-fn build_of(lib: &Loaded, build_id: Option<BuildId>) -> Result<String> {
-    let build_id = build_id.ok_or_else(|| lib.strange("its interface has no `backendGetBuildId`"))?;
-    let _calling = Calling::begin();
+fn build_of(lib: &SharedLibrary, build_id: Option<BuildId>) -> Result<String> {
+    let build_id = build_id.ok_or_else(|| lib.unexpected("its interface has no `backendGetBuildId`"))?;
+    let _calling = CallGuard::begin();
     let mut id = ptr::null();
     // SAFETY: `id` is written, with a text of the library's own that ends in a zero byte.
     let build = unsafe { (build_id(&raw mut id) == 0).then(|| text(id)).flatten() };
-    let build = build.ok_or_else(|| lib.strange("it has no version"))?;
+    let build = build.ok_or_else(|| lib.unexpected("it has no version"))?;
     let known = build.trim_start_matches('v').strip_prefix(QAIRT).is_some_and(|rest| rest.starts_with('.'));
-    if known { Ok(build) } else { Err(lib.strange(format!("it is of version {build}, not {QAIRT}"))) }
+    if known { Ok(build) } else { Err(lib.unexpected(format!("it is of version {build}, not {QAIRT}"))) }
 }
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        let _calling = Calling::begin();
+        let _calling = CallGuard::begin();
         // SAFETY: whatever was made with either holds this backend, so that nothing uses them any more; null
         // ones were never made.
         unsafe {
@@ -196,7 +196,7 @@ impl Device {
     /// # Errors
     /// [`Error::Device`]: nothing may be compiled after that, since it would be for another chip.
     pub fn new(backend: &Rc<Backend>, soc: Soc) -> Result<Rc<Self>> {
-        let create = backend.table().device_create.ok_or_else(|| backend.lack("deviceCreate"))?;
+        let create = backend.table().device_create.ok_or_else(|| backend.missing_function("deviceCreate"))?;
         let options =
             [HtpConfig::new(abi::HTP_SOC, [soc.model, 0]), HtpConfig::new(abi::HTP_ARCH, [0, soc.arch])];
         let configs = options.each_ref().map(custom);
@@ -205,16 +205,21 @@ impl Device {
         let mut handle = ptr::null_mut();
         let mut chip = chip();
         if chip.1 > 0 && chip.0 != soc.model {
-            let said = format!("this process compiles for chip {}; take another process", chip.0);
-            return Err(Error::Device { soc: soc.name.into(), model: soc.model, said, messages: Vec::new() });
+            let reason = format!("this process compiles for chip {}; use another process", chip.0);
+            return Err(Error::Device {
+                soc: soc.name.into(),
+                model: soc.model,
+                reason,
+                messages: Vec::new(),
+            });
         }
         // SAFETY: the list ends in a null, what it points to lives until the call returns, and `handle` is
         // written.
         let called = backend.call(|| unsafe { create(backend.log, list.as_ptr(), &raw mut handle) });
-        called.map_err(|Refusal { said, messages }| Error::Device {
+        called.map_err(|Refusal { reason, messages }| Error::Device {
             soc: soc.name.into(),
             model: soc.model,
-            said,
+            reason,
             messages,
         })?;
         *chip = (soc.model, chip.1 + 1);
@@ -243,8 +248,8 @@ pub(crate) fn custom<T>(of: &T) -> Config {
 impl Drop for Device {
     fn drop(&mut self) {
         if let (Some(free), false) = (self.backend.table().device_free, self.handle.is_null()) {
-            let _calling = Calling::begin();
-            // SAFETY: contexts hold the device, so none of them uses it any more.
+            let _calling = CallGuard::begin();
+            // SAFETY: contexts keep the device alive, so no context uses it now.
             unsafe { free(self.handle) };
         }
         chip().1 -= 1;
@@ -256,24 +261,24 @@ mod tests {
     use super::*;
     use crate::soc::{SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1};
 
-    /// The chip of a process is let go with its last device. Here since no other test of this program has
-    /// one.
+    /// The chip is released with the last device of a process. The test is here since no other test of this
+    /// program has a device.
     #[test]
-    fn a_process_has_one_chip_after_the_other() {
+    fn process_uses_one_chip_at_a_time() {
         let found = Installation::find(&moec_testing::cache().unwrap_or_default());
-        let Some(installation) = moec_testing::QNN.of(found) else { return };
+        let Some(installation) = moec_testing::QNN.ok_or_skip(found) else { return };
         let backend = Backend::htp(&installation).unwrap();
-        let said = |soc| match Device::new(&backend, soc).unwrap_err() {
-            Error::Device { said, .. } => said,
+        let reason = |soc| match Device::new(&backend, soc).unwrap_err() {
+            Error::Device { reason, .. } => reason,
             other => other.to_string(),
         };
-        // It is the library that refuses what it does not know.
+        // The library refuses chips that it does not know.
         let unknown = Soc { name: "unknown", part: "none", model: 9999, arch: 75, vtcm: 8 };
-        assert!(!said(unknown).contains("another process"));
+        assert!(!reason(unknown).contains("another process"));
         let first = Device::new(&backend, SNAPDRAGON_8_GEN_3).unwrap();
         let again = Device::new(&backend, SNAPDRAGON_8_GEN_3).unwrap();
         drop(first);
-        assert!(said(SNAPDRAGON_8_PLUS_GEN_1).contains("another process"));
+        assert!(reason(SNAPDRAGON_8_PLUS_GEN_1).contains("another process"));
         drop(again);
         assert_eq!(Device::new(&backend, SNAPDRAGON_8_PLUS_GEN_1).unwrap().soc(), SNAPDRAGON_8_PLUS_GEN_1);
     }

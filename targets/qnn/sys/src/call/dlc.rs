@@ -2,7 +2,7 @@
 
 use super::context::{Context, Graph};
 use super::device::{Backend, custom};
-use super::log::Calling;
+use super::log::CallGuard;
 use super::system::{System, graph};
 use crate::abi::{self, IrGraph, IrSerialization};
 use crate::error::{Error, Result};
@@ -32,18 +32,17 @@ pub fn write_dlc(ir: &Rc<Backend>, spec: &GraphSpec, path: &Path) -> Result<()> 
     let mut context = Context::without_device(ir)?;
     context.compose_with(spec, &[&config])?;
     drop(context);
-    let mut bytes =
-        std::fs::read(path).map_err(|e| Error::io(path, format!("QNN has not written it: {e}")))?;
+    let mut bytes = std::fs::read(path).map_err(|e| Error::io(path, format!("QNN did not write it: {e}")))?;
     forget_time(&mut bytes);
     std::fs::write(path, bytes).map_err(|e| Error::io(path, e))
 }
 
 /// Text before the time in a DLC, which is an archive without compression and without checksums: JSON.
 const STAMP: &[u8] = b"\"timestamp\": \"";
-/// A time that says nothing, of the same length.
+/// A meaningless time of the same length.
 const NEVER: &[u8] = b"1980-01-01 00:00:00 UTC";
 
-/// Puts [`NEVER`] where the library has written down when it wrote the file.
+/// Replaces the time of writing in a DLC by [`NEVER`].
 fn forget_time(bytes: &mut [u8]) {
     let digits = |text: &[u8]| {
         text.iter().zip(NEVER).all(|(a, b)| if b.is_ascii_digit() { a.is_ascii_digit() } else { a == b })
@@ -69,22 +68,22 @@ impl Context {
         let (Some(open), Some(compose), Some(free)) =
             (table.dlc_from_file, table.dlc_compose, table.dlc_free)
         else {
-            return Err(system.lack("systemDlcComposeGraphs"));
+            return Err(system.missing_function("systemDlcComposeGraphs"));
         };
         let broken = |why: String| Error::Binary { what: format!("DLC `{}`", path.display()), why };
         let name = path_name(path)?;
-        let backend = &self.held().backend;
+        let backend = &self.inner().backend;
         let infos = {
-            let calling = Calling::begin();
-            let said = |status| {
-                let said = calling.behind();
-                format!("QNN does not take it (code {status}){said}")
+            let calling = CallGuard::begin();
+            let message = |status| {
+                let context = calling.message_suffix();
+                format!("QNN does not accept it (code {status}){context}")
             };
             let mut file = ptr::null_mut();
             // SAFETY: the name ends in a zero byte; no log; `file` is written.
             let status = unsafe { open(ptr::null_mut(), name.as_ptr(), &raw mut file) };
             if status != 0 {
-                return Err(broken(said(status)));
+                return Err(broken(message(status)));
             }
             let (mut list, mut count) = (ptr::null_mut(), 0);
             // SAFETY: backend and context live; the table is passed by value and whole, which the build's
@@ -95,7 +94,7 @@ impl Context {
                     ptr::null(),
                     0,
                     backend.handle(),
-                    self.held().handle(),
+                    self.inner().handle(),
                     backend.provider(),
                     abi::GRAPH_INFO_V1,
                     &raw mut list,
@@ -103,7 +102,7 @@ impl Context {
                 )
             };
             let infos = if status != 0 {
-                Err(broken(said(status)))
+                Err(broken(message(status)))
             } else if count > MOST || (count > 0 && list.is_null()) {
                 Err(broken(format!("it has {count} graphs")))
             } else {
@@ -111,7 +110,7 @@ impl Context {
                 // allocator that is not ours.
                 (0..count as usize).map(|i| unsafe { graph(&*list.add(i)) }).collect()
             };
-            // SAFETY: the file was opened above; what was composed of it is the context's.
+            // SAFETY: the file was opened above; everything composed from it belongs to the context.
             unsafe { free(file) };
             infos?
         };
@@ -132,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_forgotten_and_nothing_else() {
+    fn only_timestamps_are_erased() {
         let text = "{ \"timestamp\": \"2026-11-23 08:37:11 UTC\", \"time\": \"2026-11-23 08:37:11 UTC\" }"
             .as_bytes();
         let mut bytes =

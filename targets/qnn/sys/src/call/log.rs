@@ -7,11 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// `QNN_LOG_LEVEL_ERROR`.
 pub(crate) const ERRORS: u32 = 1;
 /// Messages kept of one call.
-const KEPT: usize = 16;
+const MAX_MESSAGES: usize = 16;
 /// Bytes of a message.
 const LONGEST: usize = 1024;
 
-/// Messages since the call under way began.
+/// Messages since the current call began.
 static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// Held during a call.
 static CALL: Mutex<()> = Mutex::new(());
@@ -21,11 +21,11 @@ unsafe extern "C" {
     fn vsnprintf(to: *mut c_char, len: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
 }
 
-/// A call: no other is under way until this is dropped.
-pub(crate) struct Calling(MutexGuard<'static, ()>);
+/// Guard of a call: no other call runs until it is dropped.
+pub(crate) struct CallGuard(MutexGuard<'static, ()>);
 
-impl Calling {
-    /// Waits for the last one, and forgets what it logged.
+impl CallGuard {
+    /// Waits for the previous call to end, and deletes its messages.
     pub(crate) fn begin() -> Self {
         let guard = CALL.lock().unwrap_or_else(PoisonError::into_inner);
         messages().clear();
@@ -34,13 +34,13 @@ impl Calling {
 
     /// Messages since.
     pub(crate) fn messages(&self) -> Vec<String> {
-        // They are of this call as long as its lock is held.
+        // The messages belong to this call as long as its lock is held.
         let Self(_lock) = self;
         std::mem::take(&mut messages())
     }
 
     /// The same after another text.
-    pub(crate) fn behind(&self) -> String {
+    pub(crate) fn message_suffix(&self) -> String {
         self.messages().iter().flat_map(|m| ["; ", m]).collect()
     }
 }
@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C" fn receive(format: *const c_char, _: u32, _: u64, a
     // A panic must not go through the library.
     let _ = catch_unwind(|| {
         let mut messages = messages();
-        if !line.is_empty() && messages.len() < KEPT && messages.last() != Some(&line) {
+        if !line.is_empty() && messages.len() < MAX_MESSAGES && messages.last() != Some(&line) {
             messages.push(line);
         }
     });

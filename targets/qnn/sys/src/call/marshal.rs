@@ -132,8 +132,8 @@ pub(crate) struct OwnedNode {
 }
 
 impl OwnedNode {
-    /// A node over tensors that the graph has been told of, in the order of their ids. Parameters that are
-    /// tensors keep their data.
+    /// A node with tensors that were passed to the graph before, in the order of their ids. Parameters that
+    /// are tensors keep their data.
     pub(crate) fn of(node: &Node, tensors: &[OwnedTensor]) -> Result<Self> {
         let find = |id: &crate::graph::TensorId| {
             tensors.get(id.index()).map(|held| held.tensor).ok_or_else(|| Error::Graph {
@@ -196,7 +196,7 @@ mod tests {
     fn a_length_above_32_bits_is_an_error_that_names_it() {
         assert_eq!(count(u32::MAX as usize, "bytes", "w").unwrap(), u32::MAX);
         let error = count(1 << 32, "bytes", "w").unwrap_err();
-        assert_eq!(error.to_string(), "`w` has 4294967296 bytes, and QNN takes 4294967295 at most");
+        assert_eq!(error.to_string(), "`w` has 4294967296 bytes, but QNN accepts at most 4294967295");
         assert!(error.hint().is_some_and(|hint| hint.contains("split it")), "{error:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Reading context binaries: for which chip they are, which graphs they hold.
 
-use super::loaded::{Loaded, text};
-use super::log::Calling;
+use super::loaded::{SharedLibrary, text};
+use super::log::CallGuard;
 use crate::abi::{self, Handle, SYSTEM_PROVIDERS, SystemProvider, SystemTable, Tensor, Version};
 use crate::error::{Error, Result};
 use crate::find::{Installation, SYSTEM};
@@ -10,7 +10,8 @@ use crate::soc::Soc;
 use bincode::{Decode, Encode};
 use std::ptr;
 
-/// Most tensors of a graph, and graphs of a context, that are believed: what is read is a file's.
+/// Maximum number of tensors of a graph, and of graphs of a context, since the counts come from an untrusted
+/// file.
 const MOST: u32 = 1 << 16;
 /// Most dimensions of a tensor.
 const RANK_MOST: u32 = 8;
@@ -21,7 +22,7 @@ const API: (u32, u32) = (1, 15);
 /// The part of the library that reads files.
 #[derive(Debug)]
 pub struct System {
-    lib: Loaded,
+    lib: SharedLibrary,
     table: SystemTable,
 }
 
@@ -31,7 +32,7 @@ impl std::fmt::Debug for SystemTable {
     }
 }
 
-/// A tensor that the caller writes or reads, as a file has it.
+/// A tensor that the caller writes or reads, as described in a file.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct TensorInfo {
     /// The library's number of it.
@@ -73,7 +74,7 @@ impl TensorInfo {
     }
 }
 
-/// A graph, as a file has it.
+/// A graph, as described in a file.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct GraphInfo {
     /// Name.
@@ -107,15 +108,15 @@ impl BinaryInfo {
         self.graphs.iter().find(|graph| graph.name == name)
     }
 
-    /// Whether it is for this chip.
+    /// Checks that the binary is for this chip.
     ///
     /// # Errors
-    /// [`Error::Soc`] if it is for another one, [`Error::Binary`] if it does not say.
+    /// [`Error::Soc`] if it is for another chip, [`Error::Binary`] if it names none.
     pub fn expect(&self, soc: Soc) -> Result<()> {
         match self.soc_model {
             Some(model) if model == soc.model => Ok(()),
-            Some(found) => Err(Error::Soc { found, soc: soc.name.into(), wanted: soc.model }),
-            None => Err(broken("it does not say for which chip it is")),
+            Some(found) => Err(Error::Soc { found, soc: soc.name.into(), expected: soc.model }),
+            None => Err(broken("it does not name its chip")),
         }
     }
 }
@@ -125,12 +126,12 @@ fn broken(why: impl Into<String>) -> Error {
 }
 
 impl System {
-    /// Loads it.
+    /// Loads the library.
     ///
     /// # Errors
-    /// It cannot be loaded, or is of another version.
+    /// Fails if it cannot be loaded, or has another version.
     pub fn open(installation: &Installation) -> Result<Self> {
-        let lib = Loaded::open(&installation.file(SYSTEM))?;
+        let lib = SharedLibrary::open(&installation.file(SYSTEM))?;
         // SAFETY: the function of this name gives these structures, by QNN's documentation.
         let offered = unsafe { lib.interfaces::<SystemProvider>(SYSTEM_PROVIDERS)? };
         let found = offered.into_iter().find(|&p| {
@@ -141,7 +142,7 @@ impl System {
         match found {
             // SAFETY: a table of this version has the functions that are declared.
             Some(found) => Ok(Self { lib, table: unsafe { (*found).table } }),
-            None => Err(lib.strange(format!("it has no interface of version {}.{}", API.0, API.1))),
+            None => Err(lib.unexpected(format!("it has no interface of version {}.{}", API.0, API.1))),
         }
     }
 
@@ -149,8 +150,8 @@ impl System {
         &self.table
     }
 
-    pub(super) fn lack(&self, name: &str) -> Error {
-        self.lib.strange(format!("its interface has no `{name}`"))
+    pub(super) fn missing_function(&self, name: &str) -> Error {
+        self.lib.unexpected(format!("its interface has no `{name}`"))
     }
 
     /// Description of a context binary by itself.
@@ -161,9 +162,9 @@ impl System {
         let (Some(create), Some(info), Some(free)) =
             (self.table.context_create, self.table.context_binary_info, self.table.context_free)
         else {
-            return Err(self.lack("systemContextGetBinaryInfo"));
+            return Err(self.missing_function("systemContextGetBinaryInfo"));
         };
-        let calling = Calling::begin();
+        let calling = CallGuard::begin();
         let mut handle: Handle = ptr::null_mut();
         // SAFETY: `handle` is written.
         let status = unsafe { create(&raw mut handle) };
@@ -178,10 +179,10 @@ impl System {
             info(handle, bytes.as_mut_ptr().cast(), bytes.len() as u64, &raw mut found, &raw mut len)
         };
         let read = if status != 0 || found.is_null() {
-            let said = calling.behind();
-            Err(broken(format!("QNN does not know it (code {status}){said}")))
+            let context = calling.message_suffix();
+            Err(broken(format!("QNN does not recognise it (code {status}){context}")))
         } else {
-            // SAFETY: what was found lives until the reader is freed, and is of the version that it says.
+            // SAFETY: the description lives until the reader is freed, and has the version that it states.
             unsafe { describe(&*found) }
         };
         // SAFETY: the reader was created above; nothing borrowed of it is left.
@@ -193,9 +194,9 @@ impl System {
 /// Copies a description.
 ///
 /// # Safety
-/// It is the library's, of the version that it says.
+/// The description is the library's, of the version that it states.
 unsafe fn describe(info: &abi::BinaryInfo) -> Result<BinaryInfo> {
-    // SAFETY: the version says which member of the union it is; the first is the second's beginning.
+    // SAFETY: the version selects the member of the union; the first member is the beginning of the second.
     unsafe {
         let (head, blob, graphs, count, soc_model) = match info.version {
             1 | 2 => {
@@ -226,7 +227,7 @@ unsafe fn describe(info: &abi::BinaryInfo) -> Result<BinaryInfo> {
 /// Copies a graph's description.
 ///
 /// # Safety
-/// It is the library's; all versions begin alike.
+/// The description is the library's; all versions have the same beginning.
 pub(super) unsafe fn graph(info: &abi::GraphInfo) -> Result<GraphInfo> {
     // SAFETY: the caller's; the texts and arrays are the library's own.
     unsafe {
@@ -246,7 +247,7 @@ unsafe fn tensors(list: *const Tensor, count: u32) -> Result<Vec<TensorInfo>> {
     if count > MOST || (count > 0 && list.is_null()) {
         return Err(broken(format!("a graph has {count} tensors")));
     }
-    // SAFETY: the caller's; both versions of a tensor begin alike.
+    // SAFETY: promised by the caller; both versions of a tensor have the same beginning.
     (0..count as usize).map(|i| unsafe { tensor(&*list.add(i)) }).collect()
 }
 
@@ -262,8 +263,8 @@ unsafe fn tensor(tensor: &Tensor) -> Result<TensorInfo> {
     if v1.rank > RANK_MOST || (v1.rank > 0 && v1.dims.is_null()) {
         return Err(broken(format!("a tensor has {} dimensions", v1.rank)));
     }
-    // SAFETY: the sizes are an array of the library's, as long as the rank; the encoding says which member of
-    // the union it is.
+    // SAFETY: the sizes are an array of the library's, as long as the rank; the encoding selects the member
+    // of the union.
     unsafe {
         let dims = (0..v1.rank as usize).map(|i| *v1.dims.add(i)).collect();
         let quant = match (v1.quantize.definition, v1.quantize.encoding) {

@@ -21,7 +21,7 @@ pub enum Scalar {
 /// A parameter of a node.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum Param {
-    /// One number.
+    /// A number.
     Scalar(Scalar),
     /// A constant tensor.
     Tensor(TensorId),
@@ -43,7 +43,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// An operator with what it reads and writes, in the order of QNN's definition of it.
+    /// An operator with its operands and results, in the order of QNN's definition.
     pub fn new(op: impl Into<String>, inputs: &[TensorId], outputs: &[TensorId]) -> Self {
         Self {
             name: String::new(),
@@ -77,7 +77,7 @@ impl Node {
 /// nothing wider.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Options {
-    /// MiB of the tensor unit's memory that it may use, at most what the chip has; 0 for all.
+    /// Limit in MiB of the tensor unit's memory, at most that of the chip; 0 for all of it.
     pub vtcm: u32,
     /// Effort of the compiler: 1 to 3.
     pub level: u8,
@@ -209,8 +209,8 @@ impl GraphSpec {
     /// Adds a node.
     ///
     /// # Errors
-    /// [`Error::Graph`] if its name is taken, it reads an unwritten value, it writes a value that is written
-    /// already or is unknown to the graph, or a parameter is not constant.
+    /// [`Error::Graph`] if its name is taken, if it reads an unwritten value, or if a parameter is not
+    /// constant. Also if it writes a value that is already written, or that the graph lacks.
     pub fn node(&mut self, mut node: Node) -> Result<()> {
         if node.name.is_empty() {
             node.name = format!("{}_{}", node.op, self.nodes.len());
@@ -239,7 +239,7 @@ impl GraphSpec {
         let (inputs, outputs, params) = known;
         for (id, spec) in node.inputs.iter().zip(inputs) {
             if matches!(spec.role, Role::Native | Role::Output) && !written.contains(id) {
-                return wrong(format!("it reads `{}`, which no node before it writes", spec.name));
+                return wrong(format!("it reads `{}`, which no earlier node writes", spec.name));
             }
         }
         for (id, spec) in node.outputs.iter().zip(outputs) {
@@ -247,7 +247,7 @@ impl GraphSpec {
                 return wrong(format!("it writes `{}`, which is not computed", spec.name));
             }
             if written.contains(id) || node.outputs.iter().filter(|other| *other == id).count() > 1 {
-                return wrong(format!("it writes `{}`, which is written already", spec.name));
+                return wrong(format!("it writes `{}`, which another node writes", spec.name));
             }
         }
         if let Some(spec) = params.into_iter().find(|spec| spec.role != Role::Static) {
@@ -271,11 +271,11 @@ impl GraphSpec {
         Some((all(&node.inputs)?, all(&node.outputs)?, all(&params)?))
     }
 
-    /// Whether it is complete: it has a name, nodes, and every output is written. Checked where it is
-    /// composed; a graph from elsewhere is checked again as a whole.
+    /// Checks that the graph is complete: it has a name and nodes, and every output is written. Called when
+    /// the graph is composed; a graph from elsewhere is checked again as a whole.
     ///
     /// # Errors
-    /// [`Error::Graph`] with what is wrong.
+    /// [`Error::Graph`] with the fault.
     pub fn verify(&self) -> Result<()> {
         if self.name.is_empty() || self.name.contains('\0') {
             return Err(self.wrong("its name is empty or has a zero byte".into()));
@@ -319,9 +319,9 @@ impl GraphSpec {
 mod tests {
     use super::*;
 
-    /// A graph that came from elsewhere was not checked where it was built.
+    /// A graph from elsewhere is checked again, since it may not come from the builder.
     #[test]
-    fn what_was_not_built_here_is_checked_whole() {
+    fn foreign_graphs_are_fully_verified() {
         let mut good = GraphSpec::new("graph");
         let x = good.input("x", DType::F16, &[2, 8], Quant::None).unwrap();
         let y = good.output("y", DType::F16, &[2, 8], Quant::None).unwrap();
@@ -337,11 +337,11 @@ mod tests {
             (|g| g.nodes.push(Node::new("Relu", &[TensorId(0)], &[]).named("Relu_0")), "two nodes"),
             (|g| g.nodes.clear(), "no node writes"),
         ];
-        for (damage, said) in damages {
+        for (damage, expected) in damages {
             let mut bad = good.clone();
             damage(&mut bad);
             let why = bad.verify().unwrap_err().to_string();
-            assert!(why.contains(said), "{why}");
+            assert!(why.contains(expected), "{why}");
         }
     }
 }

@@ -85,7 +85,7 @@ impl std::fmt::Display for DType {
 /// Values of stored numbers: `real = (stored + offset) · scale`.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub enum Quant {
-    /// They are what they are.
+    /// Stored numbers are the values.
     #[default]
     None,
     /// One scale and one offset. The offset is QNN's: the negated zero point, at most 0 for types without a
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_stand_in_the_order_of_the_variants() {
+    fn dtype_rows_follow_the_variant_order() {
         for (index, row) in ROWS.iter().enumerate() {
             assert_eq!(row.0 as usize, index);
             assert_eq!(DType::of_code(row.0.code()), Some(row.0));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symmetric_scale_has_zero_in_its_middle() {
+    fn symmetric_scale_is_centred_on_zero() {
         for (reach, bits) in [(1.0, 16), (-3.0, 8)] {
             let Quant::Tensor { scale, offset } = Quant::symmetric(reach, bits) else { unreachable!() };
             let real = |stored: i64| (stored + i64::from(offset)) as f32 * scale;
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_covering_scale_reaches_both_ends_and_zero() {
+    fn covering_scale_represents_both_ends_and_zero() {
         for (low, high) in [(-1.0, 3.0), (0.5, 2.0), (-4.0, -1.0), (0.0, 0.0)] {
             let Quant::Tensor { scale, offset } = Quant::covering(low, high, 16) else { unreachable!() };
             let real = |stored: i64| (stored + i64::from(offset)) as f32 * scale;

@@ -43,16 +43,16 @@ pub struct TensorSpec {
     pub dims: Vec<u32>,
     /// Values of its stored numbers.
     pub quant: Quant,
-    /// Bytes of a constant one; none of others.
+    /// Bytes of a constant tensor; `None` for others.
     pub data: Option<Data>,
 }
 
 /// Source of a constant tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Data {
-    /// From memory.
+    /// Bytes in memory.
     Bytes(Vec<u8>),
-    /// From a part of a file, read when the graph is composed.
+    /// A part of a file, which is read when the graph is composed.
     File {
         /// The file.
         path: PathBuf,
@@ -98,7 +98,7 @@ impl Data {
                 }
                 let mut file = std::fs::File::open(path).map_err(failed)?;
                 file.seek(SeekFrom::Start(*offset)).map_err(failed)?;
-                // The file has that many.
+                // The file has at least this many bytes.
                 let mut bytes = vec![0; usize::try_from(*len).map_err(|e| Error::io(path, e))?];
                 file.read_exact(&mut bytes).map_err(failed)?;
                 Ok(bytes)
@@ -131,10 +131,10 @@ impl TensorSpec {
             return Some("it has 4 GiB or more".into());
         };
         match &self.data {
-            Some(_) if self.role != Role::Static => return Some("it has data, and is not constant".into()),
-            None if self.role == Role::Static => return Some("it is constant, and has no data".into()),
+            Some(_) if self.role != Role::Static => return Some("it has data, but is not constant".into()),
+            None if self.role == Role::Static => return Some("it is constant, but has no data".into()),
             Some(data) if data.len() != bytes as u64 => {
-                return Some(format!("it has {} bytes of data, and takes {bytes}", data.len()));
+                return Some(format!("it has {} bytes of data, expected {bytes}", data.len()));
             }
             _ => {}
         }
@@ -149,7 +149,7 @@ impl TensorSpec {
             (Quant::Tensor { scale, .. }, Some(_)) => Some(format!("its scale is {scale}")),
             (Quant::Channels { axis, bits, scales }, Some(width @ (8 | 32))) => {
                 if *bits != width && (*bits, width) != (4, 8) {
-                    return Some(format!("its channels have {bits} bits, and {} has {width}", self.dtype));
+                    return Some(format!("its channels have {bits} bits, but {} has {width}", self.dtype));
                 }
                 let len = self.dims.get(*axis as usize).copied();
                 if len.map(|n| n as usize) != Some(scales.len()) {
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_file_is_read_or_refused() {
+    fn file_part_is_read_or_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("weights");
         std::fs::write(&file, b"0123456789").unwrap();

@@ -178,13 +178,13 @@ impl Worker {
         if let Some(died) = &self.died {
             return Err(died.clone());
         }
-        let asks = |e: io::Error| Error::Request { doing: request.doing().into(), why: e.to_string() };
-        let wire = encode(request).map_err(asks)?;
+        let failed = |e: io::Error| Error::Request { doing: request.doing().into(), why: e.to_string() };
+        let wire = encode(request).map_err(failed)?;
         let (answer, late) = self.exchange(&wire);
         match answer {
             Ok(Some(Answer::Failed(error))) if !late => Err(error),
             Ok(Some(answer)) if !late => Ok(answer),
-            // A broken pipe, half an answer or none of ours: what matters is how it ended.
+            // The write error does not matter: the error reports how the process ended.
             _ => Err(self.bury(request, late)),
         }
     }
@@ -214,7 +214,7 @@ impl Worker {
         if matches!(ended, Ok(None)) {
             ended = self.child.kill().and_then(|()| self.child.wait()).map(Some);
         }
-        let how = match ended {
+        let ending = match ended {
             Ok(Some(status)) => status.to_string(),
             Ok(None) => "for an unknown reason".into(),
             Err(e) => e.to_string(),
@@ -224,7 +224,7 @@ impl Worker {
         let died = if late {
             Error::Late { doing, seconds: self.limit.as_secs_f64(), messages }
         } else {
-            Error::Died { doing, how, messages }
+            Error::Died { doing, ending, messages }
         };
         self.died = Some(died.clone());
         died
@@ -238,7 +238,7 @@ fn strange(request: &Request, answer: &Answer) -> Error {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Without requests it ends by itself; it is not waited for longer than it takes to kill it.
+        // Without requests the process ends by itself; it is not waited for longer than killing it takes.
         self.requests = None;
         let _ = self.child.kill();
         let _ = self.child.wait();

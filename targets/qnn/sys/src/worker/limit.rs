@@ -5,8 +5,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// Does what waits for a process, say reads its answer. When the limit is over the process is ended, which
-/// ends the waiting. Gives what came of it, and whether the process was ended.
+/// Runs a function that waits for a process, for example for its answer. After the time limit the process is
+/// killed, which ends the waiting. Returns the function's result, and whether the process was killed.
 pub fn within<R>(child: &mut Child, limit: Duration, work: impl FnOnce() -> R) -> (R, bool) {
     let (done, waiting) = mpsc::channel::<()>();
     thread::scope(|scope| {
@@ -28,7 +28,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn who_does_not_answer_is_ended() {
+    fn unresponsive_worker_is_ended() {
         let mut command = Command::new("sleep");
         let mut child = command.arg("100").stdout(Stdio::piped()).spawn().unwrap();
         let mut from = child.stdout.take().unwrap();

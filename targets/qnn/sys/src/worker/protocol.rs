@@ -52,7 +52,7 @@ impl Request {
 /// Answer.
 #[derive(Debug, Encode, Decode)]
 pub(super) enum Answer {
-    /// It is done.
+    /// The request is done.
     Done,
     /// The version of the library.
     Opened(String),
@@ -64,7 +64,7 @@ pub(super) enum Answer {
     Binary(Vec<u8>),
     /// A description.
     Info(BinaryInfo),
-    /// It cannot be done.
+    /// The request has failed.
     Failed(Error),
 }
 
@@ -103,7 +103,7 @@ pub(super) fn encode(message: &impl Encode) -> io::Result<Vec<u8>> {
 const HEAD: usize = size_of::<u64>();
 
 fn too_long(len: u64) -> io::Error {
-    io::Error::other(format!("a message of {len} bytes, and {LONGEST} are the most"))
+    io::Error::other(format!("a message of {len} bytes, and at most {LONGEST} are allowed"))
 }
 
 /// Writes what [`encode`] gave.
@@ -153,7 +153,7 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// As many bytes, or all that there can be.
+/// This number of bytes, or the largest number of this machine.
 #[expect(clippy::cast_possible_truncation, reason = "compared before; `try_from` is not `const`")]
 const fn most(bytes: u64) -> usize {
     if bytes > usize::MAX as u64 { usize::MAX } else { bytes as usize }
@@ -170,7 +170,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_sent_is_received() {
+    fn worker_messages_round_trip() {
         let execute = Request::Execute { graph: 3, inputs: vec![vec![1, 2], vec![]] };
         let wire = [encode(&execute).unwrap(), encode(&Request::Binary).unwrap()].concat();
         let mut from = wire.as_slice();
@@ -182,15 +182,15 @@ mod tests {
         assert!(receive::<Request>(&mut from).unwrap().is_none());
     }
 
-    /// Bytes and structures whose number is damaged: memory for that many is not even requested.
+    /// A damaged count of bytes or elements must not allocate that much memory.
     #[test]
-    fn a_message_says_how_much_is_in_it_and_is_not_believed() {
-        // Of a variant, one length in a byte, and what follows.
+    fn declared_message_lengths_are_not_trusted() {
+        // Of each variant: one length in a byte, and what follows.
         let outputs = [3, 1];
         let graphs = [2];
         for count in [u64::MAX, 1 << 62, 1 << 40, 1 << 34] {
             for before in [&outputs[..], &graphs] {
-                // A length of 64 bits, after a mark.
+                // A length of 64 bits, after its marker byte.
                 let message = [before, &[253], &count.to_le_bytes(), &[0; 40]].concat();
                 let wire = [&(message.len() as u64).to_le_bytes()[..], &message].concat();
                 let why = receive::<Answer>(&mut wire.as_slice()).unwrap_err().to_string();
@@ -198,7 +198,7 @@ mod tests {
             }
         }
         let wire = (LONGEST + 1).to_le_bytes();
-        assert!(receive::<Answer>(&mut wire.as_slice()).is_err_and(|e| e.to_string().contains("the most")));
+        assert!(receive::<Answer>(&mut wire.as_slice()).is_err_and(|e| e.to_string().contains("at most")));
     }
 
     /// Decoded messages take more memory than their encoding.
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_no_utf_8_is_not_sent() {
+    fn non_utf8_path_is_not_sent() {
         use std::os::unix::ffi::OsStrExt as _;
         let path = std::ffi::OsStr::from_bytes(b"a\xff").into();
         assert!(encode(&Request::ComposeDlc(path)).is_err());
@@ -230,8 +230,7 @@ mod tests {
             }
             wire.truncate(keep);
             wire.extend(fill);
-            // Whatever comes, it is a message, the end, or an error: nothing panics or takes memory without
-            // bound.
+            // Any bytes are a message, the end, or an error: nothing panics, or allocates without bound.
             let _ = receive::<Answer>(&mut wire.as_slice());
         }
     }

@@ -10,8 +10,8 @@ use std::io;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-/// Answers requests from stdin until there are no more: all that the program of a [`Worker`](super::Worker)
-/// has to do.
+/// Answers requests from stdin until there are no more: the whole work of a [`Worker`](super::Worker)'s
+/// program.
 pub fn serve() -> ExitCode {
     match stdio::take().and_then(|(from, to)| answer_all(from, to)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,7 +56,7 @@ impl Session {
     fn open(folder: std::path::PathBuf, model: u32, share: bool) -> Result<(Self, String)> {
         let installation = Installation::at(folder)?;
         let Some(soc) = Soc::numbered(model) else {
-            return refuse("load the library", &format!("it knows no chip of number {model}"));
+            return refuse("load the library", &format!("it supports no chip of number {model}"));
         };
         let backend = Backend::htp(&installation)?;
         let device = Device::new(&backend, soc)?;
@@ -87,7 +87,7 @@ impl Session {
             }
             Request::Execute { graph, inputs } => {
                 let Some(graph) = self.graphs.get(graph as usize) else {
-                    return refuse("execute a graph", "there is none of that number");
+                    return refuse("execute a graph", "there is no graph of that number");
                 };
                 let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
                 graph.execute(&inputs).map(Answer::Outputs)

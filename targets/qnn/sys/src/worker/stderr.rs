@@ -1,4 +1,4 @@
-//! The end of what the process prints: it says why it died.
+//! The end of the process's stderr, which explains why it ended.
 
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,11 +6,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Bytes that are kept.
-const KEPT: usize = 16 << 10;
-/// Lines that are told.
+const MAX_BYTES: usize = 16 << 10;
+/// Number of the last lines that errors show.
 const LINES: usize = 8;
 
-/// Thread that reads it, so that the process never waits for a reader, and what it has kept.
+/// Thread that reads stderr, so that the process never blocks on it; and the text that it has kept.
 #[derive(Debug)]
 pub(super) struct Stderr {
     reader: JoinHandle<()>,
@@ -47,7 +47,7 @@ fn keep(mut from: impl Read, kept: &Mutex<Vec<u8>>) {
             Ok(n) if n > 0 => {
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
                 kept.extend_from_slice(&piece[..n]);
-                let past = kept.len().saturating_sub(KEPT);
+                let past = kept.len().saturating_sub(MAX_BYTES);
                 kept.drain(..past);
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -71,16 +71,16 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_takes_no_more_memory_than_any() {
+    fn endless_stderr_line_uses_bounded_memory() {
         let from = io::repeat(b'a').take(1 << 20).chain(&b"\nthe end"[..]);
         let kept = Mutex::new(Vec::new());
         keep(from, &kept);
         let kept = kept.into_inner().unwrap();
-        assert!(kept.len() == KEPT && kept.capacity() <= 4 * KEPT && kept.ends_with(b"a\nthe end"));
+        assert!(kept.len() == MAX_BYTES && kept.capacity() <= 4 * MAX_BYTES && kept.ends_with(b"a\nthe end"));
     }
 
     #[test]
-    fn who_holds_it_open_is_not_waited_for() {
+    fn stderr_held_open_is_not_awaited() {
         let (read, mut write) = std::os::unix::net::UnixStream::pair().unwrap();
         write.write_all(b"falling over\n").unwrap();
         let stderr = Stderr::read(read);

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
-/// Takes stdin and stdout away from all other code: the pair that requests come from and answers go to.
+/// Reserves stdin and stdout for requests and answers: other code gets replacements.
 ///
 /// # Errors
-/// The operating system refuses.
+/// Fails if the operating system refuses.
 pub(super) fn take() -> io::Result<(File, File)> {
     let requests = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let answers = File::from(io::stdout().as_fd().try_clone_to_owned()?);

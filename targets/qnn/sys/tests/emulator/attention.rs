@@ -1,4 +1,4 @@
-//! Attention over a cache of 8 bits, which both chips have, and the lookups around it.
+//! Attention over an 8-bit cache, which both chips support, and lookups in tables.
 
 use crate::support::{covering, installation, load, numbers, product, relative, rounded, store, worker};
 use moec_qnn_sys::{DType, Data, GraphSpec, Node, Quant, SOCS, Scalar};
@@ -8,10 +8,10 @@ const ROWS: usize = 8;
 const CACHED: usize = 64;
 const WIDTH: usize = 32;
 
-/// Number that a masked row adds: far below everything, and finite.
+/// Number that the mask adds: far below every score, but finite.
 const MASKED: f64 = -40.0;
 
-/// Scores, masked: row `r` sees the first `CACHED - ROWS + r + 1` of the cache.
+/// Scores plus mask: row `r` sees the first `CACHED - ROWS + r + 1` positions of the cache.
 fn scores(q: &[f64], k: &[f64], mask: &[f64]) -> Vec<f64> {
     let heads = q.chunks_exact(ROWS * WIDTH).zip(k.chunks_exact(CACHED * WIDTH));
     let all: Vec<f64> = heads.flat_map(|(q, k)| product(q, k, WIDTH)).collect();
@@ -30,15 +30,15 @@ fn softmax(scores: &[f64]) -> Vec<f64> {
 fn mixed(p: &[f64], v: &[f64]) -> Vec<f64> {
     let heads = p.chunks_exact(ROWS * CACHED).zip(v.chunks_exact(CACHED * WIDTH));
     let of_head = |(p, v): (&[f64], &[f64])| -> Vec<f64> {
-        let turned: Vec<f64> =
+        let transposed: Vec<f64> =
             (0..WIDTH).flat_map(|c| (0..CACHED).map(move |r| r * WIDTH + c)).map(|at| v[at]).collect();
-        product(p, &turned, CACHED)
+        product(p, &transposed, CACHED)
     };
     heads.flat_map(of_head).collect()
 }
 
 #[test]
-fn heads_over_a_cache_of_8_bits() {
+fn attention_heads_use_an_8_bit_cache() {
     let Some(installation) = installation() else { return };
     let [q, k, v] = [(1, HEADS * ROWS * WIDTH), (2, HEADS * CACHED * WIDTH), (3, HEADS * CACHED * WIDTH)]
         .map(|(seed, n)| numbers(seed, n));
@@ -87,7 +87,7 @@ fn heads_over_a_cache_of_8_bits() {
     }
 }
 
-/// Rows of a table, chosen by numbers that the caller writes.
+/// Rows of a table, selected by indices that the caller passes.
 #[test]
 fn embeddings_are_looked_up() {
     let Some(installation) = installation() else { return };

@@ -1,17 +1,17 @@
-//! Contexts: saved, described, loaded, with shared weights, for both chips; DLC.
+//! Contexts: saving, describing, loading and sharing weights, for both chips; and DLC files.
 
 use crate::support::{installation, linear, newest, worker};
 use moec_qnn_sys::{
     Backend, Context, DType, Error, GraphSpec, Options, Quant, SNAPDRAGON_8_GEN_3, SOCS, System, write_dlc,
 };
 
-/// Graphs of one to four rows over the same weights, as decoding has them.
+/// Graphs with one to four rows that share weights, as decoding uses them.
 fn batches() -> Vec<crate::support::Linear> {
     (1..=4).map(|batch| linear(&format!("batch_{batch}"), batch, 256, 512, 8, 7, 1.0)).collect()
 }
 
 #[test]
-fn what_is_loaded_computes_what_was_saved() {
+fn loaded_context_computes_like_the_saved_one() {
     let Some(installation) = installation() else { return };
     let (device, system) = (newest(&installation), System::open(&installation).unwrap());
     let mut context = Context::new(&device, false).unwrap();
@@ -22,14 +22,14 @@ fn what_is_loaded_computes_what_was_saved() {
     let (_loaded, graphs) = Context::from_binary(&device, &system, &bytes).unwrap();
     assert_eq!(graphs.len(), cases.len());
     for (case, output) in cases.iter().zip(&outputs) {
-        // They come in an order of the library's.
+        // The library returns the graphs in its own order.
         let graph = graphs.iter().find(|graph| graph.info().name == case.spec.name).unwrap();
         assert_eq!(&graph.execute(&[&case.x]).unwrap(), output);
     }
 }
 
 #[test]
-fn a_binary_says_what_it_is() {
+fn binary_describes_its_graphs() {
     let Some(installation) = installation() else { return };
     for soc in SOCS {
         let mut worker = worker(&installation, soc, false);
@@ -59,10 +59,10 @@ fn a_binary_says_what_it_is() {
     }
 }
 
-/// Four graphs with their weights once: the emulator executes them and saves them, and says that it cannot
+/// Four graphs that share their weights. The emulator executes and saves them, but reports that it cannot
 /// load them.
 #[test]
-fn shared_weights_are_there_once() {
+fn shared_weights_are_stored_once() {
     let Some(installation) = installation() else { return };
     let (device, system) = (newest(&installation), System::open(&installation).unwrap());
     let cases = batches();
@@ -87,8 +87,8 @@ fn shared_weights_are_there_once() {
     assert_eq!(outputs[0], outputs[1]);
 }
 
-/// A graph that was refused half-way stays: what is beside it computes, and the context cannot be saved any
-/// more.
+/// A graph that was refused half-way remains in the context: other graphs still run, but the context can no
+/// longer be saved.
 #[test]
 fn a_context_with_a_refused_graph_computes_and_is_not_saved() {
     let Some(installation) = installation() else { return };
@@ -106,9 +106,9 @@ fn a_context_with_a_refused_graph_computes_and_is_not_saved() {
     assert!(matches!(&unsaved, Error::Call { messages, .. } if messages[0].contains("refused")), "{unsaved}");
 }
 
-/// Written by one backend, read by another one, and the same results.
+/// A DLC is written by one backend and read by another, with the same results.
 #[test]
-fn a_dlc_computes_what_its_graph_does() {
+fn dlc_computes_like_its_graph() {
     let Some(installation) = installation() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (device, system) = (newest(&installation), System::open(&installation).unwrap());
@@ -125,15 +125,15 @@ fn a_dlc_computes_what_its_graph_does() {
         let info = graphs[0].info();
         assert_eq!((info.name.as_str(), info.inputs[0].name.as_str()), ("linear", "x"));
         assert_eq!(graphs[0].execute(&[&case.x]).unwrap(), want);
-        // And from there into a context binary, for the chip.
+        // The DLC can be compiled into a context binary for the chip.
         let found = system.binary_info(&context.binary().unwrap()).unwrap();
         found.expect(SNAPDRAGON_8_GEN_3).unwrap();
     }
 }
 
-/// They change what is compiled, and nothing of what it computes.
+/// Graph options change the compiled graph, but not its results.
 #[test]
-fn options_reach_the_compiler() {
+fn graph_options_reach_the_compiler() {
     let Some(installation) = installation() else { return };
     let build = |vtcm, level| {
         let mut worker = worker(&installation, SNAPDRAGON_8_GEN_3, false);
@@ -147,7 +147,7 @@ fn options_reach_the_compiler() {
     assert!(all.0 == little.0 && all.0 == fast.0);
 }
 
-/// A graph with a tensor of every kind that a description tells of.
+/// Descriptions of graphs contain tensors of every kind.
 #[test]
 fn descriptions_have_types_and_scales() {
     let Some(installation) = installation() else { return };

@@ -1,5 +1,5 @@
-//! Linear layers, which is what the tensor unit is for: activations of 16 bits, weights of 8 and 4 with a
-//! scale for each row.
+//! Linear layers, the tensor unit's main operation: 16-bit activations, 8- and 4-bit weights with one scale
+//! per row.
 
 use crate::support::{
     Weights, installation, linear, load, newest, numbers, product, relative, rounded, store, worker,
@@ -8,7 +8,7 @@ use moec_qnn_sys::{
     Context, DType, Data, GraphSpec, Node, Quant, SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1, Scalar, Soc,
 };
 
-/// Compiled, executed, and how far off.
+/// Compiles and executes a linear layer; returns its relative error.
 fn off(soc: Soc, bits: u32, margin: f64) -> Option<f64> {
     let installation = installation()?;
     let case = linear("linear", 4, 256, 512, bits, 7, margin);
@@ -18,9 +18,9 @@ fn off(soc: Soc, bits: u32, margin: f64) -> Option<f64> {
     Some(relative(&load(&out[0], DType::U16, &case.quant), &case.y))
 }
 
-/// The newer chip computes with all 16 bits; the older one rounds more.
+/// The newer chip computes with all 16 bits, the older one with fewer.
 #[test]
-fn weights_of_8_and_4_bits() {
+fn linear_layers_run_with_8_and_4_bit_weights() {
     for (soc, bits, bound) in [
         (SNAPDRAGON_8_GEN_3, 8, 2e-4),
         (SNAPDRAGON_8_GEN_3, 4, 4e-4),
@@ -33,7 +33,7 @@ fn weights_of_8_and_4_bits() {
     }
 }
 
-/// Numbers stick at the ends of a range that is too narrow.
+/// Values outside of a range that is too narrow are clamped to its ends.
 #[test]
 fn a_narrow_range_saturates() {
     let Some(right) = off(SNAPDRAGON_8_GEN_3, 8, 1.0) else { return };
@@ -44,9 +44,9 @@ fn a_narrow_range_saturates() {
     assert!(wide < 1e-3, "a range three times as wide costs little: {wide:.1e}");
 }
 
-/// Rows of 4 bits and the rows that need 8, joined: the format of PowerInfer-2's weights (§7.6).
+/// Rows with 4 bits concatenated with rows that need 8: the format of PowerInfer-2's weights (§7.6).
 #[test]
-fn rows_of_two_widths_joined() {
+fn rows_of_two_bit_widths_are_joined() {
     let Some(installation) = installation() else { return };
     let (batch, inner, narrow, wide) = (2u32, 256u32, 448u32, 64u32);
     let mut spec = GraphSpec::new("joined");
@@ -85,10 +85,9 @@ fn rows_of_two_widths_joined() {
     assert!(error < 4e-4, "{error:.1e}");
 }
 
-/// The same numbers through a 1×1 convolution, whose weights are transposed, with scales along their last
-/// axis.
+/// The same layer as a 1×1 convolution: the weights are transposed, and the scales are along their last axis.
 #[test]
-fn a_convolution_of_one_by_one() {
+fn one_by_one_convolution_runs() {
     let Some(installation) = installation() else { return };
     for bits in [8, 4] {
         let (rows, inner, outer) = (8u32, 64u32, 32u32);
@@ -99,12 +98,12 @@ fn a_convolution_of_one_by_one() {
         let want = product(&rounded(&x, DType::U16, &xq), &weights.real, inner as usize);
         let yq = crate::support::covering(DType::U16, &want);
         let (k, n) = (inner as usize, outer as usize);
-        let turned =
+        let transposed =
             (0..k).flat_map(|k_| (0..n).map(move |n_| n_ * k + k_)).map(|at| weights.bytes[at]).collect();
         let Quant::Channels { scales, .. } = weights.quant else { unreachable!() };
         let quant = Quant::Channels { axis: 3, bits, scales };
         let x_id = spec.input("x", DType::U16, &[1, rows, 1, inner], xq.clone()).unwrap();
-        let w = spec.constant("w", DType::S8, &[1, 1, inner, outer], quant, Data::Bytes(turned)).unwrap();
+        let w = spec.constant("w", DType::S8, &[1, 1, inner, outer], quant, Data::Bytes(transposed)).unwrap();
         let y = spec.output("y", DType::U16, &[1, rows, 1, outer], yq.clone()).unwrap();
         let stride = spec.numbers("stride", &[2], &[1, 1]).unwrap();
         let pad = spec.numbers("pad", &[2, 2], &[0; 4]).unwrap();

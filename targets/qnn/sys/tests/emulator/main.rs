@@ -1,4 +1,4 @@
-//! The library and its emulator: what graphs compute, how they are saved and loaded, what is refused.
+//! Tests of the library with its emulator: results of graphs, saving and loading, errors.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test fails by panicking")]
 

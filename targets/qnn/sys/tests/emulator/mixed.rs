@@ -1,13 +1,14 @@
-//! Graphs of several types: into and out of quantised numbers, biases, and a whole feed-forward network.
+//! Graphs of several types: conversions to and from quantised values, biases, and a whole feed-forward
+//! network.
 
 use crate::support::{
     Weights, covering, installation, load, newest, numbers, product, relative, rounded, store, worker,
 };
 use moec_qnn_sys::{Context, DType, Data, GraphSpec, Node, Quant, SOCS, Scalar, TensorId};
 
-/// Floats outside, 16 quantised bits inside: what a boundary without quantisation needs.
+/// Floats outside and 16-bit codes inside, for callers that do not quantise.
 #[test]
-fn floats_become_quantised_and_floats_again() {
+fn floats_are_quantised_and_dequantised() {
     let Some(installation) = installation() else { return };
     let device = newest(&installation);
     for (outside, into, back) in [
@@ -19,7 +20,7 @@ fn floats_become_quantised_and_floats_again() {
         let mut spec = GraphSpec::new(format!("{into}_{outside}"));
         let x = numbers(1, 256);
         let quant = Quant::covering(-1.0, 1.0, 16);
-        // A cast is between floats: it has no scales.
+        // A cast is between float types, so it has no scales.
         let (inner, inner_quant) =
             if into == "Cast" { (DType::F16, Quant::None) } else { (DType::U16, quant.clone()) };
         let x_id = spec.input("x", outside, &[4, 64], Quant::None).unwrap();
@@ -74,7 +75,7 @@ fn a_linear_layer_with_a_bias() {
 
 /// `down · (relu(gate · x) ∘ (up · x))`: the hot neurons of PowerInfer-2 (§4.1.2), for one to four tokens.
 #[test]
-fn a_gated_network_for_every_batch() {
+fn gated_network_runs_at_every_batch_size() {
     let Some(installation) = installation() else { return };
     let (hidden, neurons) = (256u32, 512u32);
     for (soc, bits, bound) in [(SOCS[0], 8, 1e-3), (SOCS[0], 4, 1e-3), (SOCS[1], 4, 5e-3)] {
@@ -123,14 +124,14 @@ fn a_gated_network_for_every_batch() {
         let bytes = worker.binary().unwrap();
         println!("{}, {bits} bits, four graphs: {} bytes", soc.name, bytes.len());
         let weights = 3 * u64::from(hidden * neurons) * u64::from(bits) / 8;
-        let beside = 4 * (96 << 10);
-        assert!((bytes.len() as u64) < weights + beside, "weights are there once: {} bytes", bytes.len());
+        let overhead = 4 * (96 << 10);
+        assert!((bytes.len() as u64) < weights + overhead, "weights are there once: {} bytes", bytes.len());
     }
 }
 
-/// Rows times a row, and rows times a column: one side is repeated.
+/// Rows times a row, and rows times a column: one operand is broadcast.
 #[test]
-fn what_is_shorter_is_repeated() {
+fn shorter_operand_is_broadcast() {
     let Some(installation) = installation() else { return };
     let mut spec = GraphSpec::new("repeated");
     let (x, row) = (numbers(1, 256), numbers(2, 64));

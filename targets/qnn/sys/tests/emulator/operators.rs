@@ -1,14 +1,14 @@
-//! Operators, each beside what it should compute.
+//! Every operator, compared with a reference.
 
 use crate::support::{Single, installation, numbers, worker};
 use moec_qnn_sys::{DType, Error, Node, Quant, SOCS, Scalar};
 use std::path::Path;
 
-/// An operator: its name, what makes a graph of it, and the types that the emulator has it for, with the
-/// largest relative error of each.
+/// An operator: its name, the function that builds its graph, and its types in the emulator with the largest
+/// relative error of each.
 type Row = (&'static str, fn(&mut Single), &'static [(DType, f64)]);
 
-/// Operators that only later architectures have: operator, type, first architecture.
+/// Operators that require a later architecture: operator, type, first architecture.
 const SINCE: &[(&str, DType, u32)] = &[("LayerNorm", U16, 73), ("MatMul", U16, 73)];
 
 const U16: DType = DType::U16;
@@ -51,7 +51,7 @@ const ROWS: &[Row] = &[
     ("Conv2d", conv, &[(F16, 3e-3), (F32, 3e-3)]),
 ];
 
-/// Two values of four rows.
+/// Two inputs of four rows.
 fn two(s: &mut Single) -> [(moec_qnn_sys::TensorId, Vec<f64>); 2] {
     let b: Vec<f64> = numbers(2, 256).iter().map(|x| x + x.signum() * 0.5).collect();
     [s.input(&[4, 64], &numbers(1, 256)), s.input(&[4, 64], &b)]
@@ -70,7 +70,7 @@ fn operation(s: &mut Single, number: u32, of: fn(f64, f64) -> f64) {
     s.spec.node(node).unwrap();
 }
 
-/// Numbers of four rows, times a factor.
+/// An input of four rows, scaled by a factor.
 fn some(s: &mut Single, factor: f64) -> (moec_qnn_sys::TensorId, Vec<f64>) {
     let values: Vec<f64> = numbers(3, 256).iter().map(|x| x * factor).collect();
     s.input(&[4, 64], &values)
@@ -82,7 +82,7 @@ fn unary(s: &mut Single, op: &str, of: fn(f64) -> f64) {
     s.spec.node(Node::new(op, &[x], &[y])).unwrap();
 }
 
-/// Its results are stored so that one would be just out of reach.
+/// The output's range ends one step below 1.
 fn tanh(s: &mut Single) {
     let (x, real) = some(s, 4.0);
     let quant = s.dtype.bits().map_or(Quant::None, |bits| Quant::symmetric(1.0, bits));
@@ -104,7 +104,7 @@ fn neuron(s: &mut Single, number: u32, of: fn(f64) -> f64) {
     s.spec.node(node).unwrap();
 }
 
-/// By the error function, of which Abramowitz and Stegun's 7.1.26 is right to 1.5e-7.
+/// By the error function, approximated by Abramowitz and Stegun's formula 7.1.26 with an error of 1.5e-7.
 fn gelu(x: f64) -> f64 {
     let z = x.abs() / std::f64::consts::SQRT_2;
     let t = 1.0 / (1.0 + 0.327_591_1 * z);
@@ -207,8 +207,9 @@ fn reshape(s: &mut Single) {
 fn transpose(s: &mut Single) {
     let (x, real) = some(s, 1.0);
     let quant = s.spec.tensors()[x.index()].quant.clone();
-    let turned = (0..64).flat_map(|c| (0..4).map(move |r| (r, c))).map(|(r, c)| real[r * 64 + c]).collect();
-    let y = s.output_as(&[64, 4], turned, quant);
+    let transposed =
+        (0..64).flat_map(|c| (0..4).map(move |r| (r, c))).map(|(r, c)| real[r * 64 + c]).collect();
+    let y = s.output_as(&[64, 4], transposed, quant);
     let order = s.spec.numbers("order", &[2], &[1, 0]).unwrap();
     s.spec.node(Node::new("Transpose", &[x], &[y]).tensor("perm", order)).unwrap();
 }
@@ -231,7 +232,7 @@ fn mat_mul(s: &mut Single) {
     s.spec.node(node.scalar("transpose_in1", Scalar::Bool(true))).unwrap();
 }
 
-/// The second factor in 8 bits, which every architecture has.
+/// With an 8-bit second factor, which every architecture supports.
 fn mat_mul_mixed(s: &mut Single) {
     let (a, a_real) = s.input(&[2, 4, 32], &numbers(1, 256));
     s.dtype = U8;
@@ -243,13 +244,14 @@ fn mat_mul_mixed(s: &mut Single) {
     s.spec.node(node.scalar("transpose_in1", Scalar::Bool(true))).unwrap();
 }
 
-/// One by one, as a linear layer is written for the tensor unit: `[1, rows, 1, 32]` to `[1, rows, 1, 16]`.
+/// A 1×1 convolution, as linear layers are written for the tensor unit: `[1, rows, 1, 32]` to `[1, rows, 1,
+/// 16]`.
 fn conv(s: &mut Single) {
     let (x, real) = s.input(&[1, 8, 1, 32], &numbers(1, 256));
     let (w, w_real) = s.constant("w", &[1, 1, 32, 16], &numbers(2, 512));
-    let turned: Vec<f64> =
+    let transposed: Vec<f64> =
         (0..16).flat_map(|n| (0..32).map(move |k| (k, n))).map(|(k, n)| w_real[k * 16 + n]).collect();
-    let y = s.output(&[1, 8, 1, 16], crate::support::product(&real, &turned, 32));
+    let y = s.output(&[1, 8, 1, 16], crate::support::product(&real, &transposed, 32));
     let stride = s.spec.numbers("stride", &[2], &[1, 1]).unwrap();
     let pad = s.spec.numbers("pad", &[2, 2], &[0; 4]).unwrap();
     s.spec
@@ -257,9 +259,9 @@ fn conv(s: &mut Single) {
         .unwrap();
 }
 
-/// The emulator does what the table says of an operator, for both chips.
+/// On both chips, the emulator's errors are within the bounds of the table.
 #[test]
-fn operators_compute_what_they_should() {
+fn operators_match_the_table_of_bounds() {
     let Some(installation) = installation() else { return };
     let mut wrong = Vec::new();
     for soc in SOCS {
@@ -288,10 +290,9 @@ fn operators_compute_what_they_should() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The page has a row for every operator, with a figure for every type that it is tested for, and for no
-/// other.
+/// The documentation has a row for every operator, with a figure for every tested type and no other.
 #[test]
-fn the_page_has_every_operator() {
+fn qnn_page_lists_every_operator() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/qnn.md");
     let text = std::fs::read_to_string(page).unwrap();
     for (name, _, types) in ROWS {
@@ -305,7 +306,7 @@ fn the_page_has_every_operator() {
     }
 }
 
-/// [`Quant`] of floats is never used.
+/// Floats have no [`Quant`].
 #[test]
 fn floats_have_no_quantisation() {
     let mut single = Single::new(F16);

@@ -1,4 +1,4 @@
-//! The library in a process of its own.
+//! The library in a worker process.
 
 use crate::support::{installation, linear, load, relative, worker};
 use moec_qnn_sys::worker::{Program, Worker};
@@ -26,14 +26,14 @@ fn graphs_compute_and_are_saved_and_loaded() {
     let graphs = other.load(bytes.clone()).unwrap();
     assert_eq!((graphs.clone(), other.graphs()[0].name.as_str()), (0..1, "linear"));
     assert_eq!(other.execute(graphs.start, vec![case.x.clone()]).unwrap(), out);
-    // And by the other chip it is refused.
+    // A context binary for one chip is refused by the other.
     let refused = worker(&installation, SNAPDRAGON_8_PLUS_GEN_1, false).load(bytes).unwrap_err();
-    let Error::Soc { found, wanted, .. } = &refused else { panic!("{refused}") };
-    assert_eq!((*found, *wanted), (SNAPDRAGON_8_GEN_3.model, SNAPDRAGON_8_PLUS_GEN_1.model));
+    let Error::Soc { found, expected, .. } = &refused else { panic!("{refused}") };
+    assert_eq!((*found, *expected), (SNAPDRAGON_8_GEN_3.model, SNAPDRAGON_8_PLUS_GEN_1.model));
     assert!(refused.hint().is_some());
 }
 
-/// A process for each context: the same graphs, the same bytes.
+/// Building the same graphs in two processes gives the same bytes.
 #[test]
 fn two_builds_give_the_same_bytes() {
     let Some(installation) = installation() else { return };
@@ -55,7 +55,7 @@ fn two_builds_give_the_same_bytes() {
 }
 
 #[test]
-fn dlc_are_written_and_taken() {
+fn dlc_files_are_written_and_loaded() {
     let Some(installation) = installation() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("linear.dlc");
@@ -67,9 +67,9 @@ fn dlc_are_written_and_taken() {
     assert!(relative(&load(&out[0], DType::U16, &case.quant), &case.y) < 4e-4);
 }
 
-/// Errors of the library come through; the process lives on.
+/// Errors of the library are returned, and the worker process continues.
 #[test]
-fn errors_come_through() {
+fn library_errors_reach_the_caller() {
     let Some(installation) = installation() else { return };
     let mut process = start(&installation, false);
     let refused = process.binary_info(vec![1, 2, 3]).unwrap_err();
@@ -78,15 +78,15 @@ fn errors_come_through() {
     let unsaid = process.compose_dlc(path).unwrap_err();
     assert!(matches!(unsaid, Error::Request { .. }), "{unsaid}");
     let none = process.execute(3, Vec::new()).unwrap_err();
-    assert!(none.to_string().contains("none of that number"), "{none}");
+    assert!(none.to_string().contains("no graph of that number"), "{none}");
     process.compose(&linear("linear", 1, 64, 64, 8, 7, 1.0).spec).unwrap();
     let late = process.load(Vec::new()).unwrap_err();
     assert!(late.to_string().contains("the context has graphs"), "{late}");
 }
 
-/// Files are not to be trusted: whatever is in them, there is an error or a graph, and the caller lives.
+/// Files are untrusted: for any content there is an error or a graph, and the caller does not crash.
 #[test]
-fn damaged_binaries_harm_nobody() {
+fn damaged_binaries_do_not_crash_the_caller() {
     let Some(installation) = installation() else { return };
     let mut process = start(&installation, false);
     process.compose(&linear("linear", 1, 64, 64, 8, 7, 1.0).spec).unwrap();
@@ -107,9 +107,9 @@ fn damaged_binaries_harm_nobody() {
     }
 }
 
-/// A process that dies is an error that says how it ended; the next request fails with the same error.
+/// If a worker process dies, the error says how it ended; the next request fails with the same error.
 #[test]
-fn a_death_is_an_error() {
+fn worker_death_is_an_error() {
     let Some(installation) = installation() else { return };
     let shell = |script: &str| Program {
         path: "/bin/sh".into(),
@@ -118,18 +118,17 @@ fn a_death_is_an_error() {
     };
     let start = |program| Worker::start(&program, &installation, SNAPDRAGON_8_GEN_3, false).unwrap_err();
     let killed = start(shell("echo falling over >&2; kill -SEGV $$"));
-    let Error::Died { how, messages, .. } = &killed else { panic!("{killed}") };
-    assert!(how.contains("signal: 11") && messages.iter().any(|m| m == "falling over"), "{killed}");
+    let Error::Died { ending, messages, .. } = &killed else { panic!("{killed}") };
+    assert!(ending.contains("signal: 11") && messages.iter().any(|m| m == "falling over"), "{killed}");
     let ended = start(shell("exit 3"));
-    assert!(matches!(&ended, Error::Died { how, .. } if how.contains('3')), "{ended}");
+    assert!(matches!(&ended, Error::Died { ending, .. } if ending.contains('3')), "{ended}");
     let chatty = start(shell("echo 'this is not an answer at all, but a long line'; exec sleep 0.1"));
     assert!(matches!(&chatty, Error::Died { .. }), "{chatty}");
-    let nobody = Program { path: "/nowhere/moec-qnn-exec".into(), ..shell("") };
-    assert!(matches!(start(nobody), Error::Start { .. }));
+    let missing = Program { path: "/nowhere/moec-qnn-exec".into(), ..shell("") };
+    assert!(matches!(start(missing), Error::Start { .. }));
 }
 
-/// A process that does not answer is ended when its time is over, also one that does not even read its
-/// requests.
+/// A process that does not answer in time is killed, even if it does not read its requests.
 #[test]
 fn a_process_that_hangs_is_ended() {
     let Some(installation) = installation() else { return };

@@ -1,4 +1,4 @@
-//! Refused graphs: by which part, and with which message.
+//! Refused graphs: which part refuses them, and the message.
 
 use crate::support::{installation, linear, newest};
 use moec_qnn_sys::{
@@ -14,20 +14,20 @@ fn relu() -> GraphSpec {
 }
 
 #[test]
-fn an_operator_that_is_not_there_is_named() {
+fn unknown_qnn_operator_is_named() {
     let Some(installation) = installation() else { return };
     let mut spec = GraphSpec::new("graph");
     let x = spec.input("x", DType::F16, &[2, 8], Quant::None).unwrap();
     let y = spec.output("y", DType::F16, &[2, 8], Quant::None).unwrap();
     spec.node(Node::new("Frobnicate", &[x], &[y]).named("first")).unwrap();
     let refused = Context::new(&newest(&installation), false).unwrap().compose(&spec).unwrap_err();
-    let Error::Node { graph, node, op, said, messages } = &refused else { panic!("{refused}") };
+    let Error::Node { graph, node, op, reason, messages } = &refused else { panic!("{refused}") };
     assert_eq!((graph.as_str(), node.as_str(), op.as_str()), ("graph", "first", "Frobnicate"));
-    assert!(!said.is_empty() && !messages.is_empty(), "{refused}");
+    assert!(!reason.is_empty() && !messages.is_empty(), "{refused}");
 }
 
 #[test]
-fn a_type_that_an_operator_has_not_is_refused() {
+fn unsupported_operator_type_is_rejected() {
     let Some(installation) = installation() else { return };
     let mut spec = GraphSpec::new("graph");
     let x = spec.input("x", DType::U32, &[2, 8], Quant::None).unwrap();
@@ -38,7 +38,7 @@ fn a_type_that_an_operator_has_not_is_refused() {
 }
 
 #[test]
-fn inputs_must_fit() {
+fn mismatched_graph_inputs_are_rejected() {
     let Some(installation) = installation() else { return };
     let mut context = Context::new(&newest(&installation), false).unwrap();
     let graph = context.compose(&relu()).unwrap();
@@ -48,9 +48,9 @@ fn inputs_must_fit() {
     assert!(short.to_string().contains("31 bytes for `x`, which takes 32"), "{short}");
 }
 
-/// The library would take any number.
+/// moec checks the options, since the library would accept any number.
 #[test]
-fn options_have_their_bounds() {
+fn graph_options_are_bounded() {
     let Some(installation) = installation() else { return };
     let device = newest(&installation);
     for (vtcm, level, good) in [(0, 1, true), (8, 2, true), (9, 3, false), (8, 0, false), (8, 4, false)] {
@@ -62,7 +62,7 @@ fn options_have_their_bounds() {
 }
 
 #[test]
-fn two_graphs_have_two_names() {
+fn duplicate_graph_names_are_rejected() {
     let Some(installation) = installation() else { return };
     let mut context = Context::new(&newest(&installation), false).unwrap();
     context.compose(&relu()).unwrap();
@@ -85,7 +85,7 @@ fn damaged_binaries_are_errors() {
 }
 
 #[test]
-fn a_dlc_that_is_none_is_an_error() {
+fn invalid_dlc_is_an_error() {
     let Some(installation) = installation() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("none.dlc");
@@ -96,9 +96,9 @@ fn a_dlc_that_is_none_is_an_error() {
     assert!(matches!(&refused, Error::Binary { what, .. } if what.contains("none.dlc")), "{refused}");
 }
 
-/// Folders that have not what they should have.
+/// Folders without the library, or with parts of it only.
 #[test]
-fn a_folder_without_the_library_is_told_apart() {
+fn folder_without_the_library_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = Installation::at(folder.path().join("nowhere")).unwrap_err();
     assert!(matches!(nowhere, Error::NotInstalled { .. }), "{nowhere}");
@@ -114,7 +114,7 @@ fn a_folder_without_the_library_is_told_apart() {
     assert!(matches!(Installation::installed(folder.path()), Err(Error::NoLibrary { .. })));
 }
 
-/// Files of the right names that are no libraries.
+/// Files with the right names that are not libraries.
 #[test]
 fn a_fake_library_is_not_loaded() {
     let folder = tempfile::tempdir().unwrap();
@@ -127,18 +127,18 @@ fn a_fake_library_is_not_loaded() {
     assert!(moec_qnn_sys::Backend::htp(&fake).is_err_and(|e| e.hint().is_some()));
 }
 
-/// Graphs are checked where they are built, without any library.
+/// Graphs are checked while they are built, without the library.
 #[test]
-fn graphs_are_checked_where_they_are_built() {
+fn graphs_are_checked_while_built() {
     let quant = Quant::Tensor { scale: 0.1, offset: 0 };
     let mut spec = GraphSpec::new("graph");
     let x = spec.input("x", DType::U16, &[2, 8], quant.clone()).unwrap();
     let y = spec.output("y", DType::U16, &[2, 8], quant.clone()).unwrap();
     let middle = spec.native("middle", DType::U16, &[2, 8], quant.clone()).unwrap();
-    let said = |e: moec_qnn_sys::Result<()>| e.unwrap_err().to_string();
+    let error = |e: moec_qnn_sys::Result<()>| e.unwrap_err().to_string();
     let tensor = |e: moec_qnn_sys::Result<moec_qnn_sys::TensorId>| e.unwrap_err().to_string();
 
-    assert!(said(spec.verify()).contains("no node writes its output `y`"));
+    assert!(error(spec.verify()).contains("no node writes its output `y`"));
     assert!(tensor(spec.input("x", DType::U16, &[1], quant.clone())).contains("two tensors `x`"));
     assert!(tensor(spec.input("z", DType::U16, &[1, 0], quant.clone())).contains("sizes"));
     assert!(tensor(spec.input("z", DType::F16, &[1], quant.clone())).contains("not a quantised type"));
@@ -151,23 +151,26 @@ fn graphs_are_checked_where_they_are_built() {
     let short = Data::Bytes(vec![0; 15]);
     let one = Quant::Channels { axis: 0, bits: 4, scales: vec![1.0; 2] };
     assert!(
-        tensor(spec.constant("w", DType::S8, &[2, 8], one, short)).contains("15 bytes of data, and takes 16")
+        tensor(spec.constant("w", DType::S8, &[2, 8], one, short)).contains("15 bytes of data, expected 16")
     );
 
-    assert!(said(spec.node(Node::new("Relu", &[middle], &[y]))).contains("reads `middle`, which no node"));
-    assert!(said(spec.node(Node::new("Relu", &[x], &[x]))).contains("writes `x`, which is not computed"));
     assert!(
-        said(spec.node(Node::new("Relu", &[x], &[y]).tensor("axes", x)))
+        error(spec.node(Node::new("Relu", &[middle], &[y])))
+            .contains("reads `middle`, which no earlier node")
+    );
+    assert!(error(spec.node(Node::new("Relu", &[x], &[x]))).contains("writes `x`, which is not computed"));
+    assert!(
+        error(spec.node(Node::new("Relu", &[x], &[y]).tensor("axes", x)))
             .contains("parameter `x` is not constant")
     );
     spec.node(Node::new("Relu", &[x], &[y]).scalar("flag", Scalar::Bool(true))).unwrap();
-    assert!(said(spec.node(Node::new("Relu", &[x], &[y]))).contains("written already"));
+    assert!(error(spec.node(Node::new("Relu", &[x], &[y]))).contains("which another node writes"));
     let again = Node::new("Relu", &[x], &[middle]).named("Relu_0");
-    assert!(said(spec.node(again)).contains("two nodes `Relu_0`"));
+    assert!(error(spec.node(again)).contains("two nodes `Relu_0`"));
     spec.verify().unwrap();
 }
 
-/// Data of a file that is too short are an error where the graph is composed.
+/// A data file that is too short is an error when the graph is composed.
 #[test]
 fn a_file_of_weights_may_be_missing() {
     let Some(installation) = installation() else { return };

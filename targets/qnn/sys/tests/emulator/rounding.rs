@@ -1,12 +1,12 @@
-//! Distance of stored numbers from the right ones, in steps: what an evaluator of the same networks can rely
-//! on.
+//! Differences between stored and exact results, in steps: the accuracy that an evaluator of the same
+//! networks can rely on.
 
 use crate::support::{Single, installation, linear, numbers, worker};
 use moec_qnn_sys::{
     DType, GraphSpec, Node, Quant, SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1, SOCS, Soc, TensorId,
 };
 
-/// Lowest, highest and mean difference of stored numbers from the right ones before these are rounded.
+/// Lowest, highest and mean difference of stored numbers from the exact results before rounding, in steps.
 fn steps(stored: &[u8], want: &[f64], quant: &Quant) -> (f64, f64, f64) {
     let Quant::Tensor { scale, offset } = quant else { unreachable!() };
     let right = want.iter().map(|w| (w / f64::from(*scale) - f64::from(*offset)).clamp(0.0, 65535.0));
@@ -16,10 +16,10 @@ fn steps(stored: &[u8], want: &[f64], quant: &Quant) -> (f64, f64, f64) {
     (low, high, off.iter().sum::<f64>() / off.len() as f64)
 }
 
-/// The newer chip sums in all bits: half a step for weights of 8 bits, three for those of 4, downwards. The
-/// older one is off by up to 2⁻¹¹ of the range.
+/// The newer chip sums with all bits: results are low by up to half a step for 8-bit weights, and three for
+/// 4-bit ones. The older chip is off by up to 2⁻¹¹ of the range.
 #[test]
-fn linear_layers_in_steps() {
+fn linear_layers_are_exact_within_rounding_steps() {
     let Some(installation) = installation() else { return };
     let cases: [(Soc, u32, f64); 4] = [
         (SNAPDRAGON_8_GEN_3, 8, 1.0),
@@ -43,12 +43,12 @@ fn linear_layers_in_steps() {
     }
 }
 
-/// Function of two numbers that an operator computes.
+/// The function of two numbers that an operator computes.
 type Of = fn(f64, f64) -> f64;
 
-/// One step, for both chips.
+/// At most one step, on both chips.
 #[test]
-fn elementwise_operators_in_steps() {
+fn elementwise_operators_are_exact_within_rounding_steps() {
     let Some(installation) = installation() else { return };
     let ops: [(&str, Of); 3] = [
         ("Relu", |a, _| a.max(0.0)),
@@ -80,9 +80,9 @@ fn elementwise_operators_in_steps() {
     }
 }
 
-/// Half a step goes up: 1/2 becomes 1, 5/2 becomes 3.
+/// Halves are rounded up: 1/2 becomes 1, 5/2 becomes 3.
 #[test]
-fn ties_go_up() {
+fn ties_round_up() {
     let Some(installation) = installation() else { return };
     for soc in SOCS {
         let quant = |scale: f32| Quant::Tensor { scale: scale / 65536.0, offset: 0 };

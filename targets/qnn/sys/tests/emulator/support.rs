@@ -1,4 +1,4 @@
-//! Numbers, their stored forms, and small graphs to run them through.
+//! Numbers, their stored forms, and small graphs for them.
 
 use moec_qnn_sys::worker::{Program, Worker};
 use moec_qnn_sys::{
@@ -8,17 +8,17 @@ use moec_testing::QNN;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The library, or none with a line that says so.
+/// The library; without it, the calling test reports that and is skipped.
 pub(crate) fn installation() -> Option<Installation> {
-    QNN.of(Installation::find(&moec_testing::cache().unwrap_or_default()))
+    QNN.ok_or_skip(Installation::find(&moec_testing::cache().unwrap_or_default()))
 }
 
-/// The chip that most tests are about: a process has one at a time.
+/// The chip of most tests; a process can use one chip at a time.
 pub(crate) fn newest(installation: &Installation) -> Rc<Device> {
     Device::new(&Backend::htp(installation).unwrap(), SNAPDRAGON_8_GEN_3).unwrap()
 }
 
-/// Numbers in -1 to 1 that depend on `seed` alone.
+/// Numbers in −1 .. 1 that depend only on `seed`.
 pub(crate) fn numbers(seed: u64, n: usize) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
     let mut next = || {
@@ -30,26 +30,26 @@ pub(crate) fn numbers(seed: u64, n: usize) -> Vec<f64> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Smallest and largest, and zero.
+/// Smallest and largest number, with zero included.
 pub(crate) fn range(of: &[f64]) -> (f32, f32) {
     let fold = |of: &[f64], pick: fn(f64, f64) -> f64| of.iter().copied().fold(0.0, pick) as f32;
     (fold(of, f64::min), fold(of, f64::max))
 }
 
-/// The quantisation with which a type covers numbers.
+/// Quantisation of a type that covers these numbers.
 pub(crate) fn covering(dtype: DType, of: &[f64]) -> Quant {
     let (low, high) = range(of);
     dtype.bits().map_or(Quant::None, |bits| Quant::covering(low, high, bits))
 }
 
-/// The same with zero in the middle of what can be stored.
+/// Like [`covering`], with zero in the middle of the range.
 pub(crate) fn centred(dtype: DType, of: &[f64]) -> Quant {
     let (low, high) = range(of);
-    // The largest number is one less than half of all: a hair's breadth of room.
+    // The largest code is one less than half of all codes, so the range needs 1 % of room.
     dtype.bits().map_or(Quant::None, |bits| Quant::symmetric(high.max(-low) * 1.01, bits))
 }
 
-/// Numbers as bytes.
+/// Stored bytes of numbers.
 pub(crate) fn store(values: &[f64], dtype: DType, quant: &Quant) -> Vec<u8> {
     let stored = |v: f64| match quant {
         Quant::Tensor { scale, offset } => (v / f64::from(*scale)).round() - f64::from(*offset),
@@ -71,7 +71,7 @@ pub(crate) fn store(values: &[f64], dtype: DType, quant: &Quant) -> Vec<u8> {
     values.iter().flat_map(each).collect()
 }
 
-/// Numbers from bytes.
+/// Numbers of stored bytes.
 pub(crate) fn load(bytes: &[u8], dtype: DType, quant: &Quant) -> Vec<f64> {
     let real = |q: f64| match quant {
         Quant::Tensor { scale, offset } => (q + f64::from(*offset)) * f64::from(*scale),
@@ -90,12 +90,12 @@ pub(crate) fn load(bytes: &[u8], dtype: DType, quant: &Quant) -> Vec<f64> {
     bytes.chunks_exact(dtype.bytes()).map(|b| real(each(b))).collect()
 }
 
-/// Numbers as they are after being stored.
+/// Numbers after rounding to their stored form.
 pub(crate) fn rounded(values: &[f64], dtype: DType, quant: &Quant) -> Vec<f64> {
     load(&store(values, dtype, quant), dtype, quant)
 }
 
-/// Root of the mean squared difference, as a share of the reference's root mean square.
+/// Root of the mean squared difference, relative to the reference's root mean square.
 pub(crate) fn relative(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let squares = |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>();
@@ -112,7 +112,7 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Symmetric numbers of `bits` (4 or 8), a scale for each row.
+    /// Symmetric codes of `bits` (4 or 8), with one scale per row.
     pub(crate) fn by_row(values: &[f64], columns: usize, bits: u32) -> Self {
         let top = f64::from((1i32 << (bits - 1)) - 1);
         let (mut scales, mut bytes, mut real) = (Vec::new(), Vec::new(), Vec::new());
@@ -130,7 +130,7 @@ impl Weights {
     }
 }
 
-/// `x · wᵀ`, rows by rows.
+/// `x · wᵀ`, row by row.
 pub(crate) fn product(x: &[f64], w: &[f64], inner: usize) -> Vec<f64> {
     let rows = x.chunks_exact(inner);
     rows.flat_map(|x| w.chunks_exact(inner).map(move |w| x.iter().zip(w).map(|(a, b)| a * b).sum())).collect()
@@ -147,7 +147,7 @@ pub(crate) struct Linear {
     pub(crate) quant: Quant,
 }
 
-/// See [`Linear`]. The output's range is the right one times `margin`.
+/// Builds a [`Linear`] layer. The output's range is the exact one times `margin`.
 pub(crate) fn linear(
     name: &str,
     batch: u32,
@@ -172,7 +172,7 @@ pub(crate) fn linear(
     Linear { spec, x: store(&x, DType::U16, &xq), y, quant }
 }
 
-/// A graph of one operator, of one type throughout.
+/// A graph with one operator, and one type for all tensors.
 pub(crate) struct Single {
     pub(crate) spec: GraphSpec,
     pub(crate) dtype: DType,
@@ -181,12 +181,12 @@ pub(crate) struct Single {
 }
 
 impl Single {
-    /// No operator yet.
+    /// Creates a graph without an operator.
     pub(crate) fn new(dtype: DType) -> Self {
         Self { spec: GraphSpec::new("single"), dtype, inputs: Vec::new(), outputs: Vec::new() }
     }
 
-    /// An input of these numbers; gives them as they are stored, too.
+    /// Adds an input with these numbers; also returns them as stored.
     pub(crate) fn input(&mut self, dims: &[u32], values: &[f64]) -> (TensorId, Vec<f64>) {
         let quant = covering(self.dtype, values);
         let name = format!("in{}", self.inputs.len());
@@ -195,7 +195,7 @@ impl Single {
         (id, rounded(values, self.dtype, &quant))
     }
 
-    /// The same with zero in the middle of what can be stored, which some operators want.
+    /// Like [`Self::input`], with zero in the middle of the range, which some operators require.
     pub(crate) fn centred(&mut self, dims: &[u32], values: &[f64]) -> (TensorId, Vec<f64>) {
         let quant = centred(self.dtype, values);
         let name = format!("in{}", self.inputs.len());
@@ -204,7 +204,7 @@ impl Single {
         (id, rounded(values, self.dtype, &quant))
     }
 
-    /// A constant of these numbers; gives them as they are stored, too.
+    /// Adds a constant with these numbers; also returns them as stored.
     pub(crate) fn constant(&mut self, name: &str, dims: &[u32], values: &[f64]) -> (TensorId, Vec<f64>) {
         let quant =
             if self.dtype == DType::U16 { centred(self.dtype, values) } else { covering(self.dtype, values) };
@@ -213,13 +213,13 @@ impl Single {
         (id, rounded(values, self.dtype, &quant))
     }
 
-    /// An output that should be these numbers.
+    /// Adds an output that is expected to have these numbers.
     pub(crate) fn output(&mut self, dims: &[u32], values: Vec<f64>) -> TensorId {
         let quant = covering(self.dtype, &values);
         self.output_as(dims, values, quant)
     }
 
-    /// The same with the quantisation given.
+    /// Like [`Self::output`], with this quantisation.
     pub(crate) fn output_as(&mut self, dims: &[u32], values: Vec<f64>, quant: Quant) -> TensorId {
         let name = format!("out{}", self.outputs.len());
         let id = self.spec.output(&name, self.dtype, dims, quant.clone()).unwrap();
@@ -227,10 +227,10 @@ impl Single {
         id
     }
 
-    /// Compiles and executes it in a process: how far the output that is farthest off is off.
+    /// Compiles and executes the graph in a worker process; returns the largest relative error of an output.
     ///
     /// # Errors
-    /// The library's.
+    /// Returns the library's errors.
     pub(crate) fn error(self, worker: &mut Worker) -> moec_qnn_sys::Result<f64> {
         let graph = worker.compose(&self.spec)?;
         let outputs = worker.execute(graph, self.inputs)?;
@@ -242,7 +242,7 @@ impl Single {
     }
 }
 
-/// The library in a process of its own.
+/// Starts the library in a worker process.
 pub(crate) fn worker(installation: &Installation, soc: Soc, share: bool) -> Worker {
     let path = env!("CARGO_BIN_EXE_moec-qnn-exec").into();
     let program = Program { path, arguments: Vec::new(), limit: Duration::from_mins(10) };

@@ -1,24 +1,24 @@
-//! The library that replaces QNN's in tests, compiled by the operating system's C compiler.
+//! A fake of QNN's library, compiled by the operating system's C compiler.
 
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Its source.
+/// C source of the fake.
 const SOURCE: &str = include_str!("qnn.c");
 
-/// A folder with both libraries, and where they write down their calls.
+/// A folder with both fake libraries, and the log of their calls.
 #[derive(Debug)]
 pub(crate) struct Fake {
     pub(crate) folder: PathBuf,
     pub(crate) log: PathBuf,
-    /// Lines of it that were seen.
+    /// Number of lines of the log that were read.
     seen: Cell<usize>,
 }
 
 impl Fake {
-    /// Compiled into `folder` by this C compiler, with these definitions.
+    /// Compiles the fake into `folder` with this C compiler and these definitions.
     pub(crate) fn new(folder: &Path, compiler: &str, defines: &[&str]) -> Self {
         fs::create_dir_all(folder).unwrap();
         let (source, log) = (folder.join("qnn.c"), folder.join("calls"));
@@ -41,7 +41,7 @@ impl Fake {
         Self { folder: folder.to_owned(), log, seen: Cell::new(0) }
     }
 
-    /// Calls since the last time.
+    /// Calls since the last query.
     pub(crate) fn calls(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let whole = text.rsplit_once('\n').map_or("", |(lines, _)| lines);

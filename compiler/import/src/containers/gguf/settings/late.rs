@@ -372,7 +372,7 @@ pub(in super::super) fn jamba(model: &Model<'_>, s: &mut Settings) -> Result<()>
     ] {
         let having = model.having(tensor)?;
         let (every, first) = periodic(&having).ok_or_else(|| {
-            Error::limit(format!("layers of `{}` with `{tensor}` do not follow at one distance", keys.file()))
+            Error::limit(format!("layers of `{}` with `{tensor}` are not evenly spaced", keys.file()))
         })?;
         put(s, period, Some(every as u64));
         put(s, offset, Some(first as u64));

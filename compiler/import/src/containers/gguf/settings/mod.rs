@@ -22,7 +22,7 @@ use serde_json::{Map as Object, Value, json};
 pub(super) type Settings = Object<String, Value>;
 
 /// Adds the keys that only one architecture has.
-pub(super) type Own = fn(&Model<'_>, &mut Settings) -> Result<()>;
+pub(super) type ExtraSettings = fn(&Model<'_>, &mut Settings) -> Result<()>;
 
 /// A model's metadata and tensors.
 pub(super) struct Model<'a> {
@@ -83,11 +83,11 @@ impl Model<'_> {
         let layers = self.layers()?;
         if list.len() < layers {
             return Err(Error::input(format!(
-                "{} has {} values, and the model has {layers} layers",
+                "{} has {} values, but the model has {layers} layers",
                 self.keys.name(key),
                 list.len()
             ))
-            .hint("the file is damaged, or was converted in a way that is not known"));
+            .hint("the file is damaged, or was converted in an unknown way"));
         }
         Ok(Some(list.into_iter().take(layers).collect()))
     }

@@ -23,9 +23,9 @@ pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
     };
     let bad = || Error::input(format!("{} has an entry that is not a pair", keys.name(MERGES)));
     let merges = merges.iter().map(|merge| pair(merge).ok_or_else(bad)).collect::<Result<Vec<_>>>()?;
-    let pre = keys.text(PRE)?.ok_or_else(|| {
-        keys.missing(PRE).because("without it nothing says how texts are split before bytes are merged")
-    })?;
+    let pre = keys
+        .text(PRE)?
+        .ok_or_else(|| keys.missing(PRE).because("it is required to split text before byte-pair merges"))?;
     let split = splits::find(pre).ok_or_else(|| keys.unsupported(PRE, pre, &splits::names()))?;
     Ok(Parts {
         normalizer: if split.composed { json!({"type": "NFC"}) } else { Value::Null },

@@ -138,9 +138,9 @@ impl<'a> Tokens<'a> {
     /// Tokens that are matched in a text before anything else. Control tokens are left out of decoded texts.
     fn added(&self) -> Vec<Value> {
         let with_types = self.texts.iter().zip(&self.types).enumerate();
-        let stands = with_types
+        let special = with_types
             .filter(|(_, (text, kind))| matches!(**kind, UNKNOWN | CONTROL | DEFINED) && !text.is_empty());
-        let added = stands.map(|(id, (text, kind))| {
+        let added = special.map(|(id, (text, kind))| {
             json!({
                 "id": id,
                 "content": text,

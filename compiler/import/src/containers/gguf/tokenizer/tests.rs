@@ -13,7 +13,7 @@ fn read(header: &Header<'_>) -> Text {
 }
 
 #[test]
-fn pieces_are_merged_as_sentencepiece_does() {
+fn pieces_are_merged_like_sentencepiece() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/gguf/pieces.gguf");
     let bytes = std::fs::read(path).unwrap();
     let header = Header::read(&bytes).unwrap();
@@ -87,7 +87,7 @@ fn file(pre: &str, words: &[&str]) -> Vec<u8> {
 
 /// Token counts of words which would be one token each without splits.
 #[test]
-fn texts_are_split_as_each_tokenizer_does() {
+fn texts_are_split_like_each_tokenizer() {
     const WORDS: [&str; 6] = ["1234", "aB", ".\n", "don't", " x", "(a"];
     let rows: [(&str, [usize; 6]); 13] = [
         ("gpt-2", [1, 1, 2, 3, 1, 2]),
@@ -114,7 +114,7 @@ fn texts_are_split_as_each_tokenizer_does() {
 
 /// Without a key in the file, llama.cpp adds the first token before texts for some rules.
 #[test]
-fn how_texts_begin_where_nothing_is_said() {
+fn default_bos_follows_the_pre_tokenizer() {
     for (pre, begins) in [("llama-bpe", true), ("tekken", true), ("qwen2", false), ("gpt-4o", false)] {
         let bytes = file(pre, &[]);
         let config = config(&Keys::new("sample", &Header::read(&bytes).unwrap())).unwrap();
@@ -135,16 +135,16 @@ fn every_split_keeps_every_character() {
 }
 
 #[test]
-fn what_is_not_known_is_refused() {
+fn unknown_pre_tokenizer_is_refused() {
     let bytes = file("whatever", &[]);
     let header = Header::read(&bytes).unwrap();
-    let said = json(&Keys::new("sample", &header)).unwrap_err();
-    assert!(said.message.contains("tokenizer.ggml.pre") && said.message.contains("whatever"), "{said}");
-    assert!(splits::names().iter().all(|name| said.hint.as_ref().unwrap().contains(name)));
+    let error = json(&Keys::new("sample", &header)).unwrap_err();
+    assert!(error.message.contains("tokenizer.ggml.pre") && error.message.contains("whatever"), "{error}");
+    assert!(splits::names().iter().all(|name| error.hint.as_ref().unwrap().contains(name)));
 }
 
 #[test]
-fn a_template_comes_with_the_texts_of_special_tokens() {
+fn gguf_chat_template_includes_special_token_texts() {
     let text = |key: &str, value: &str| [entry(key), 8_u32.to_le_bytes().to_vec(), entry(value)].concat();
     let id =
         |key: &str, id: u32| [entry(key), 4_u32.to_le_bytes().to_vec(), id.to_le_bytes().to_vec()].concat();

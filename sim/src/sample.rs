@@ -2,7 +2,7 @@
 
 /// Samples `k` distinct experts for each of `tokens` tokens by their shares, and adds the counts to `loads`,
 /// one for each share. Experts without a share are never sampled. `unit` returns numbers from 0 to below 1.
-pub fn draw_experts(
+pub fn sample_experts(
     unit: &mut dyn FnMut() -> f64,
     shares: &[f64],
     k: usize,
@@ -33,7 +33,7 @@ pub fn draw_experts(
 
 #[cfg(test)]
 mod tests {
-    use super::draw_experts;
+    use super::sample_experts;
 
     /// Numbers from 0 to 1 in steps of the golden ratio.
     fn golden() -> impl FnMut() -> f64 {
@@ -45,9 +45,9 @@ mod tests {
     }
 
     #[test]
-    fn one_expert_of_a_token_is_drawn_by_its_share() {
+    fn single_expert_per_token_follows_its_share() {
         let mut loads = [5, 0, 0, 0];
-        draw_experts(&mut golden(), &[0.1, 0.4, 0.0, 0.3], 1, 8000, &mut loads);
+        sample_experts(&mut golden(), &[0.1, 0.4, 0.0, 0.3], 1, 8000, &mut loads);
         assert_eq!(loads.iter().sum::<u32>(), 8005);
         for (found, expected) in loads.into_iter().zip([1005_u32, 4000, 0, 3000]) {
             assert!(found.abs_diff(expected) < 20, "{loads:?}");
@@ -55,13 +55,13 @@ mod tests {
     }
 
     #[test]
-    fn no_expert_is_drawn_twice_for_a_token_and_none_without_a_share() {
+    fn token_experts_are_distinct_and_have_a_share() {
         let mut loads = [0; 4];
-        draw_experts(&mut golden(), &[0.98, 0.0, 0.01, 0.01], 3, 50, &mut loads);
+        sample_experts(&mut golden(), &[0.98, 0.0, 0.01, 0.01], 3, 50, &mut loads);
         assert_eq!(loads, [50, 0, 50, 50]);
-        // More experts per token than have a share.
-        draw_experts(&mut golden(), &[0.5, 0.0, 0.0, 0.5], 3, 10, &mut loads);
+        // More experts per token are requested than have a share.
+        sample_experts(&mut golden(), &[0.5, 0.0, 0.0, 0.5], 3, 10, &mut loads);
         assert_eq!(loads, [60, 0, 50, 60]);
-        draw_experts(&mut golden(), &[], 3, 10, &mut []);
+        sample_experts(&mut golden(), &[], 3, 10, &mut []);
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 
 /// Purpose of a task; its text is part of events.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum What {
+pub(super) enum TaskPurpose {
     /// Attention, dense layers, shared experts.
     Before { layer: usize },
     /// Reads of attention from the host's memory.
@@ -23,7 +23,7 @@ pub(super) enum What {
     Move { layer: usize, expert: usize, kind: &'static str },
 }
 
-impl fmt::Display for What {
+impl fmt::Display for TaskPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Before { layer } => write!(f, "layer {layer}, attention"),
@@ -43,9 +43,9 @@ impl fmt::Display for What {
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) track: Track,
-    pub(super) what: What,
+    pub(super) what: TaskPurpose,
     pub(super) class: u32,
-    /// Least time that it takes, in microseconds.
+    /// Minimum duration, in microseconds.
     pub(super) calc_us: f64,
     /// Microseconds of each resource.
     pub(super) uses: Vec<(Resource, f64)>,
@@ -71,13 +71,13 @@ struct Running {
 
 /// All lanes. Each does one task at a time, the first in its queue that need not wait; moves all run at once.
 #[derive(Clone, Debug)]
-pub(super) struct Lanes {
+pub(super) struct Timeline {
     pub(super) now: f64,
     resources: usize,
-    /// By track number: what waits, and whether something runs.
+    /// For each track: waiting tasks, and whether one runs.
     queues: Vec<(VecDeque<(usize, Task)>, bool)>,
     flows: Vec<Flow>,
-    /// By number, every task that has not ended; those that have begun.
+    /// Tasks that have not ended, by number; `Some` once they have begun.
     running: BTreeMap<usize, Option<Running>>,
     tasks: usize,
     /// Awaited tasks that have not ended.
@@ -98,7 +98,7 @@ pub(super) struct Lanes {
 /// Tracks that there is one of.
 const SINGLE: usize = 4;
 
-impl Lanes {
+impl Timeline {
     pub(super) fn new(resources: usize, dimms: usize) -> Self {
         Self {
             now: 0.0,
@@ -118,7 +118,7 @@ impl Lanes {
         }
     }
 
-    /// A track's place among the times of [`Lanes::occupied`].
+    /// A track's place among the times of [`Timeline::occupied`].
     pub(super) fn place(&self, track: Track) -> usize {
         match track {
             Track::Gpu => 0,
@@ -151,10 +151,10 @@ impl Lanes {
         !self.running.contains_key(&task)
     }
 
-    /// Goes on until all awaited tasks have ended.
+    /// Continues until all awaited tasks have ended.
     ///
     /// # Errors
-    /// [`StepsError::Number`] where a task would never end.
+    /// [`StepsError::Number`] if a task would never end.
     pub(super) fn run(&mut self) -> Result<(), StepsError> {
         loop {
             self.begin();
@@ -198,7 +198,7 @@ impl Lanes {
         self.running.insert(number, Some(Running { task, begin: self.now }));
     }
 
-    /// Lets time go on, and ends what has come to its end.
+    /// Advances the time, and ends completed tasks.
     fn advance(&mut self, step: f64) {
         let (mut awaited, mut gpu) = (false, false);
         for flow in &mut self.flows {

@@ -8,7 +8,7 @@
 use super::{Failed, Opened, WeylNumbers};
 use crate::emit::Limits;
 use crate::exec::{Data, Executor, States, Tensor as Half};
-use crate::parts::{CoreMlSubgraph, GraphTensor, StaticGraph};
+use crate::subgraphs::{CoreMlSubgraph, GraphTensor, StaticGraph};
 use half::f16;
 use moec_backend::Distance;
 use moec_ir::eval::{Arg, Evaluator, Tensor, op};
@@ -176,7 +176,7 @@ impl<'a> Trial<'a> {
             function.value(*id).is_some_and(|v| v.name == declared.name && v.ty.shape == declared.shape)
         };
         if function.inputs.len() != graph.inputs.len() || !ids.into_iter().all(alike) {
-            return Err(format!("`{}` takes other inputs than the model wants", graph.function).into());
+            return Err(format!("`{}` has other inputs than the model requires", graph.function).into());
         }
         let mut inputs = BTreeMap::new();
         for declared in &graph.inputs {
@@ -200,18 +200,18 @@ impl<'a> Trial<'a> {
         let results = executor.run(&inputs, states)?;
         let result = |declared: &GraphTensor| -> Result<(usize, Vec<f32>)> {
             let found =
-                results.get(&declared.name).ok_or_else(|| format!("it gives no `{}`", declared.name))?;
+                results.get(&declared.name).ok_or_else(|| format!("it has no result `{}`", declared.name))?;
             Ok((found.shape().iter().skip(1).product(), found.to_f32()))
         };
         graph.outputs.iter().map(result).collect()
     }
 
     fn angles(&self, positions: &[u32]) -> Result<Tensor> {
-        let node = self.angles.ok_or("nothing gives angles")?;
+        let node = self.angles.ok_or("no operator computes angles")?;
         let pos = pos(positions);
         let weights = self.weights_of(node)?;
         let args = [&pos].into_iter().chain(weights.iter().map(|w| &***w)).map(Arg::Tensor).collect();
-        op(&node.op, args)?.pop().ok_or_else(|| "angles are nothing".into())
+        op(&node.op, args)?.pop().ok_or_else(|| "the angles have no value".into())
     }
 
     fn weights_of(&self, node: &Node) -> Result<Vec<&Rc<Tensor>>> {
@@ -239,7 +239,7 @@ impl<'a> Trial<'a> {
         for node in &self.nodes {
             let mut written = None;
             if let (Op::CacheWrite, Some(Operand::State(id))) = (&node.op, node.inputs.first()) {
-                // One sequence has one slot.
+                // The state of one sequence has one slot.
                 let mut ty = self.module.state(*id).ty.clone();
                 if let Some(slots) = ty.shape.first_mut() {
                     *slots = 1;
@@ -259,7 +259,9 @@ impl<'a> Trial<'a> {
                 match (tensor, operand) {
                     (Some(tensor), _) => args.push(Arg::Tensor(tensor)),
                     (None, Operand::State(_)) => {}
-                    (None, _) => return Err(format!("`{}` reads what is not there", node.op.name()).into()),
+                    (None, _) => {
+                        return Err(format!("`{}` reads a value that does not exist", node.op.name()).into());
+                    }
                 }
             }
             if let Some((_, state)) = &mut written {

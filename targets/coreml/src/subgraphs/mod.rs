@@ -1,4 +1,4 @@
-//! Parts of a model that are static graphs beside the experts: attention, dense networks, the head.
+//! Parts of a model, other than experts, that are static graphs: attention, dense networks, the head.
 //!
 //! | part | package below `artifacts/` | functions |
 //! |---|---|---|
@@ -201,8 +201,10 @@ impl CoreMlSubgraph {
                     let (found, x, y) = find::head(module, &mut walk)?;
                     (Kind::Head(found), x, None, y)
                 }
-                Role::Mixer => return Err("a graph holds no state that folds tokens".into()),
-                Role::Network | Role::Other => return Err("no graph is made for what stands here".into()),
+                Role::Mixer => return Err("graphs cannot hold recurrent states".into()),
+                Role::Network | Role::Other => {
+                    return Err("no graph exists for this part of the model".into());
+                }
             };
             let rows = match (&kind, graph.kind) {
                 (Kind::Attention(_), EntryKind::Decode(_) | EntryKind::Little(_)) => 1,
@@ -251,10 +253,10 @@ impl CoreMlSubgraph {
     fn describe(&self, module: &Module, npu: &DeviceUnit, raw: &mut Source<'_>) -> Result<Description> {
         let (name, rows, chunks) = (&*self.name, &*self.rows(), &*self.chunks(npu));
         let context = self.context(&limits(npu)).unwrap_or(0);
-        let wanted = AttentionRequest { name, context, chunks };
+        let request = AttentionRequest { name, context, chunks };
         Ok(match &self.kind {
-            Kind::Attention(Attention::Grouped(a)) => Description::Grouped(wanted.grouped(module, a, raw)?),
-            Kind::Attention(Attention::Latent(a)) => Description::Latent(wanted.latent(module, a, raw)?),
+            Kind::Attention(Attention::Grouped(a)) => Description::Grouped(request.grouped(module, a, raw)?),
+            Kind::Attention(Attention::Latent(a)) => Description::Latent(request.latent(module, a, raw)?),
             Kind::Dense(d) => Description::Dense(dense::describe(d, module, name, rows, raw)?),
             Kind::Head(h) => Description::Head(head::describe(module, *h, name, rows, raw)?),
         })

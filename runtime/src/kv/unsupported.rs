@@ -7,7 +7,7 @@ use std::fmt;
 
 /// Operation that a state cannot do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cannot {
+pub(super) enum UnsupportedOperation {
     /// Go back to an earlier position.
     Rewind {
         /// Slot.
@@ -22,7 +22,7 @@ pub(super) enum Cannot {
         room: u32,
     },
     /// Go back to a position whose window a ring has overwritten.
-    Reach {
+    RewindRing {
         /// Slot.
         slot: u32,
         /// Tokens in it.
@@ -47,7 +47,7 @@ pub(super) enum Cannot {
     Draft,
 }
 
-impl fmt::Display for Cannot {
+impl fmt::Display for UnsupportedOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rewind { slot, len, pos, snapshots, room } => {
@@ -59,7 +59,7 @@ impl fmt::Display for Cannot {
                     many => write!(f, "snapshots are at {many:?}"),
                 }
             }
-            Self::Reach { slot, len, pos, least } => write!(
+            Self::RewindRing { slot, len, pos, least } => write!(
                 f,
                 "rewind slot {slot} from {len} tokens to {pos}: it has overwritten what is seen from there, {least} is the least"
             ),
@@ -74,7 +74,7 @@ impl fmt::Display for Cannot {
     }
 }
 
-impl Cannot {
+impl UnsupportedOperation {
     /// Error for a state.
     pub(super) fn error(&self, state: &str, kind: StateKind) -> Error {
         let what = format!("state `{state}` ({}) cannot {self}", kind.name());
@@ -91,7 +91,7 @@ impl Cannot {
             Self::Rewind { .. } | Self::Dirty { .. } => {
                 "give the sequence again from its beginning, or go back to a snapshot"
             }
-            Self::Reach { .. } => "give the sequence again from its beginning",
+            Self::RewindRing { .. } => "give the sequence again from its beginning",
             Self::Fork => "give the sequence to every slot",
             Self::Save => "leave out `--save-prompt` and `--load-prompt`",
             Self::Draft => "leave out `--speculate`",
@@ -105,9 +105,9 @@ fn least(plan: &Plan) -> Option<&StateBuf> {
 }
 
 /// Error for a plan, in the name of the state with room for the fewest snapshots.
-pub(super) fn refusal(plan: &Plan, cannot: Cannot) -> Error {
+pub(super) fn refusal(plan: &Plan, operation: UnsupportedOperation) -> Error {
     let (state, kind) = least(plan).map(|s| (s.name.clone(), s.kind)).unwrap_or_default();
-    cannot.error(&state, kind)
+    operation.error(&state, kind)
 }
 
 /// Refuses a plan whose sequences cannot go back by a token, which decoding a token twice requires.
@@ -116,7 +116,7 @@ pub(super) fn refusal(plan: &Plan, cannot: Cannot) -> Error {
 /// [`Error::State`].
 pub(crate) fn check_snapshots(plan: &Plan) -> Result<()> {
     match least(plan) {
-        Some(state) if state.snapshots == 0 => Err(refusal(plan, Cannot::Snapshot)),
+        Some(state) if state.snapshots == 0 => Err(refusal(plan, UnsupportedOperation::Snapshot)),
         _ => Ok(()),
     }
 }
@@ -126,28 +126,28 @@ pub(crate) fn check_snapshots(plan: &Plan) -> Result<()> {
 /// # Errors
 /// [`Error::State`], with the name of the static graph, or of the state in another memory.
 pub(crate) fn check_fork(plan: &Plan) -> Result<()> {
-    check_own(plan, Cannot::Fork)
+    check_own(plan, UnsupportedOperation::Fork)
 }
 
 /// Refuses a plan with states outside of the CPU's memory: they cannot do this.
 ///
 /// # Errors
 /// As [`check_fork`].
-pub(super) fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
+pub(super) fn check_own(plan: &Plan, operation: UnsupportedOperation) -> Result<()> {
     let of_graph = |g: &GraphDecl| (format!("{} {}", g.package, g.function), StateKind::Cache);
     let graph = plan.graphs.iter().find(|g| g.stateful).map(of_graph);
     let elsewhere = plan.states.iter().find(|s| s.memory != 0).map(|s| (s.name.clone(), s.kind));
-    graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(cannot.error(&state, kind)))
+    graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(operation.error(&state, kind)))
 }
 
 /// Most draft tokens that a call can take and undo: the positions that rings hold beyond their window.
 ///
 /// # Errors
-/// [`Error::State`] for a state that folds tokens and has no room for a snapshot, or that is in another unit.
+/// [`Error::State`] for a recurrent state without room for a snapshot, or that is in another unit.
 pub(crate) fn max_draft_tokens(plan: &Plan) -> Result<usize> {
-    check_own(plan, Cannot::Draft)?;
+    check_own(plan, UnsupportedOperation::Draft)?;
     if plan.snapshots_of_slot() == 0 && least(plan).is_some() {
-        return Err(refusal(plan, Cannot::Draft));
+        return Err(refusal(plan, UnsupportedOperation::Draft));
     }
     let room = |s: &StateBuf| match s.kind {
         StateKind::Ring { window } => Some((s.shape[2] as usize).saturating_sub(window as usize)),

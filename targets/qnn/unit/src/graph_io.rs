@@ -10,14 +10,14 @@ use moec_qnn_sys::{DType, Quant, TensorInfo};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GraphTensor {
     name: String,
-    form: Form,
+    form: Encoding,
     /// Bytes of its stored numbers.
     pub(crate) bytes: usize,
 }
 
 /// Storage of its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Form {
+enum Encoding {
     U16 { scale: f32, offset: i32 },
     U8 { scale: f32, offset: i32 },
     F16,
@@ -33,10 +33,10 @@ impl GraphTensor {
     ///
     /// # Errors
     /// Another shape, or a type that no caller writes or reads, for people.
-    pub(crate) fn of(info: &TensorInfo, port: &plan::GraphTensor) -> Result<Self, String> {
+    pub(crate) fn of(info: &TensorInfo, planned: &plan::GraphTensor) -> Result<Self, String> {
         let name = &info.name;
-        if info.dims != port.shape[..2] || port.shape[2..] != [1, 1] {
-            return Err(format!("`{name}` is {:?}, and the plan says {:?}", info.dims, port.shape));
+        if info.dims != planned.shape[..2] || planned.shape[2..] != [1, 1] {
+            return Err(format!("`{name}` is {:?}, but the plan has {:?}", info.dims, planned.shape));
         }
         Self::stored(info)
     }
@@ -49,10 +49,10 @@ impl GraphTensor {
         let name = &info.name;
         let dtype = info.dtype().map_err(|e| e.to_string())?;
         let form = match (dtype, &info.quant) {
-            (DType::U16, &Quant::Tensor { scale, offset }) => Form::U16 { scale, offset },
-            (DType::U8, &Quant::Tensor { scale, offset }) => Form::U8 { scale, offset },
-            (DType::F16, _) => Form::F16,
-            (DType::F32, _) => Form::F32,
+            (DType::U16, &Quant::Tensor { scale, offset }) => Encoding::U16 { scale, offset },
+            (DType::U8, &Quant::Tensor { scale, offset }) => Encoding::U8 { scale, offset },
+            (DType::F16, _) => Encoding::F16,
+            (DType::F32, _) => Encoding::F32,
             _ => return Err(format!("`{name}` is {dtype}, which no caller writes or reads")),
         };
         Ok(Self { name: name.clone(), form, bytes: info.bytes().map_err(|e| e.to_string())? })
@@ -61,9 +61,9 @@ impl GraphTensor {
     /// Bytes of a number.
     pub(crate) const fn width(&self) -> usize {
         match self.form {
-            Form::U8 { .. } => 1,
-            Form::U16 { .. } | Form::F16 => 2,
-            Form::F32 => 4,
+            Encoding::U8 { .. } => 1,
+            Encoding::U16 { .. } | Encoding::F16 => 2,
+            Encoding::F32 => 4,
         }
     }
 
@@ -84,16 +84,18 @@ impl GraphTensor {
     pub(crate) fn encode(&self, from: &[f16], to: &mut [u8]) -> Result<(), String> {
         self.expect(from.len())?;
         match self.form {
-            Form::U16 { scale, offset } => to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, x)| {
-                *to = (stored(x.to_f64(), scale, offset, U16).0 as u16).to_le_bytes();
-            }),
-            Form::F16 => {
+            Encoding::U16 { scale, offset } => {
+                to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, x)| {
+                    *to = (stored(x.to_f64(), scale, offset, U16).0 as u16).to_le_bytes();
+                });
+            }
+            Encoding::F16 => {
                 to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_le_bytes());
             }
-            Form::U8 { scale, offset } => to.iter_mut().zip(from).for_each(|(to, x)| {
+            Encoding::U8 { scale, offset } => to.iter_mut().zip(from).for_each(|(to, x)| {
                 *to = stored(x.to_f64(), scale, offset, U8).0 as u8;
             }),
-            Form::F32 => to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, x)| {
+            Encoding::F32 => to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, x)| {
                 *to = x.to_f32().to_le_bytes();
             }),
         }
@@ -108,14 +110,14 @@ impl GraphTensor {
         self.expect(to.len())?;
         let (twos, fours) = (from.as_chunks::<2>().0, from.as_chunks::<4>().0);
         match self.form {
-            Form::U16 { scale, offset } => to.iter_mut().zip(twos).for_each(|(to, b)| {
+            Encoding::U16 { scale, offset } => to.iter_mut().zip(twos).for_each(|(to, b)| {
                 *to = half(real(u16::from_le_bytes(*b).into(), scale, offset));
             }),
-            Form::U8 { scale, offset } => to.iter_mut().zip(from).for_each(|(to, b)| {
+            Encoding::U8 { scale, offset } => to.iter_mut().zip(from).for_each(|(to, b)| {
                 *to = half(real((*b).into(), scale, offset));
             }),
-            Form::F16 => to.iter_mut().zip(twos).for_each(|(to, b)| *to = f16::from_le_bytes(*b)),
-            Form::F32 => to.iter_mut().zip(fours).for_each(|(to, b)| {
+            Encoding::F16 => to.iter_mut().zip(twos).for_each(|(to, b)| *to = f16::from_le_bytes(*b)),
+            Encoding::F32 => to.iter_mut().zip(fours).for_each(|(to, b)| {
                 *to = f16::from_f32(f32::from_le_bytes(*b));
             }),
         }
@@ -126,7 +128,7 @@ impl GraphTensor {
     }
 }
 
-/// As every host of these graphs rounds: to f32, then to f16.
+/// Rounds like every host of these graphs: to f32, then to f16.
 fn half(x: f64) -> f16 {
     f16::from_f32(x as f32)
 }

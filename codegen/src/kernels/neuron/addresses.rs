@@ -7,7 +7,7 @@ use moec_ir::bundle::{BLOCK, Bundle, Part, PartLayout};
 /// The neurons of an expert: block after block, or gates one after the other and up and down of each
 /// anywhere.
 #[derive(Clone, Copy)]
-pub(crate) struct Places<'k> {
+pub(crate) struct NeuronAddresses<'k> {
     pub(crate) k: &'k Kb<'k>,
     pub(crate) bundle: Bundle,
     /// Their number.
@@ -27,7 +27,7 @@ pub(crate) struct UpDownRows<'k> {
     pub(crate) first: I<'k>,
 }
 
-impl<'k> Places<'k> {
+impl<'k> NeuronAddresses<'k> {
     /// Place of a part of a neuron.
     pub(super) fn part(&self, part: Part, neuron: I<'k>) -> P<'k> {
         match (self.up_down, part) {

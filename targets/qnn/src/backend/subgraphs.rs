@@ -1,4 +1,4 @@
-//! Parts other than experts: dense networks, shared experts, the head.
+//! Static graphs other than experts: dense networks, shared experts, the head.
 //!
 //! | part | artifact below `artifacts/` | networks |
 //! |---|---|---|
@@ -14,9 +14,9 @@ use super::attention;
 use super::emit::{Gated, SMALLER, limited, measured, shown};
 use super::path_of;
 use super::read::{network, wrong};
-use super::rows::{AT_ONCE, Sample, deviations};
+use super::rows::{RUN_ROWS, Sample, deviations};
 use super::verify::{VerifyInputs, refuses};
-use super::weights::{Form, Part, WeightFile, rounded};
+use super::weights::{MatrixSlice, WeightFile, WeightStorage, rounded};
 use crate::emit::{Attention, Ffn, Head, Projection};
 use crate::exec::{Executor, Saturated, Shared};
 use crate::net::{Network, NetworkError};
@@ -40,7 +40,7 @@ type Failed = Box<dyn std::error::Error>;
 
 /// A part, found in the Graph.
 #[derive(Clone, Debug)]
-pub(super) struct HtpPart {
+pub(super) struct HtpSubgraph {
     name: String,
     scope: Scope,
     boundaries: Vec<SubgraphBoundary>,
@@ -54,7 +54,7 @@ enum Kind {
     Head(Linear),
 }
 
-/// One artifact of a part: some of its results.
+/// One artifact of a part, with some of the part's results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Artifact {
     /// `layers.0.ffn`, `head.1`
@@ -65,11 +65,11 @@ struct Artifact {
     channels: Range<usize>,
 }
 
-impl HtpPart {
+impl HtpSubgraph {
     /// The part of a scope.
     ///
     /// # Errors
-    /// The reason that there is no network, for people.
+    /// The reason, for people, why there is no network.
     pub(super) fn find(module: &Module, scope: &Scope) -> std::result::Result<Self, String> {
         let (mut part, mut name): (Option<Kind>, _) = (None, scope.clone());
         let mut boundaries = Vec::new();
@@ -82,17 +82,17 @@ impl HtpPart {
                     angles = ends.angles;
                     (Kind::Attention(Box::new(found)), ends.x, ends.y)
                 }
-                // A network between norms of its own has none of the supported forms.
+                // A network between norms has none of the supported forms.
                 Role::Network if scope.part != moec_ir::Part::SHARED => {
                     if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
                         name.part = moec_ir::Part::SHARED;
                     }
                     let (found, x, y) = find::dense(module, &mut walk)?;
                     if let Glu::FatRelu { .. } = found.glu {
-                        return Err("no operator of a network has the step of FATReLU".into());
+                        return Err("no operator of a network computes FATReLU".into());
                     }
                     if let Glu::Cats { .. } = found.glu {
-                        return Err("no operator of a network has the step of a threshold".into());
+                        return Err("no operator of a network applies a threshold".into());
                     }
                     (Kind::Dense(found), x, y)
                 }
@@ -100,11 +100,13 @@ impl HtpPart {
                     let (found, x, y) = find::head(module, &mut walk)?;
                     (Kind::Head(found), x, y)
                 }
-                Role::Mixer => return Err("a network holds no state that folds tokens".into()),
-                Role::Network | Role::Other => return Err("no network is made for what stands here".into()),
+                Role::Mixer => return Err("networks cannot hold recurrent states".into()),
+                Role::Network | Role::Other => {
+                    return Err("no network exists for this part of the model".into());
+                }
             };
             let rows = match &kind {
-                // One sequence at a time: each has a cache of its own.
+                // One sequence at a time, since each has its own cache.
                 Kind::Attention(_) if !graph.kind.is_prefill() => 1,
                 _ => graph.ty(x).rows(),
             };
@@ -141,15 +143,15 @@ impl HtpPart {
         }
         let hidden = self.hidden(module);
         let of = |boundary: &SubgraphBoundary, artifact: &Artifact| {
-            let port = |name: &str, channels: usize| GraphTensor {
+            let tensor = |name: &str, channels: usize| GraphTensor {
                 name: name.to_owned(),
                 shape: [boundary.rows as u32, channels as u32, 1, 1],
             };
             let graph = GraphDecl {
                 package: path_of(&artifact.name),
                 function: self.function(boundary.rows),
-                inputs: vec![port("x", hidden)],
-                outputs: vec![port(artifact.output, artifact.channels.len())],
+                inputs: vec![tensor("x", hidden)],
+                outputs: vec![tensor(artifact.output, artifact.channels.len())],
                 stateful: false,
             };
             let graph = match &self.kind {
@@ -196,7 +198,7 @@ impl HtpPart {
     fn artifacts(&self, module: &Module, unit: &DeviceUnit) -> std::result::Result<Vec<Artifact>, String> {
         let bytes = |id: &WeightId| {
             let weight = module.weight(*id);
-            Form::of(weight.format).bytes(weight.shape.iter().map(|&n| n as u64).product())
+            WeightStorage::of(weight.format).bytes(weight.shape.iter().map(|&n| n as u64).product())
         };
         let bytes: u64 = self.matrices().iter().map(bytes).sum();
         let limit = unit.graph_limit().unwrap_or(u64::MAX);
@@ -262,9 +264,11 @@ impl HtpPart {
             let bytes = file.finish()?;
             limited(emit.unit, &artifact.name, bytes, SMALLER)?;
             let ranges = match &made {
-                Made::Attention(made) => attention::measured(emit, made, boundary, &folder, &sample)?,
-                Made::Ffn(_) | Made::Head(_) => {
-                    let plain = made.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
+                BuiltSubgraph::Attention(made) => {
+                    attention::measured(emit, made, boundary, &folder, &sample)?
+                }
+                BuiltSubgraph::Ffn(_) | BuiltSubgraph::Head(_) => {
+                    let plain = made.graph("ranges", RUN_ROWS).map_err(|e| cannot(&e))?;
                     measured(plain, &folder, &sample).map_err(|e| cannot(&e))?
                 }
             };
@@ -283,15 +287,15 @@ impl HtpPart {
     }
 
     /// Its matrices as codes, written.
-    fn made(&self, emit: &Emit<'_>, artifact: &Artifact, file: &mut WeightFile) -> Result<Made> {
+    fn made(&self, emit: &Emit<'_>, artifact: &Artifact, file: &mut WeightFile) -> Result<BuiltSubgraph> {
         let module = emit.module;
         let read = |id: WeightId| {
             let weight = module.weight(id);
-            Part { weight, matrix: 0, rows: 0..weight.rows() }.read(emit.numbers)
+            MatrixSlice { weight, matrix: 0, rows: 0..weight.rows() }.read(emit.numbers)
         };
         match &self.kind {
             Kind::Attention(found) => {
-                attention::written(emit, found, file).map(|made| Made::Attention(Box::new(made)))
+                attention::written(emit, found, file).map(|made| BuiltSubgraph::Attention(Box::new(made)))
             }
             Kind::Dense(dense) => {
                 let down = module.weight(dense.down);
@@ -317,18 +321,18 @@ impl HtpPart {
                     gate_up_bias: (!biases.is_empty()).then_some(biases),
                     down_bias: dense.down_bias.map(read).transpose()?,
                 };
-                gated.written(file).map(Made::Ffn)
+                gated.written(file).map(BuiltSubgraph::Ffn)
             }
             Kind::Head(head) => {
                 let weight = module.weight(head.weight);
-                // Of a head in parts only one part is held at a time.
-                let part = Part { weight, matrix: 0, rows: artifact.channels.clone() };
+                // Only one part of a split head is in memory at a time.
+                let part = MatrixSlice { weight, matrix: 0, rows: artifact.channels.clone() };
                 let channels = part.rounded(emit.numbers)?;
                 let bias = head.bias.map(read).transpose()?;
                 let bias = bias.and_then(|b| b.get(artifact.channels.clone()).map(<[f32]>::to_vec));
                 let rows = (&channels, 0..artifact.channels.len());
                 let part: Projection = file.projection("wv", rows, (weight.cols(), None), bias)?;
-                Ok(Made::Head(Head { hidden: weight.cols(), parts: vec![part] }))
+                Ok(BuiltSubgraph::Head(Head { hidden: weight.cols(), parts: vec![part] }))
             }
         }
     }
@@ -363,7 +367,7 @@ impl HtpPart {
             // The limit is that of its coarsest matrix.
             let formats = self.matrices().into_iter().map(|id| trial.module.weight(id).format);
             let other = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
-            let bound = formats.map(|f| Form::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
+            let bound = formats.map(|f| WeightStorage::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
             reports.push(FunctionReport {
                 package: graph.package.clone(),
                 function: graph.function.clone(),
@@ -395,7 +399,7 @@ impl HtpPart {
         let x = super::rows::cycled(&sample, boundary.rows * hidden);
         let executor = Executor::sharing(network(trial.files, graph)?.into(), Some(&package), shared)?;
         let outcome = executor.run(&[&x])?;
-        let got = outcome.outputs.into_iter().next().ok_or("it gives nothing")?;
+        let got = outcome.outputs.into_iter().next().ok_or("it has no result")?;
         let want = self.reference(trial, boundary, x)?;
         let width = want.ty.cols();
         let own = want.as_f32().chunks_exact(width.max(1));
@@ -429,7 +433,8 @@ impl HtpPart {
                 Operand::State(_) => None,
             };
             let args: Option<Vec<_>> = node.inputs.iter().map(arg).collect();
-            let args = args.ok_or_else(|| format!("`{}` reads what is not there", node.op.name()))?;
+            let args =
+                args.ok_or_else(|| format!("`{}` reads a value that does not exist", node.op.name()))?;
             let results = op(&node.op, args)?;
             values.extend(node.outputs.iter().copied().zip(results));
         }
@@ -438,13 +443,13 @@ impl HtpPart {
 }
 
 /// Parts that become networks.
-enum Made {
+enum BuiltSubgraph {
     Attention(Box<Attention>),
     Ffn(Ffn),
     Head(Head),
 }
 
-impl Made {
+impl BuiltSubgraph {
     fn graph(&self, name: &str, rows: usize) -> std::result::Result<Network, NetworkError> {
         match self {
             Self::Attention(attention) => attention.graph(name, rows),
@@ -454,30 +459,29 @@ impl Made {
     }
 }
 
-/// Evaluates every network of the parts of a trial. Also gives the inputs of networks that take more than
-/// rows.
+/// Evaluates every network of a trial's parts. Also returns the inputs of networks that take more than rows.
 ///
 /// # Errors
-/// As [`HtpPart::verify`].
+/// As [`HtpSubgraph::verify`].
 pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<(Vec<FunctionReport>, VerifyInputs)> {
     let (mut reports, mut given) = (Vec::new(), VerifyInputs::new());
     for part in trial.parts {
         (trial.next)(&part.name)?;
-        let found = HtpPart::find(trial.module, &part.scope).map_err(Error::bug)?;
+        let found = HtpSubgraph::find(trial.module, &part.scope).map_err(Error::bug)?;
         reports.extend(found.verify(trial, &mut given)?);
     }
     Ok((reports, given))
 }
 
-/// Writes the parts of a build. Gives the bytes of their weights.
+/// Writes the parts of a build; returns the bytes of their weights.
 ///
 /// # Errors
-/// As [`HtpPart::write`].
+/// As [`HtpSubgraph::write`].
 pub(super) fn write(emit: &Emit<'_>) -> Result<u64> {
     let mut written = 0;
     for part in emit.parts {
         (emit.next)(&part.name)?;
-        let found = HtpPart::find(emit.module, &part.scope)
+        let found = HtpSubgraph::find(emit.module, &part.scope)
             .map_err(|why| Error::bug(format!("`{}` is not a network: {why}", part.name)))?;
         written += found.write(emit)?;
     }

@@ -1,4 +1,4 @@
-//! Subcommands that backends bring.
+//! Subcommands that backends define.
 
 use super::output;
 use clap::error::ErrorKind;
@@ -7,29 +7,29 @@ use moec_backend::Subcommand as Of;
 use moec_base::Result;
 use moec_targets::backends::BACKENDS;
 
-/// One of them, with its options.
+/// A subcommand of a backend, with its options.
 #[derive(Clone, Debug)]
-pub struct Brought {
+pub struct BackendCommand {
     of: Of,
     options: ArgMatches,
 }
 
-/// All of them.
+/// Returns the subcommands of all backends.
 fn all() -> impl Iterator<Item = &'static Of> {
     BACKENDS.iter().flat_map(|backend| backend.subcommands())
 }
 
-impl Brought {
-    /// Executes it and prints what it gives.
+impl BackendCommand {
+    /// Executes the subcommand and prints its output.
     ///
     /// # Errors
-    /// The backend fails.
+    /// Fails if the backend does.
     pub fn run(&self) -> Result<()> {
         output::data(&(self.of.run)(&self.options)?)
     }
 }
 
-impl FromArgMatches for Brought {
+impl FromArgMatches for BackendCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let found = matches.subcommand().and_then(|(name, options)| {
             let of = *all().find(|of| (of.command)().get_name() == name)?;
@@ -44,7 +44,7 @@ impl FromArgMatches for Brought {
     }
 }
 
-impl Subcommand for Brought {
+impl Subcommand for BackendCommand {
     fn augment_subcommands(command: Command) -> Command {
         command.subcommands(all().map(|of| (of.command)()))
     }

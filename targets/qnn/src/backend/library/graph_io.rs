@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::net::TensorId;
 
-    /// A network whose only tensor is input and result.
+    /// A network whose only tensor is both input and output.
     fn port(ty: Dtype, quant: Quant) -> Network {
         let tensor = Tensor { ty, quant, ..Tensor::activation("x", [2, 2]) };
         let ids = vec![TensorId(0)];
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_back_from_every_type() {
+    fn values_round_trip_through_every_port_type() {
         let codes = |offset| Quant::Tensor(Scale { scale: 0.25, offset });
         let x = [0.0, 0.5, -1.25, 3.0];
         let types = [
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ports_are_refused() {
+    fn unsupported_ports_are_rejected() {
         let network = port(Dtype::I32, Quant::None);
         assert!(encode(&network, &[&[0.0; 4]]).unwrap_err().contains("`x` is i32"));
         let network = port(Dtype::F32, Quant::None);

@@ -93,7 +93,7 @@ impl HotLayer {
     }
 
     /// Numbers of neurons that some batch has, ascending: where a cluster ends that batches share.
-    pub fn cuts(&self) -> Vec<usize> {
+    pub fn cluster_ends(&self) -> Vec<usize> {
         let all: BTreeSet<usize> = self.batches.iter().map(|b| b.neurons as usize).collect();
         all.into_iter().filter(|&n| n > 0).collect()
     }

@@ -3,14 +3,14 @@
 use super::block::Block;
 use super::error::{Kind, Stop};
 use super::matrix;
-use super::shared::Touch;
+use super::shared::AccessKind;
 use super::warp::{Next, State, Warp, lanes};
 use crate::code::{Action, Code, Shuffle, Vote};
 use crate::lanes::{Lanes, WARP};
 
 impl Warp {
-    /// Instructions that are no function of one lane's registers.
-    pub(super) fn together_or_memory(
+    /// Executes instructions that are not functions of a single lane's registers.
+    pub(super) fn collective_or_memory(
         &mut self,
         block: &mut Block<'_>,
         at: usize,
@@ -27,7 +27,7 @@ impl Warp {
             Action::CopyWait(pending) => self.copies_arrive(block, *pending, active)?,
             Action::ActiveMask => self.give(code.outs[0], &[u64::from(active); WARP], active),
             Action::Shuffle(mode) => {
-                let Some(groups) = self.meet(code.ins[3], mask, active)? else {
+                let Some(groups) = self.converge(code.ins[3], mask, active)? else {
                     return Ok(self.wait_for_lanes(at));
                 };
                 for of in groups {
@@ -35,7 +35,7 @@ impl Warp {
                 }
             }
             Action::Vote { vote, negated } => {
-                let Some(groups) = self.meet(code.ins[1], mask, active)? else {
+                let Some(groups) = self.converge(code.ins[1], mask, active)? else {
                     return Ok(self.wait_for_lanes(at));
                 };
                 for of in groups {
@@ -43,7 +43,7 @@ impl Warp {
                 }
             }
             Action::Reduce(reduction) => {
-                let Some(groups) = self.meet(code.ins[1], mask, active)? else {
+                let Some(groups) = self.converge(code.ins[1], mask, active)? else {
                     return Ok(self.wait_for_lanes(at));
                 };
                 for of in groups {
@@ -53,11 +53,11 @@ impl Warp {
                 }
             }
             Action::WarpBarrier => {
-                let Some(groups) = self.meet(code.ins[0], mask, active)? else {
+                let Some(groups) = self.converge(code.ins[0], mask, active)? else {
                     return Ok(self.wait_for_lanes(at));
                 };
                 for of in groups {
-                    block.shared.lanes_meet(self.index, of);
+                    block.shared.lanes_converge(self.index, of);
                 }
             }
             Action::Matrix(of) => {
@@ -90,24 +90,24 @@ impl Warp {
         Ok(Next::On)
     }
 
-    /// Lanes that are here, and do not take part as their predicate is false.
+    /// Lanes at this instruction that do not participate because their predicate is false.
     fn partial(of: u32) -> Stop {
         Stop::new(
             Kind::DivergentBarrier,
             of.trailing_zeros(),
-            "lanes whose predicate is false do not take part".to_string(),
-            "all lanes of a warp come to the same barrier: guard it by nothing",
+            "lanes whose predicate is false do not participate".to_string(),
+            "all lanes of a warp must reach the same barrier: remove its predicate",
         )
     }
 
-    /// Whether all lanes that have not ended are here. Those that have are missed.
+    /// Whether all live lanes of the mask are here. Ended lanes in the mask are an error.
     fn whole(&self, mask: u32, active: u32) -> Result<bool, Stop> {
         let missing = !self.alive | mask & !active;
         if missing != 0 {
             return Err(Stop::new(
                 Kind::InactiveLane,
                 active.trailing_zeros(),
-                format!("lane {} does not take part", missing.trailing_zeros()),
+                format!("lane {} does not participate", missing.trailing_zeros()),
                 "all 32 lanes of the warp execute it together",
             ));
         }
@@ -115,7 +115,7 @@ impl Warp {
     }
 
     /// Lanes of an instruction with a mask, by their masks; none where some are still to come.
-    fn meet(&self, register: u32, mask: u32, active: u32) -> Result<Option<Vec<u32>>, Stop> {
+    fn converge(&self, register: u32, mask: u32, active: u32) -> Result<Option<Vec<u32>>, Stop> {
         let masks = &self.registers[register as usize];
         let mut groups = Vec::new();
         let mut left = active;
@@ -124,28 +124,28 @@ impl Warp {
             let of = masks[lane as usize] as u32;
             let wrong = |message: String| {
                 let hint =
-                    "the mask names the lanes that execute the instruction together, and is the same in each";
+                    "the mask must name the lanes that execute the instruction together, the same in each";
                 Err(Stop::new(Kind::InactiveLane, lane, message, hint))
             };
             if of >> lane & 1 == 0 {
                 return wrong(format!("the mask {of:#010x} has no lane {lane}"));
             }
-            let wanted = of & self.alive;
-            if wanted & mask & !active != 0 {
-                let other = (wanted & mask & !active).trailing_zeros();
-                return wrong(format!("lane {other} of the mask {of:#010x} does not take part"));
+            let expected = of & self.alive;
+            if expected & mask & !active != 0 {
+                let other = (expected & mask & !active).trailing_zeros();
+                return wrong(format!("lane {other} of the mask {of:#010x} does not participate"));
             }
-            if wanted & !active != 0 {
+            if expected & !active != 0 {
                 return Ok(None);
             }
-            if let Some(other) = lanes(wanted).find(|other| masks[*other] as u32 != of) {
+            if let Some(other) = lanes(expected).find(|other| masks[*other] as u32 != of) {
                 return wrong(format!(
                     "lane {other} has the mask {:#010x}, lane {lane} {of:#010x}",
                     masks[other]
                 ));
             }
-            groups.push(wanted);
-            left &= !wanted;
+            groups.push(expected);
+            left &= !expected;
         }
         Ok(Some(groups))
     }
@@ -170,8 +170,8 @@ impl Warp {
                 return Err(Stop::new(
                     Kind::InactiveLane,
                     own,
-                    format!("it reads lane {from}, which does not take part"),
-                    "lanes that are read execute the shuffle, too",
+                    format!("it reads lane {from}, which does not participate"),
+                    "lanes that are read must execute the shuffle, too",
                 ));
             }
             found[lane] = values[from as usize];
@@ -209,7 +209,7 @@ impl Warp {
         let rows = self.registers[code.ins[0] as usize].map(|row| row.wrapping_add(offset as u64));
         for (lane, row) in rows.iter().enumerate().take(8 * count) {
             super::access::aligned(*row, 16, lane)?;
-            block.shared.touch(*row, 16, self.index * WARP + lane, Touch::Read)?;
+            block.shared.touch(*row, 16, self.index * WARP + lane, AccessKind::Read)?;
         }
         for (i, reg) in code.outs.iter().enumerate() {
             let found = std::array::from_fn(|lane| {
@@ -238,7 +238,7 @@ impl Warp {
             let Some(reg) = code.ins.get(i) else { return Ok(None) };
             let values = &self.registers[*reg as usize];
             if lanes(active).any(|of| values[of] != values[lane as usize]) {
-                let hint = "lanes that come together name the same barrier";
+                let hint = "lanes that arrive together must name the same barrier";
                 return Err(Stop::new(Kind::Operand, lane, "lanes name several barriers", hint));
             }
             Ok(Some(values[lane as usize] as u32))
@@ -249,18 +249,23 @@ impl Warp {
                 Kind::Operand,
                 lane,
                 format!("barrier {id}"),
-                "there are 16 of a block, 0 to 15",
+                "a block has 16 barriers, 0 to 15",
             ));
         }
         if count.is_some_and(|count| count == 0 || !count.is_multiple_of(32)) {
             let message = format!("a barrier of {} threads", count.unwrap_or(0));
-            return Err(Stop::new(Kind::Operand, lane, message, "the number of threads is a multiple of 32"));
+            return Err(Stop::new(
+                Kind::Operand,
+                lane,
+                message,
+                "the number of threads must be a multiple of 32",
+            ));
         }
         block.arrive(self.index, id as usize, active.count_ones());
         if arrive {
             return Ok(Next::On);
         }
-        // A predicate may leave lanes behind, which go on.
+        // Lanes for which the predicate is false do not wait at the barrier, and continue.
         let rest = self.groups[at].mask & !active;
         if rest != 0 {
             let pc = self.groups[at].pc + 1;

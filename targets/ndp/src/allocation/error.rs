@@ -1,16 +1,16 @@
-//! Errors of allotments.
+//! Errors of allocations.
 
 use super::{DimmConfig, DramLayout, Expert};
 use crate::image::{ImageError, Shape};
 
 /// Reason that an allocation fails.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum AllotError {
+pub enum AllocationError {
     /// A machine without lines, or with more than can be numbered.
     #[error("a machine of {0:?} has no DRAM, or more than can be addressed")]
     Dimms(DimmConfig),
     /// Boxes that leave no room.
-    #[error("boxes of {slots} slots take {sets} row sets, and a DIMM has {rows}: fewer slots fit")]
+    #[error("boxes of {slots} slots need {sets} row sets, but a DIMM has {rows}: use fewer slots")]
     Boxes {
         /// Slots.
         slots: u32,
@@ -20,7 +20,7 @@ pub enum AllotError {
         rows: u32,
     },
     /// An expert that is larger than what a DIMM has for experts.
-    #[error("an expert of {} by {} takes {bytes} bytes, and a DIMM has {room}", .shape.hidden, .shape.inner)]
+    #[error("an expert of {} by {} takes {bytes} bytes, but a DIMM has {room}", .shape.hidden, .shape.inner)]
     Expert {
         /// The expert.
         shape: Shape,
@@ -32,17 +32,17 @@ pub enum AllotError {
     /// No room is left.
     #[error(
         "expert {} of layer {} takes {sets} row sets, and {layout} has no {sets} in a row left ({free} of {rows} are free): \
-         it goes elsewhere, or another expert does",
+         move this or another expert to another DIMM",
         .expert.number, .expert.layer
     )]
     Full {
         /// The expert.
         expert: Expert,
-        /// Row sets that it takes.
+        /// Row sets that the expert needs.
         sets: u32,
         /// Requested layout.
         layout: DramLayout,
-        /// Free row sets there; of all DIMMs, where it was to be striped.
+        /// Free row sets; for a striped layout, common to all DIMMs.
         free: u32,
         /// Row sets of a DIMM.
         rows: u32,

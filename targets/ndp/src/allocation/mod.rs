@@ -15,7 +15,7 @@ use moec_ndp_isa::{Geometry, LINE, System};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-pub use error::AllotError;
+pub use error::AllocationError;
 
 /// The DIMMs of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub struct DimmConfig {
 }
 
 impl DimmConfig {
-    /// TriMoE's machine (Table 1): 8 channels of two DIMMs, 128 GB each, of 2 subchannels × 4 ranks × 8 bank
-    /// groups × 4 banks with rows of 4 KB.
+    /// TriMoE's machine (Table 1): 8 channels with two DIMMs of 128 GB. A DIMM has 2 subchannels × 4 ranks ×
+    /// 8 bank groups × 4 banks with rows of 4 KB.
     pub const fn trimoe() -> Self {
         Self {
             system: System { channels: 8, dimms: 2 },
@@ -76,22 +76,22 @@ pub enum DramLayout {
 
 /// The row sets of an expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allotment {
+pub struct RowAllocation {
     /// Place in DRAM.
     pub layout: DramLayout,
     /// Row sets there; of a striped expert, on every DIMM.
     pub rows: Range<u32>,
 }
 
-/// An expert while it moves: it has both until [`Allotter::settle`].
+/// An expert while it moves: it has both until [`RowAllocator::settle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The expert.
     pub expert: Expert,
-    /// Old allotment.
-    pub from: Allotment,
-    /// New allotment.
-    pub to: Allotment,
+    /// Old allocation.
+    pub from: RowAllocation,
+    /// New allocation.
+    pub to: RowAllocation,
 }
 
 /// An expert of a model.
@@ -114,26 +114,26 @@ impl std::fmt::Display for DramLayout {
 
 /// Row sets of all DIMMs: the boxes, and one expert after the other, each in the first gap that it fits.
 #[derive(Clone, Debug)]
-pub struct Allotter {
+pub struct RowAllocator {
     dimm_config: DimmConfig,
     shape: Shape,
     boxes: Boxes,
     /// Row sets of a localized expert, and of a striped one on each DIMM.
     sets: (u32, u32),
-    /// By DIMM, the row sets that are taken: first and end.
+    /// Allocated row sets of each DIMM: first and end.
     taken: Vec<BTreeMap<u32, u32>>,
-    experts: BTreeMap<Expert, Allotment>,
-    moving: BTreeMap<Expert, Allotment>,
+    experts: BTreeMap<Expert, RowAllocation>,
+    moving: BTreeMap<Expert, RowAllocation>,
 }
 
-impl Allotter {
+impl RowAllocator {
     /// Boxes for `slots` slots, and room for experts of one shape.
     ///
     /// # Errors
     /// A machine without DRAM, boxes that do not fit, and an expert that no DIMM can hold.
-    pub fn new(dimm_config: DimmConfig, shape: Shape, slots: u32) -> Result<Self, AllotError> {
+    pub fn new(dimm_config: DimmConfig, shape: Shape, slots: u32) -> Result<Self, AllocationError> {
         let sizes = dimm_config.check().zip(dimm_config.geometry.set_lines());
-        let (count, set) = sizes.ok_or(AllotError::Dimms(dimm_config))?;
+        let (count, set) = sizes.ok_or(AllocationError::Dimms(dimm_config))?;
         let rows = dimm_config.geometry.rows;
         let image = shape.image()?;
         let (mut end, mut ranges) = (0_u64, Vec::with_capacity(3));
@@ -142,7 +142,7 @@ impl Allotter {
             end += (u64::from(slots.max(1)) * lines).div_ceil(set);
             ranges.push(from..end);
         }
-        let full = AllotError::Boxes { slots, sets: end, rows };
+        let full = AllocationError::Boxes { slots, sets: end, rows };
         if slots == 0 || slots > moec_ndp_isa::MAX_SLOTS || end > u64::from(rows) {
             return Err(full);
         }
@@ -153,7 +153,7 @@ impl Allotter {
         let sets = (image.lines.div_ceil(set), image.lines.div_ceil(set * u64::from(count)));
         if sets.0 > room {
             let bytes = |sets: u64| sets * set * u64::from(LINE);
-            return Err(AllotError::Expert { shape, bytes: bytes(sets.0), room: bytes(room) });
+            return Err(AllocationError::Expert { shape, bytes: bytes(sets.0), room: bytes(room) });
         }
         let taken = vec![BTreeMap::from([(0, end as u32)]); count as usize];
         Ok(Self {
@@ -183,13 +183,13 @@ impl Allotter {
     }
 
     /// The row sets of an expert: the new ones while it moves.
-    pub fn get(&self, expert: Expert) -> Option<&Allotment> {
+    pub fn get(&self, expert: Expert) -> Option<&RowAllocation> {
         self.experts.get(&expert)
     }
 
     /// Every expert that has a place.
-    pub fn experts(&self) -> impl Iterator<Item = (Expert, &Allotment)> {
-        self.experts.iter().map(|(&expert, allotment)| (expert, allotment))
+    pub fn experts(&self) -> impl Iterator<Item = (Expert, &RowAllocation)> {
+        self.experts.iter().map(|(&expert, allocation)| (expert, allocation))
     }
 
     /// Free row sets of a DIMM; 0 for an unknown DIMM.
@@ -198,26 +198,30 @@ impl Allotter {
         taken.map_or(0, |taken: u32| self.dimm_config.geometry.rows - taken)
     }
 
-    /// Allots row sets to an expert: the lowest that are free.
+    /// Allocates row sets to an expert: the lowest that are free.
     ///
     /// # Errors
-    /// [`AllotError::Full`], [`AllotError::NoDimm`], and [`AllotError::State`] where it has some already.
-    pub fn allot(&mut self, expert: Expert, layout: DramLayout) -> Result<&Allotment, AllotError> {
+    /// [`AllocationError::Full`], [`AllocationError::NoDimm`], and [`AllocationError::State`] where it has some already.
+    pub fn allocate(
+        &mut self,
+        expert: Expert,
+        layout: DramLayout,
+    ) -> Result<&RowAllocation, AllocationError> {
         if self.experts.contains_key(&expert) {
-            return Err(AllotError::State { expert, what: "has its place already" });
+            return Err(AllocationError::State { expert, what: "has its place already" });
         }
-        let allotment = self.find(expert, layout)?;
-        self.take(&allotment);
-        Ok(self.experts.entry(expert).or_insert(allotment))
+        let allocation = self.find(expert, layout)?;
+        self.take(&allocation);
+        Ok(self.experts.entry(expert).or_insert(allocation))
     }
 
-    /// Allots new row sets to an expert that has some: those that a stream of [`crate::emit::transfer`]
+    /// Allocates new row sets to an expert that has some: those that a stream of [`crate::emit::transfer`]
     /// brings it to. It keeps the old ones until [`Self::settle`].
     ///
     /// # Errors
-    /// As [`Self::allot`]; [`AllotError::State`] if it has none, is there already, or is moving.
-    pub fn begin(&mut self, expert: Expert, layout: DramLayout) -> Result<Move, AllotError> {
-        let state = |what| AllotError::State { expert, what };
+    /// As [`Self::allocate`]; [`AllocationError::State`] if it has none, is there already, or is moving.
+    pub fn begin(&mut self, expert: Expert, layout: DramLayout) -> Result<Move, AllocationError> {
+        let state = |what| AllocationError::State { expert, what };
         let from = self.experts.get(&expert).cloned().ok_or(state("has no place"))?;
         if from.layout == layout {
             return Err(state("is there already"));
@@ -235,10 +239,10 @@ impl Allotter {
     /// Gives up a move: the expert has its old row sets alone.
     ///
     /// # Errors
-    /// [`AllotError::State`] if it is not moving.
-    pub fn cancel(&mut self, expert: Expert) -> Result<(), AllotError> {
+    /// [`AllocationError::State`] if it is not moving.
+    pub fn cancel(&mut self, expert: Expert) -> Result<(), AllocationError> {
         let from = self.moving.remove(&expert);
-        let from = from.ok_or(AllotError::State { expert, what: "is not on its way" })?;
+        let from = from.ok_or(AllocationError::State { expert, what: "is not on its way" })?;
         if let Some(to) = self.experts.insert(expert, from) {
             self.give(&to);
         }
@@ -248,22 +252,22 @@ impl Allotter {
     /// The expert has arrived: its old row sets are free.
     ///
     /// # Errors
-    /// [`AllotError::State`] if it is not moving.
-    pub fn settle(&mut self, expert: Expert) -> Result<(), AllotError> {
+    /// [`AllocationError::State`] if it is not moving.
+    pub fn settle(&mut self, expert: Expert) -> Result<(), AllocationError> {
         let what = "is not on its way";
-        let from = self.moving.remove(&expert).ok_or(AllotError::State { expert, what })?;
+        let from = self.moving.remove(&expert).ok_or(AllocationError::State { expert, what })?;
         self.give(&from);
         Ok(())
     }
 
-    /// Takes an expert's row sets away, old and new ones.
+    /// Frees an expert's row sets, old and new ones.
     ///
     /// # Errors
-    /// [`AllotError::State`] where it has none.
-    pub fn free_expert(&mut self, expert: Expert) -> Result<(), AllotError> {
+    /// [`AllocationError::State`] if it has none.
+    pub fn free_expert(&mut self, expert: Expert) -> Result<(), AllocationError> {
         let what = "has no place";
-        let allotment = self.experts.remove(&expert).ok_or(AllotError::State { expert, what })?;
-        self.give(&allotment);
+        let allocation = self.experts.remove(&expert).ok_or(AllocationError::State { expert, what })?;
+        self.give(&allocation);
         if let Some(from) = self.moving.remove(&expert) {
             self.give(&from);
         }
@@ -278,40 +282,42 @@ impl Allotter {
         }
     }
 
-    fn find(&self, expert: Expert, layout: DramLayout) -> Result<Allotment, AllotError> {
+    fn find(&self, expert: Expert, layout: DramLayout) -> Result<RowAllocation, AllocationError> {
         let (count, rows) = (self.taken.len() as u32, self.dimm_config.geometry.rows);
         let sets = match layout {
-            DramLayout::Localized(dimm) if dimm >= count => return Err(AllotError::NoDimm { dimm, count }),
+            DramLayout::Localized(dimm) if dimm >= count => {
+                return Err(AllocationError::NoDimm { dimm, count });
+            }
             DramLayout::Localized(_) => self.sets.0,
             DramLayout::Striped => self.sets.1,
         };
         let dimms = &self.taken[self.dimms(layout)];
         let mut at = 0;
-        // Every DIMM pushes the first candidate past what it has taken, until none does.
+        // Every DIMM moves the first candidate past its allocated row sets, until all agree.
         while let Some(end) = dimms.iter().find_map(|taken| blocker(taken, at, sets)) {
             at = end;
         }
         if u64::from(at) + u64::from(sets) <= u64::from(rows) {
-            return Ok(Allotment { layout, rows: at..at + sets });
+            return Ok(RowAllocation { layout, rows: at..at + sets });
         }
         let free = self.dimms(layout).map(|d| self.free(d as u32)).min().unwrap_or(0);
-        Err(AllotError::Full { expert, sets, layout, free, rows })
+        Err(AllocationError::Full { expert, sets, layout, free, rows })
     }
 
-    fn take(&mut self, allotment: &Allotment) {
-        for dimm in self.dimms(allotment.layout) {
-            self.taken[dimm].insert(allotment.rows.start, allotment.rows.end);
+    fn take(&mut self, allocation: &RowAllocation) {
+        for dimm in self.dimms(allocation.layout) {
+            self.taken[dimm].insert(allocation.rows.start, allocation.rows.end);
         }
     }
 
-    fn give(&mut self, allotment: &Allotment) {
-        for dimm in self.dimms(allotment.layout) {
-            self.taken[dimm].remove(&allotment.rows.start);
+    fn give(&mut self, allocation: &RowAllocation) {
+        for dimm in self.dimms(allocation.layout) {
+            self.taken[dimm].remove(&allocation.rows.start);
         }
     }
 }
 
-/// The end of what is taken of `sets` row sets from `at` on, if anything is.
+/// End of an allocation that overlaps `sets` row sets from `at` on, if there is one.
 fn blocker(taken: &BTreeMap<u32, u32>, at: u32, sets: u32) -> Option<u32> {
     let (_, &end) = taken.range(..at.saturating_add(sets)).next_back()?;
     (end > at).then_some(end)
@@ -325,7 +331,7 @@ mod tests {
 
     const SHAPE: Shape = Shape { hidden: 256, inner: 512, glu: Glu::Gated(Activation::Silu), bias: false };
 
-    /// Row sets of 64 KB; [`SHAPE`] takes 12 of them, and 3 of each of four DIMMs.
+    /// Row sets of 64 KB: an expert of [`SHAPE`] takes 12 of them, or 3 on each of four DIMMs.
     fn small(rows: u32) -> DimmConfig {
         DimmConfig {
             system: System { channels: 2, dimms: 2 },
@@ -338,24 +344,24 @@ mod tests {
     }
 
     #[test]
-    fn boxes_come_first_and_experts_in_the_first_gap() {
-        let mut all = Allotter::new(small(64), SHAPE, 100).expect("an allotter");
+    fn buffers_come_first_and_experts_fill_the_first_gap() {
+        let mut all = RowAllocator::new(small(64), SHAPE, 100).expect("an allocator");
         assert_eq!(*all.boxes(), Boxes { slots: 100, inbox: 0..1, factors: 1..2, outbox: 2..4 });
-        let dimm = |d, rows| Allotment { layout: DramLayout::Localized(d), rows };
-        assert_eq!(*all.allot(expert(0), DramLayout::Localized(1)).expect("room"), dimm(1, 4..16));
-        assert_eq!(*all.allot(expert(1), DramLayout::Localized(1)).expect("room"), dimm(1, 16..28));
-        let striped = all.allot(expert(2), DramLayout::Striped).expect("room").clone();
-        assert_eq!(striped, Allotment { layout: DramLayout::Striped, rows: 28..31 });
-        assert_eq!(*all.allot(expert(3), DramLayout::Localized(0)).expect("room"), dimm(0, 4..16));
+        let dimm = |d, rows| RowAllocation { layout: DramLayout::Localized(d), rows };
+        assert_eq!(*all.allocate(expert(0), DramLayout::Localized(1)).expect("room"), dimm(1, 4..16));
+        assert_eq!(*all.allocate(expert(1), DramLayout::Localized(1)).expect("room"), dimm(1, 16..28));
+        let striped = all.allocate(expert(2), DramLayout::Striped).expect("room").clone();
+        assert_eq!(striped, RowAllocation { layout: DramLayout::Striped, rows: 28..31 });
+        assert_eq!(*all.allocate(expert(3), DramLayout::Localized(0)).expect("room"), dimm(0, 4..16));
         all.free_expert(expert(0)).expect("it was there");
-        assert_eq!(*all.allot(expert(4), DramLayout::Localized(1)).expect("room"), dimm(1, 4..16));
+        assert_eq!(*all.allocate(expert(4), DramLayout::Localized(1)).expect("room"), dimm(1, 4..16));
         assert_eq!(all.free(1), 64 - 4 - 24 - 3);
     }
 
     #[test]
-    fn a_move_holds_both_places_until_it_has_settled() {
-        let mut all = Allotter::new(small(64), SHAPE, 100).expect("an allotter");
-        all.allot(expert(0), DramLayout::Localized(0)).expect("room");
+    fn move_reserves_source_and_target_until_it_finishes() {
+        let mut all = RowAllocator::new(small(64), SHAPE, 100).expect("an allocator");
+        all.allocate(expert(0), DramLayout::Localized(0)).expect("room");
         let there = all.begin(expert(0), DramLayout::Striped).expect("room");
         assert_eq!((there.from.rows, there.to.rows), (4..16, 16..19));
         assert_eq!(all.free(0), 64 - 4 - 12 - 3);
@@ -367,50 +373,50 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_says_so() {
+    fn allocation_over_capacity_is_reported() {
         let of = |dimm_config, shape, slots| {
-            Allotter::new(dimm_config, shape, slots).expect_err("too much").to_string()
+            RowAllocator::new(dimm_config, shape, slots).expect_err("too much").to_string()
         };
         let large = Shape { hidden: 5120, inner: 1536, ..SHAPE };
         assert_eq!(
             of(small(64), large, 10),
-            "an expert of 5120 by 1536 takes 47185920 bytes, and a DIMM has 3735552"
+            "an expert of 5120 by 1536 takes 47185920 bytes, but a DIMM has 3735552"
         );
         assert_eq!(
             of(small(64), SHAPE, 10_000),
-            "boxes of 10000 slots take 246 row sets, and a DIMM has 64: fewer slots fit"
+            "boxes of 10000 slots need 246 row sets, but a DIMM has 64: use fewer slots"
         );
-        let mut all = Allotter::new(small(20), SHAPE, 100).expect("an allotter");
-        all.allot(expert(0), DramLayout::Localized(3)).expect("room");
-        let full = all.allot(expert(7), DramLayout::Localized(3)).expect_err("full");
+        let mut all = RowAllocator::new(small(20), SHAPE, 100).expect("an allocator");
+        all.allocate(expert(0), DramLayout::Localized(3)).expect("room");
+        let full = all.allocate(expert(7), DramLayout::Localized(3)).expect_err("full");
         assert_eq!(
             full.to_string(),
-            "expert 7 of layer 3 takes 12 row sets, and DIMM 3 has no 12 in a row left (4 of 20 are free): it goes \
-             elsewhere, or another expert does"
+            "expert 7 of layer 3 takes 12 row sets, and DIMM 3 has no 12 in a row left (4 of 20 are free): move \
+             this or another expert to another DIMM"
         );
-        let none = all.allot(expert(7), DramLayout::Localized(4)).expect_err("no DIMM");
+        let none = all.allocate(expert(7), DramLayout::Localized(4)).expect_err("no DIMM");
         assert_eq!(none.to_string(), "there is no DIMM 4: the machine has 4, from 0");
         let empty = DimmConfig { system: System { channels: 0, dimms: 2 }, ..small(20) };
-        assert_eq!(Allotter::new(empty, SHAPE, 1).expect_err("no DIMM"), AllotError::Dimms(empty));
+        assert_eq!(RowAllocator::new(empty, SHAPE, 1).expect_err("no DIMM"), AllocationError::Dimms(empty));
     }
 
     proptest! {
         #[test]
-        fn nobody_shares_a_row_set(steps in prop::collection::vec((0_u32..12, 0_u32..5, 0_u8..4), 1..80)) {
-            let mut all = Allotter::new(small(80), SHAPE, 100).expect("an allotter");
+        fn allocations_never_share_a_row_set(steps in prop::collection::vec((0_u32..12, 0_u32..5, 0_u8..4), 1..80)) {
+            let mut all = RowAllocator::new(small(80), SHAPE, 100).expect("an allocator");
             for (number, to, step) in steps {
                 let layout = if to == 4 { DramLayout::Striped } else { DramLayout::Localized(to) };
                 let _ = match step {
-                    0 => all.allot(expert(number), layout).map(drop),
+                    0 => all.allocate(expert(number), layout).map(drop),
                     1 => all.begin(expert(number), layout).map(drop),
                     2 => all.settle(expert(number)),
                     _ => all.free_expert(expert(number)),
                 };
                 let mut owners = vec![[0_u32; 80]; 4];
                 let held: Vec<_> = all.experts.values().chain(all.moving.values()).cloned().collect();
-                for allotment in held {
-                    for dimm in all.dimms(allotment.layout) {
-                        allotment.rows.clone().for_each(|row| owners[dimm][row as usize] += 1);
+                for allocation in held {
+                    for dimm in all.dimms(allocation.layout) {
+                        allocation.rows.clone().for_each(|row| owners[dimm][row as usize] += 1);
                     }
                 }
                 for (dimm, owners) in owners.iter().enumerate() {

@@ -5,7 +5,7 @@ use super::library::check::Checker;
 use super::read::{network, wrong};
 use super::rows::cycled;
 use super::verify::{executed, refuses, routed, rows as rows_of};
-use super::weights::Form;
+use super::weights::WeightStorage;
 use super::{ROWS, path_of};
 use crate::exec::{Executor, Saturated, Shared};
 use moec_backend::error::Result;
@@ -78,12 +78,12 @@ impl<'a> Tried<'a> {
         let rows = rows_of(&trial.files.below(&path_of(&layer.name())), hidden)?;
         let each = rows.len() / count.max(1);
         if each == 0 || !rows.len().is_multiple_of(count * hidden) {
-            return Err(format!("`{ROWS}` has not as many rows of every expert").into());
+            return Err(format!("`{ROWS}` has too few rows of an expert").into());
         }
         let weights = [trial.evaluator.weight(experts.gate_up)?, trial.evaluator.weight(experts.down)?];
         // If the reference has the bundle's weights, the rounding of their format is added.
         let stored = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
-        let bound = Form::of(down.format).bound().hypot(stored(down.format));
+        let bound = WeightStorage::of(down.format).bound().hypot(stored(down.format));
         let cold = layer.batches.iter().map(|b| {
             let Some(id) = cold(module, layer.layer, b.batch) else { return Ok(None) };
             Ok(Some((trial.evaluator.weight(id)?, stored(module.weight(id).format))))
@@ -151,7 +151,7 @@ impl<'a> Tried<'a> {
         let (mut got, mut saturated) = (Vec::new(), Vec::new());
         for own in rows.chunks(each.max(1)) {
             let outcome = executor.run(&[&cycled(own, each)])?;
-            let y = outcome.outputs.into_iter().next().ok_or("it gives nothing")?;
+            let y = outcome.outputs.into_iter().next().ok_or("it has no result")?;
             got.extend(y.into_iter().take(own.len()));
             saturated.extend(outcome.saturated);
         }
@@ -189,7 +189,7 @@ impl<'a> Tried<'a> {
         let count = x.len() / self.hidden;
         let inputs = [Tensor::f32([count, self.hidden], x.to_vec()), routed(&[0], &[count], 1)];
         let y = op(node, inputs.iter().chain(weights).map(Arg::Tensor).collect())?;
-        Ok(y.first().ok_or("the evaluator gave nothing")?.as_f32().to_vec())
+        Ok(y.first().ok_or("the evaluator returned nothing")?.as_f32().to_vec())
     }
 
     /// Result of an expert's hottest neurons, in f32.

@@ -72,20 +72,21 @@ fn open(block: &mut Block<'_>, warps: &mut [Warp]) -> bool {
     opened
 }
 
-/// No thread can go on: what they wait for.
+/// Error if no thread can continue: what they wait for.
 fn stuck(block: &Block<'_>, warps: &[Warp]) -> ExecutionError {
     let groups = || warps.iter().flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)));
     let found = groups().find(|(_, group)| group.state == State::Lanes).or_else(|| groups().next());
     let Some((warp, group)) = found else {
-        let stop = Stop::new(Kind::Deadlock, 0, "no thread goes on", "look for a barrier that not all reach");
+        let stop =
+            Stop::new(Kind::Deadlock, 0, "no thread can continue", "look for a barrier that not all reach");
         return block.error(0, 0, stop);
     };
     let lane = group.mask.trailing_zeros();
     if let State::Barrier(id, count) = group.state {
         let alive: u32 = warps.iter().map(|warp| warp.alive.count_ones()).sum();
-        let (has, wants) = (block.barriers[id as usize].arrived, count.unwrap_or(alive));
-        let message = format!("deadlock at barrier {id}: {has} threads have come, {wants} have to");
-        let hint = "every thread of the barrier has to reach it: look for a branch around it";
+        let (has, needed) = (block.barriers[id as usize].arrived, count.unwrap_or(alive));
+        let message = format!("deadlock at barrier {id}: {has} threads have arrived, {needed} must");
+        let hint = "every thread of the barrier must reach it: look for a branch around it";
         let stop = Stop::new(Kind::Deadlock, lane, message, hint);
         return block.error(warp.index, group.pc.saturating_sub(1), stop);
     }
@@ -93,9 +94,9 @@ fn stuck(block: &Block<'_>, warps: &[Warp]) -> ExecutionError {
     let elsewhere = warp.groups.iter().find(|other| other.mask & missing != 0);
     let line = elsewhere.map_or(0, |other| block.source(other.pc).0);
     let names: Vec<_> = lanes(missing).take(4).map(|lane| lane.to_string()).collect();
-    let message = format!("lanes {} of the warp wait at line {line} and never come here", names.join(", "));
+    let message = format!("lanes {} of the warp wait at line {line} and never arrive here", names.join(", "));
     let barrier = matches!(block.kernel.code[group.pc as usize].action, Action::Barrier { .. });
     let kind = if barrier { Kind::DivergentBarrier } else { Kind::Deadlock };
-    let hint = "all lanes that are named come to the same instruction";
+    let hint = "all named lanes must reach the same instruction";
     block.error(warp.index, group.pc, Stop::new(kind, lane, message, hint))
 }

@@ -8,17 +8,17 @@ use std::sync::{Mutex, PoisonError};
 
 /// The tensors that were requested.
 #[derive(Debug)]
-pub struct Requested {
+pub struct RequestedTensors {
     /// Suffixes of the names of optional tensors that exist.
-    there: &'static [&'static str],
+    optional: &'static [&'static str],
     /// Names and shapes, in the order of the requests.
     tensors: Mutex<IndexMap<String, Vec<usize>>>,
 }
 
-impl Requested {
+impl RequestedTensors {
     /// Whether an optional tensor exists.
     pub fn has(&self, name: &str) -> bool {
-        self.there.iter().any(|end| name.ends_with(end))
+        self.optional.iter().any(|end| name.ends_with(end))
     }
 
     /// Records a tensor.
@@ -36,21 +36,25 @@ impl Requested {
 
 /// The container of such a checkpoint.
 #[derive(Debug)]
-pub(crate) struct Imagined {
+pub(crate) struct WeightlessCheckpoint {
     config: Config,
     none: IndexMap<String, Tensor>,
-    requested: Requested,
+    requested: RequestedTensors,
 }
 
-impl Imagined {
-    /// Creates a checkpoint with this configuration. `there` is the suffixes of the names of optional tensors
+impl WeightlessCheckpoint {
+    /// Creates a checkpoint with this configuration. `optional` is the suffixes of the names of optional tensors
     /// that exist; families choose between spellings by them.
-    pub(crate) fn new(config: Config, there: &'static [&'static str]) -> Self {
-        Self { config, none: IndexMap::new(), requested: Requested { there, tensors: Mutex::default() } }
+    pub(crate) fn new(config: Config, optional: &'static [&'static str]) -> Self {
+        Self {
+            config,
+            none: IndexMap::new(),
+            requested: RequestedTensors { optional, tensors: Mutex::default() },
+        }
     }
 }
 
-impl Container for Imagined {
+impl Container for WeightlessCheckpoint {
     fn path(&self) -> &Path {
         Path::new("")
     }
@@ -71,7 +75,7 @@ impl Container for Imagined {
         &self.config
     }
 
-    fn requested(&self) -> Option<&Requested> {
+    fn requested(&self) -> Option<&RequestedTensors> {
         Some(&self.requested)
     }
 }

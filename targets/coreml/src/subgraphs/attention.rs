@@ -12,8 +12,8 @@ use super::Source;
 use crate::emit;
 use moec_backend::error::Result;
 use moec_backend::find::{
-    self, Ends, Grouped, Linear, MatchResult, Rms, Walk, cache, input, operand, projects, projects_heads,
-    rope, value, weight,
+    self, AttentionBoundary, Grouped, Linear, MatchResult, Rms, Walk, cache, input, operand, projects,
+    projects_heads, rope, value, weight,
 };
 use moec_ir::op::AttentionDesc;
 use moec_ir::{Module, Op, Operand, RopeStyle, ValueId, WeightId};
@@ -49,7 +49,7 @@ pub(super) struct Latent {
 ///
 /// # Errors
 /// The reason against it, for people.
-pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Attention, Ends)> {
+pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> MatchResult<(Attention, AttentionBoundary)> {
     let (desc, inputs, y) = find::attention(walk)?;
     if desc.v_from_k {
         latent(module, walk, desc, inputs, y)
@@ -65,8 +65,8 @@ fn latent(
     desc: &AttentionDesc,
     inputs: &[Operand],
     y: ValueId,
-) -> MatchResult<(Attention, Ends)> {
-    let wrong = |what: &str| format!("{what} of the latent attention are not made as DeepSeek-V2 has them");
+) -> MatchResult<(Attention, AttentionBoundary)> {
+    let wrong = |what: &str| format!("{what} of the latent attention differ from those of DeepSeek-V2");
     let heads = desc.heads;
     if desc.window.is_some() || desc.sinks || desc.kv_heads != 1 {
         return Err("a latent attention with a window, sinks or several heads of keys".into());
@@ -82,15 +82,15 @@ fn latent(
     }
     let k_up = weight(up, 1)?;
     let plain = walk.node(input(up, 0)?)?;
-    let (turn, angles, turned) = rope(walk, input(joined, 1)?)?;
-    let turned = walk.node(turned)?;
+    let (rotation, angles, rotary) = rope(walk, input(joined, 1)?)?;
+    let rotary = walk.node(rotary)?;
     let (Op::Slice { start: 0, len: nope, .. }, Op::Slice { start, len: rotated, .. }) =
-        (&plain.op, &turned.op)
+        (&plain.op, &rotary.op)
     else {
         return Err(wrong("queries"));
     };
-    let [cut, also] = [plain, turned].map(|n| input(n, 0));
-    if start != nope || cut != also || turn.offset != 0 || turn.channels != *rotated {
+    let [cut, also] = [plain, rotary].map(|n| input(n, 0));
+    if start != nope || cut != also || rotation.offset != 0 || rotation.channels != *rotated {
         return Err(wrong("queries"));
     }
     let (q, from) = walk.linear(input(plain, 0)?)?;
@@ -112,15 +112,15 @@ fn latent(
     }
     let (kv_norm, plain) = walk.rms(input(joined, 0)?)?;
     let plain = walk.node(plain)?;
-    let (k_turn, k_angles, turned) = rope(walk, input(joined, 1)?)?;
-    let turned = walk.node(turned)?;
-    let [first, second] = [plain, turned].map(|n| input(n, 0));
+    let (k_rotation, k_angles, rotary) = rope(walk, input(joined, 1)?)?;
+    let rotary = walk.node(rotary)?;
+    let [first, second] = [plain, rotary].map(|n| input(n, 0));
     let cut = |start, len| Op::Slice { heads: 1, start, len };
     let fits = plain.op == cut(0, desc.v_dim)
-        && turned.op == cut(desc.v_dim, *rotated)
+        && rotary.op == cut(desc.v_dim, *rotated)
         && desc.qk_dim == desc.v_dim + rotated
         && first == second
-        && (k_turn, k_angles, kv_norm.groups) == (turn, angles, 1);
+        && (k_rotation, k_angles, kv_norm.groups) == (rotation, angles, 1);
     if !fits {
         return Err(wrong("keys"));
     }
@@ -142,14 +142,14 @@ fn latent(
         q,
         nope: *nope,
         rotated: *rotated,
-        style: turn.style,
+        style: rotation.style,
         k_up,
         kv_down,
         kv_norm,
         v_up,
         o,
     };
-    Ok((Attention::Latent(Box::new(found)), Ends { x: value(x)?, angles: Some(angles), y }))
+    Ok((Attention::Latent(Box::new(found)), AttentionBoundary { x: value(x)?, angles: Some(angles), y }))
 }
 
 impl Attention {
