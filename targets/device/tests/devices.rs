@@ -360,7 +360,7 @@ fn wrong_files_are_refused_with_line_and_key() {
         (
             "cores = 2",
             "matmul = [{ rows = 0, weights = 1, ms = 1, source = \"x\" }]",
-            "`unit.matmul`: rows ascend",
+            "`unit.matmul`: rows must ascend",
         ),
         (
             "cores = 2",
