@@ -4,6 +4,8 @@
 
 #[path = "calibrate/case.rs"]
 mod case;
+#[path = "calibrate/confidence.rs"]
+mod confidence;
 #[path = "calibrate/evaluator.rs"]
 mod evaluator;
 #[path = "calibrate/rounding.rs"]

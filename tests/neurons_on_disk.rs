@@ -9,6 +9,7 @@ use moec_bundle::read::Bundle;
 use moec_runtime::exec::engine::LogitRows;
 use moec_runtime::offload::disk::{self, Choice};
 use moec_runtime::offload::paging::{Hooks, Paging, Report, Wrap};
+use moec_runtime::platform::cores;
 use moec_runtime::{Engine, Options, Program};
 use moec_sim::disk::fault::{Faulty, Gate, Injected};
 use moec_sim::neurons::Recorder;
@@ -86,7 +87,7 @@ fn with_engine<R>(
     let reader = case.map_or(Choice::Threads, |c| c.reader);
     let disk = disk::Options { reader, ..disk::Options::default() };
     let hooks = recorder.map(|recorder| recorder as &'static dyn Hooks);
-    let paging = Paging { disk, ahead: 0, budget: None, preload: true, wrap, hooks };
+    let paging = Paging { disk, ahead: 0, budget: None, preload: true, wrap, hooks, cores: cores::SYS };
     if let Some((own, case)) = plan.paging.as_mut().zip(case) {
         (own.frames, own.staging) = (case.frames, case.staging);
     }

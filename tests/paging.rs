@@ -5,6 +5,9 @@
 
 #[path = "paging/clock.rs"]
 mod clock;
+#[cfg(target_os = "linux")]
+#[path = "paging/core_binding.rs"]
+mod core_binding;
 #[path = "paging/pins.rs"]
 mod pins;
 #[path = "paging/prefetched.rs"]
@@ -16,6 +19,7 @@ use moec_ir::plan::Plan;
 use moec_runtime::exec::engine::LogitRows;
 use moec_runtime::offload::disk::{self, Choice};
 use moec_runtime::offload::paging::{Paging, Report, Wrap};
+use moec_runtime::platform::cores;
 use moec_runtime::{Engine, Options, Program};
 use moec_sim::disk::fault::{Faulty, Gate, Injected};
 use std::path::{Path, PathBuf};
@@ -58,7 +62,7 @@ const USUAL: Case =
 
 fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
     let disk = disk::Options { reader: case.reader, ..disk::Options::default() };
-    Paging { disk, ahead: case.ahead, budget: None, preload: true, wrap, hooks: None }
+    Paging { disk, ahead: case.ahead, budget: None, preload: true, wrap, hooks: None, cores: cores::SYS }
 }
 
 /// Logits of a prompt in chunks, then of greedy tokens, then of two sequences in one batch.

@@ -124,6 +124,7 @@ fn skewed(spec: &moec_import::ModelSpec, routers: &[(u32, usize, usize)]) -> Pro
         neurons: Vec::new(),
         samples: Vec::new(),
         gates: Vec::new(),
+        confidence: None,
     }
 }
 

@@ -305,6 +305,8 @@ fn shared_report_has_every_unit_and_no_private_data() {
     for rate in ["prefill_tokens_per_s", "decode_tokens_per_s"] {
         assert!(cpu["bench"][rate].as_f64() > Some(0.0), "{cpu}");
     }
+    // Without static graphs there are no operations to report.
+    assert_eq!(cpu.get("operations"), Some(&Value::Null), "{cpu}");
     // Most machines have neither a GPU nor an NPU.
     for unit in ["gpu", "npu"].map(unit) {
         let why = unit["why"].as_str().unwrap_or_default();

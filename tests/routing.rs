@@ -155,6 +155,7 @@ fn profile(source: &moec_import::Checkpoint, spec: &ModelSpec) -> Profile {
         neurons: Vec::new(),
         samples: Vec::new(),
         gates: Vec::new(),
+        confidence: None,
     }
 }
 

@@ -314,12 +314,12 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
 
     // There are 24 experts with 96 neurons in each of 4 layers. With room for a part of the neurons, some are
     // read, which takes time.
-    let tight = json(&["--memory", "1 MiB", "--timeline", "t.json"]);
+    let tight = json(&["--memory", "4608 KiB", "--timeline", "t.json"]);
     let bytes = number(&tight, "disk_bytes");
-    assert!(bytes > 0.0 && number(&tight, "held") < 0.5, "{tight}");
+    assert!(bytes > 0.0 && number(&tight, "held") < 0.7, "{tight}");
     assert!((number(&tight, "disk_bytes_per_token") * number(&tight, "decode") / bytes - 1.0).abs() < 1e-9);
     assert!(number(&tight, "tokens_per_s") < number(&one, "tokens_per_s"), "{one} {tight}");
-    assert!(number(&json(&["--memory", "512 KiB"]), "disk_bytes") > bytes);
+    assert!(number(&json(&["--memory", "3 MiB"]), "disk_bytes") > bytes);
 
     let trace: Value =
         serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();

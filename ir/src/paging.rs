@@ -43,6 +43,25 @@ attributes! {
         /// Uses of each expert in recorded routing, `[layer][expert]`: the counts that a cache begins with,
         /// until it has seen more itself. Empty where nothing was recorded.
         pub uses: Vec<u32>,
+        /// Kinds of cores of the CPU, the fastest first, and what each does. Empty where the device file names
+        /// none, or where all are alike.
+        pub cores: Vec<CoreClass>,
+    }
+}
+
+attributes! {
+    /// Cores of one kind. A run finds them by their highest clocks, since numbers of cores differ between
+    /// devices.
+    #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+    pub struct CoreClass as "cores" {
+        /// Name of the kind.
+        pub name: String,
+        /// Number of cores.
+        pub count: u32,
+        /// Whether they compute.
+        pub computes: bool,
+        /// Whether one of them reads from disk; that one does not compute.
+        pub reads: bool,
     }
 }
 
@@ -64,6 +83,15 @@ attributes! {
         pub down: u32,
         /// Function that turns the router's logits into scores.
         pub score: Score,
+    }
+}
+
+impl CoreClass {
+    /// Number of cores that compute, of all kinds; `None` if no kind is known.
+    pub fn computing(classes: &[Self]) -> Option<u32> {
+        let of = |c: &Self| if c.computes { c.count.saturating_sub(u32::from(c.reads)) } else { 0 };
+        let all = classes.iter().map(of).fold(0, u32::saturating_add);
+        (!classes.is_empty()).then_some(all.max(1))
     }
 }
 

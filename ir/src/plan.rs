@@ -13,7 +13,7 @@ pub use crate::launch::{Extent, GpuKernel, Launch};
 pub use crate::memory::{Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::MAX_REQUEST_SCORES;
 use crate::op::{Attributes, attributes};
-pub use crate::paging::{PagedLayer, Paging};
+pub use crate::paging::{CoreClass, PagedLayer, Paging};
 pub use crate::placement::{
     Expected, ExpertGroup, ExpertRow, ExpertTable, OpAssignment, Overflow, Placement,
 };
@@ -31,7 +31,7 @@ use bincode::{Decode, Encode};
 use std::collections::BTreeSet;
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 17;
+pub const PLAN_VERSION: u32 = 18;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;

@@ -60,7 +60,8 @@
 //! 16. Layers with experts on several units are in ascending order, every expert starts on one of these, and
 //!     each unit of a `dispatch` gets a table of its own.
 //! 17. Data on disk fit the budget with its frames; the matrices of an expert are neighbours in one file, at
-//!     multiples of a block, and every matrix has a checksum.
+//!     multiples of a block, and every matrix has a checksum. At most one kind of
+//!     cores reads.
 //!
 //! # NDP command streams and policies for experts
 //!

@@ -10,6 +10,9 @@ use std::fmt::Write as _;
 /// Largest distance of ours that agrees, as a share.
 pub const CLOSE: f64 = 0.10;
 
+/// Verdict on a figure that a constant was found from.
+const FITTED: &str = "fitted: a constant was found from it";
+
 /// A file of `claims/`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,7 +31,19 @@ struct Paper {
 #[serde(deny_unknown_fields)]
 struct Figure {
     place: String,
+    #[serde(default)]
     claims: Vec<Stated>,
+    #[serde(default)]
+    not_modelled: Vec<Absent>,
+}
+
+/// A figure that no simulation gives.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Absent {
+    what: String,
+    paper: String,
+    why: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -107,7 +122,7 @@ impl Claim {
     /// One line.
     pub fn verdict(&self) -> String {
         if self.used {
-            return "a constant was found from it".to_owned();
+            return FITTED.to_owned();
         }
         if self.agrees() {
             return "agrees".to_owned();
@@ -119,9 +134,27 @@ impl Claim {
     }
 }
 
-/// The claims of a paper, compared with ours.
+/// A figure of the paper that no simulation gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotModelled {
+    /// Place in the paper.
+    pub place: String,
+    /// Description.
+    pub what: String,
+    /// Printed value, with its unit.
+    pub paper: String,
+    /// Reason.
+    pub why: String,
+}
+
+/// The claims of a paper.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Claims(pub Vec<Claim>);
+pub struct Claims {
+    /// Those with a figure of ours.
+    pub compared: Vec<Claim>,
+    /// Those without one.
+    pub not_modelled: Vec<NotModelled>,
+}
 
 impl Claims {
     /// Compares computed quantities with a file of `claims/`.
@@ -140,8 +173,14 @@ impl Claims {
     /// Our bug: a file that does not parse, or that names a reason that does not exist.
     pub fn of_computed(file: &str, computed: &Quantities) -> Result<Self> {
         let paper = read(file)?;
-        let mut all = Vec::new();
+        let (mut all, mut not_modelled) = (Vec::new(), Vec::new());
         for figure in paper.figure {
+            not_modelled.extend(figure.not_modelled.into_iter().map(|a| NotModelled {
+                place: figure.place.clone(),
+                what: a.what,
+                paper: a.paper,
+                why: a.why,
+            }));
             for s in figure.claims {
                 let of = s.of.unwrap_or_else(|| s.what.clone());
                 let Some(&(ours, moec)) = computed.0.get(&of) else { continue };
@@ -162,17 +201,26 @@ impl Claims {
                 });
             }
         }
-        Ok(Self(all))
+        Ok(Self { compared: all, not_modelled })
     }
 
     /// Those that were not used to fit a constant.
     pub fn unfitted(&self) -> Vec<&Claim> {
-        self.0.iter().filter(|c| !c.used).collect()
+        self.compared.iter().filter(|c| !c.used).collect()
+    }
+
+    /// A sentence with the numbers of figures that are no check.
+    pub fn unchecked(&self) -> String {
+        let used = self.compared.len() - self.unfitted().len();
+        match self.not_modelled.len() {
+            0 => format!("Not counted: {used} fitted."),
+            n => format!("Not counted: {used} fitted, {n} not modelled."),
+        }
     }
 
     /// The first claim about a quantity.
     pub fn find(&self, of: &str) -> Option<&Claim> {
-        self.0.iter().find(|c| c.of == of)
+        self.compared.iter().find(|c| c.of == of)
     }
 
     /// Printed value of a quantity; NaN, which shows, where the paper prints nothing.
@@ -180,19 +228,24 @@ impl Claims {
         self.find(of).map_or(f64::NAN, |c| c.paper.value())
     }
 
-    /// All of them as a Markdown table; `ours` heads the column of the simulation with the paper's policies.
+    /// All of them as a Markdown table, those that are not modelled last; `ours` heads the column of the simulation with the paper's policies.
     pub fn table(&self, ours: &str) -> String {
-        let with_moec = self.0.iter().any(|c| c.moec.is_some());
+        let with_moec = self.compared.iter().any(|c| c.moec.is_some());
         let [head, line] = if with_moec { [" moec |", "---|"] } else { [""; 2] };
         let mut out = format!(
             "## Every figure beside ours\n\n| where | what | the paper's | {ours} |{head} |\n|---|---|---|---|{line}---|\n"
         );
-        for c in &self.0 {
+        for c in &self.compared {
             let _ = write!(out, "| {} | {} | {} {} | {} |", c.place, c.what, c.paper, c.unit, digits(c.ours));
             if with_moec {
                 let _ = write!(out, " {} |", c.moec.map_or_else(String::new, digits));
             }
             let _ = writeln!(out, " {} |", c.verdict());
+        }
+        let empty = if with_moec { "  |" } else { "" };
+        for n in &self.not_modelled {
+            let NotModelled { place, what, paper, why } = n;
+            let _ = writeln!(out, "| {place} | {what} | {paper} | not modelled |{empty} {why} |");
         }
         out + "\n"
     }
@@ -230,9 +283,12 @@ pub fn digits(x: f64) -> String {
 /// Every claim has its row on a page, and every plot is a drawing that is linked there and is in `docs/`.
 #[cfg(test)]
 pub(crate) fn check_page(folder: &str, page: &str, claims: &Claims, plots: &[(&str, String)]) {
-    for c in &claims.0 {
+    for c in &claims.compared {
         let row = format!("| {} | {} | {} {} |", c.place, c.what, c.paper, c.unit);
         assert!(page.contains(&row) && c.ours.is_finite(), "{c:?}");
+    }
+    for n in &claims.not_modelled {
+        assert!(page.contains(&format!("| {} | {} | {} |", n.place, n.what, n.paper)), "{n:?}");
     }
     let docs = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs"));
     for (name, text) in plots {
@@ -245,7 +301,7 @@ pub(crate) fn check_page(folder: &str, page: &str, claims: &Claims, plots: &[(&s
 
 #[cfg(test)]
 mod tests {
-    use super::{digits, named, read};
+    use super::{FITTED, digits, named, read};
 
     /// Each claim of a full run's page is as in the file: it agrees, or it misses with a reason.
     #[test]
@@ -260,6 +316,12 @@ mod tests {
             let [text, page] = [&file, &page].map(|path| std::fs::read_to_string(path).expect("a file"));
             let paper = read(&text).expect("claims");
             for figure in &paper.figure {
+                for a in &figure.not_modelled {
+                    let prefix = format!("| {} | {} | {} |", figure.place, a.what, a.paper);
+                    let why = format!(" {} |", a.why);
+                    let is_there = page.lines().any(|row| row.starts_with(&prefix) && row.ends_with(&why));
+                    assert!(is_there, "{prefix}");
+                }
                 for c in &figure.claims {
                     let prefix = format!("| {} | {} | {}", figure.place, c.what, c.paper);
                     let row = page.lines().find(|line| line.starts_with(&prefix)).expect(&prefix);
@@ -270,7 +332,7 @@ mod tests {
                         (Some(_), misses) if c.used => misses.is_none(),
                         (Some(times), None) => (0.895..=1.105).contains(&times),
                         (Some(times), Some(_)) => (times - 1.0).abs() > 0.095,
-                        (None, misses) if c.used => cells[0].starts_with("a constant") && misses.is_none(),
+                        (None, misses) if c.used => cells[0] == FITTED && misses.is_none(),
                         (None, None) => cells[0] == "agrees",
                         (None, Some(name)) => {
                             let why = named(&paper.reasons, name).expect(name);

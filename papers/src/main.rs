@@ -42,7 +42,7 @@ enum Commands {
     /// Rerun the evaluation of HybriMoE, and print a page with every figure of it beside the simulated one
     #[command(name = "hybrimoe")]
     HybriMoe(Run),
-    /// Rerun the evaluation of MoBiLE, and print a page with every speedup of it beside the simulated one
+    /// Rerun the evaluation of MoBiLE, and print a page with every figure of it beside the simulated one
     #[command(name = "mobile")]
     MoBile(Run),
     /// Compare shares of output channels with 8 bits, others with 4: the error of a checkpoint's experts

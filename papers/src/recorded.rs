@@ -9,6 +9,7 @@
 use moec_base::{Error, Result};
 use moec_costs::Model;
 use moec_costs::model::Moe;
+use moec_profile::Routing;
 use moec_profile::loads::{LayerLoads, Loads};
 use std::collections::BTreeMap;
 
@@ -55,6 +56,16 @@ impl Recorded {
         };
         let of = |layer| self.domains.values().filter_map(|d| d.get(layer)).map(part).collect();
         self.order.keys().map(of).collect()
+    }
+
+    /// Routing of a domain, by layer: each token chose `k` experts. `None` if it was not recorded.
+    pub fn routing(&self, domain: &str, k: u32) -> Option<Vec<Routing>> {
+        let layer = |(&layer, counts): (&u32, &Vec<f64>)| {
+            let chosen: Vec<u64> = counts.iter().map(|&c| c as u64).collect();
+            let tokens = chosen.iter().sum::<u64>() / u64::from(k.max(1));
+            Routing { tokens, chosen, ..Routing::new(layer, k, counts.len()) }
+        };
+        Some(self.domains.get(domain)?.iter().map(layer).collect())
     }
 
     /// Reads counts (`model,domain,layer,expert,count`), those of some domains.

@@ -5,8 +5,14 @@
 mod common;
 
 use common::*;
-use moec_runtime::Program;
-use moec_runtime::cli::{Front, Io};
+use moec_ir::EntryKind;
+use moec_ir::plan::{Arg, Builtin, Code, GraphDecl, GraphTensor, Grid, Step, Subgraph, UnitRef};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::cli::{Emulation, Front, Io, Native};
+use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::exec::graphs::{Graphs, f16};
+use moec_runtime::exec::operations::{GraphOperation, GraphOperations, OperationReport, OperationUnit};
+use moec_runtime::{Error, Program};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -23,12 +29,22 @@ fn run_in(bundle: &Path, args: &str, input: Option<&str>) -> ProcessOutput {
 }
 
 fn run_program(program: &Program, bundle: &Path, args: &str, input: Option<&str>) -> ProcessOutput {
+    run_front(Front::default(), program, bundle, args, input)
+}
+
+fn run_front(
+    front: Front<'_>,
+    program: &Program,
+    bundle: &Path,
+    args: &str,
+    input: Option<&str>,
+) -> ProcessOutput {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut input = input.map(str::as_bytes);
     let input = input.as_mut().map(|i| i as &mut dyn Read);
     let args = args.split_whitespace().map(|a| OsString::from(a.replace('_', " ")));
     let io = Io { input, out: &mut out, err: &mut err };
-    let status = Front::default().run_with(program, bundle, args, io);
+    let status = front.run_with(program, bundle, args, io);
     let text = |b| String::from_utf8(b).unwrap();
     ProcessOutput { status, out: text(out), err: text(err) }
 }
@@ -477,6 +493,170 @@ fn bench_and_info() {
     assert_eq!(run_in(empty.path(), "info", None).status, 0);
     assert!(run("help").out.contains("generate"));
     assert!(run("generate --help").out.contains("--top-p"));
+}
+
+/// A unit that reports operations, and runs nothing.
+struct Reporter(Option<Vec<GraphOperation>>);
+
+impl Graphs for Reporter {
+    fn name(&self) -> &'static str {
+        "reporter"
+    }
+
+    fn load(&mut self, _: &BundleReader, _: &[GraphDecl], _: usize) -> moec_runtime::Result<()> {
+        panic!("`info` loads no graphs")
+    }
+
+    fn operations(&self, _: &BundleReader, graphs: &[GraphDecl]) -> moec_runtime::Result<OperationReport> {
+        let operations = self.0.clone().ok_or_else(|| Error::graph("part", "Core ML cannot load it"))?;
+        let of = |graph: &GraphDecl| GraphOperations {
+            package: graph.package.clone(),
+            function: graph.function.clone(),
+            operations: operations.clone(),
+        };
+        Ok(OperationReport::Known(graphs.iter().map(of).collect()))
+    }
+
+    fn run(&self, _: usize, _: usize, _: &[&[f16]], _: &mut [&mut [f16]]) -> moec_runtime::Result<()> {
+        panic!("`info` runs no graphs")
+    }
+}
+
+/// A unit that reports nothing.
+struct Silent;
+
+impl Graphs for Silent {
+    fn name(&self) -> &'static str {
+        "silent"
+    }
+
+    fn load(&mut self, _: &BundleReader, _: &[GraphDecl], _: usize) -> moec_runtime::Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, _: usize, _: usize, _: &[&[f16]], _: &mut [&mut [f16]]) -> moec_runtime::Result<()> {
+        Ok(())
+    }
+}
+
+/// The toy model with `functions` static graphs of one package, which a unit of the backend `fake` executes.
+fn program_with_graphs(functions: u32) -> Program {
+    let mut plan = plan(&[(EntryKind::Decode(1), 1)]);
+    plan.units.push(UnitRef { name: "npu".into(), backend: "fake".into(), memory: 0 });
+    let tensor = |name: &str| GraphTensor { name: name.into(), shape: [1, 1, 1, 1] };
+    plan.graphs = (0..functions)
+        .map(|i| GraphDecl {
+            package: "artifacts/part.mlpackage".into(),
+            function: format!("rows{i}"),
+            inputs: vec![tensor("x")],
+            outputs: vec![tensor("y")],
+            stateful: false,
+        })
+        .collect();
+    plan.subgraphs = (0..functions)
+        .map(|i| Subgraph { graphs: vec![i], inputs: 1, outputs: 1, attention: None })
+        .collect();
+    let entry = &mut plan.entries[0];
+    // Steps that compute the mixture of the last layer once more.
+    let (attend, mix) = (2, 4);
+    let mut result = entry.buffers[mix].clone();
+    let end = entry.buffers.iter().map(|b| b.offset + b.bytes).max().unwrap().next_multiple_of(64);
+    (result.name, result.offset) = ("part".into(), end);
+    entry.buffers.push(result);
+    plan.memories[0].arena_bytes = end + 64;
+    let part = entry.buffers.len() as u32 - 1;
+    let mut after = attend;
+    for subgraph in 0..functions {
+        let like = entry.steps[attend as usize].clone();
+        entry.steps.push(Step {
+            unit: 1,
+            code: Code::Builtin(Builtin::Subgraph { subgraph }),
+            args: vec![Arg::Buffer(mix as u32, 0), Arg::Buffer(part, 0)],
+            grid: Grid::One,
+            barrier: false,
+            deps: vec![after],
+            ..like
+        });
+        after = entry.steps.len() as u32 - 1;
+    }
+    Program::new(plan, &resolve).unwrap()
+}
+
+/// Output of `info` on a machine with such a unit.
+fn info_with(unit: &dyn Fn() -> moec_runtime::Result<Executor>, functions: u32, args: &str) -> ProcessOutput {
+    let dir = bundle();
+    let native = [Native { backend: "fake", executor: &|_| Some(unit()) }];
+    let front = Front { native: &native, ..Front::default() };
+    let done = run_front(front, &program_with_graphs(functions), dir.path(), args, None);
+    assert_eq!(done.status, 0, "{}", done.err);
+    done
+}
+
+#[test]
+fn info_warns_about_operations_off_the_npu() {
+    let operation = |operator: &str, unit, cost| GraphOperation { operator: operator.into(), unit, cost };
+    let operations = vec![
+        operation("conv", Some(OperationUnit::Npu), Some(0.75)),
+        operation("softmax", Some(OperationUnit::Cpu), Some(0.25)),
+    ];
+    let unit = || Ok(Executor::Graphs(Box::new(Reporter(Some(operations.clone())))));
+    let warning = "function `rows0` of `artifacts/part.mlpackage` does not run on the NPU alone: `softmax` on the CPU; \
+                   25.0 % of its estimated cost";
+    let text = info_with(&unit, 1, "info");
+    let line =
+        "operations    1 on NPU (75.0 % of the estimated cost), 1 on CPU (25.0 % of the estimated cost)\n";
+    assert!(text.out.contains(line), "{}", text.out);
+    assert_eq!(text.err, format!("warning: {warning}\n"));
+    let json = info_with(&unit, 1, "info --json");
+    assert_eq!(json.err, "");
+    let json: Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(
+        json["operations"],
+        serde_json::json!({
+            "known": true,
+            "units": {"npu": {"operations": 1, "cost": 0.75}, "cpu": {"operations": 1, "cost": 0.25}},
+            "functions": [{
+                "package": "artifacts/part.mlpackage",
+                "function": "rows0",
+                "operations": [
+                    {"operator": "conv", "unit": "npu", "count": 1, "cost": 0.75},
+                    {"operator": "softmax", "unit": "cpu", "count": 1, "cost": 0.25},
+                ],
+            }],
+            "warnings": [warning],
+        })
+    );
+    // The text has a few warnings, the JSON all of them.
+    let text = info_with(&unit, 11, "info").err;
+    assert_eq!(text.lines().count(), 9, "{text}");
+    assert!(text.ends_with("3 more functions do not run on the NPU alone: see `info --json`\n"), "{text}");
+    let json: Value = serde_json::from_str(&info_with(&unit, 11, "info --json").out).unwrap();
+    assert_eq!(json["operations"]["warnings"].as_array().unwrap().len(), 11);
+}
+
+/// A unit that reports nothing or fails does not keep `info` from describing the bundle.
+#[test]
+fn info_gives_the_reason_why_units_of_operations_are_unknown() {
+    let silent = || Ok(Executor::Graphs(Box::new(Silent)));
+    let failing = || Ok(Executor::Graphs(Box::new(Reporter(None))));
+    let old = || Err(Error::graph("Core ML", "its packages need macOS 15 or later"));
+    let cases: [(&dyn Fn() -> moec_runtime::Result<Executor>, &str); 3] =
+        [(&silent, "`silent` does not report them"), (&failing, "cannot load it"), (&old, "need macOS 15")];
+    for (unit, why) in cases {
+        let text = info_with(unit, 1, "info");
+        let line = text.out.lines().find(|line| line.starts_with("operations")).unwrap();
+        assert!(line.contains("units not known: ") && line.contains(why) && text.err.is_empty(), "{line}");
+        let json: Value = serde_json::from_str(&info_with(unit, 1, "info --json").out).unwrap();
+        assert_eq!(json["operations"]["known"], false);
+        assert!(json["operations"]["why"].as_str().unwrap().contains(why), "{json}");
+    }
+    let dir = bundle();
+    let emulation = Emulation { weights: dir.path(), executor: &|_| panic!("`info` emulates nothing") };
+    let front = Front { emulation: Some(emulation), ..Front::default() };
+    let text = run_front(front, &program_with_graphs(1), dir.path(), "info", None).out;
+    assert!(text.contains("units not known: static graphs are emulated"), "{text}");
+    let json: Value = serde_json::from_str(&run("info --json").out).unwrap();
+    assert!(json["operations"].is_null() && json["model"].is_object(), "{json}");
 }
 
 #[test]

@@ -197,6 +197,50 @@ fn description_names_the_read_method() {
     assert!(threads.contains("pread on 4 threads") && threads.contains("page cache"), "{threads}");
 }
 
+/// Threads of this process with such a name that may use that core alone.
+#[cfg(target_os = "linux")]
+fn threads_on(core: usize, name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let is_one = |task: &std::fs::DirEntry| {
+        // A thread of another test may have ended.
+        let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { return false };
+        let value = |key: &str| status.lines().find_map(|l| l.strip_prefix(key)).map(str::trim);
+        value("Name:").is_some_and(|n| n.starts_with(name))
+            && value("Cpus_allowed_list:") == Some(&core.to_string())
+    };
+    tasks.filter(is_one).count()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_that_read_are_bound_to_the_core_of_the_options() {
+    use moec_runtime::platform::cpu::CoreSet;
+    let core = CoreSet::of_this_thread().unwrap().cores().last().copied().unwrap();
+    let bench = Bench::new(&SIZES);
+    for reader in readers() {
+        let settings = Options { depth: 32, core: Some(core), ..options(reader) };
+        let disk = bench.open(settings, |_| Injected::Nothing);
+        bench.read(&disk, 0, 4).unwrap();
+        let text = disk.describe();
+        assert!(text.ends_with(&format!(", on core {core}")), "{text}");
+        assert_eq!(text.contains("pread on 4 threads"), reader == Choice::Threads, "{text}");
+        // A thread binds itself when it starts, perhaps after others have read all. Where the machine has
+        // one core, threads of other tests have it, too.
+        let preads = if reader == Choice::Threads { 4 } else { 0 };
+        let bound = || threads_on(core, "moec-disk") >= 1 && threads_on(core, "moec-read-") >= preads;
+        assert!((0..2000).any(|_| bound() || {
+            std::thread::sleep(Duration::from_millis(1));
+            false
+        }));
+    }
+    // A core that does not exist leaves threads as they are.
+    for core in [1023, usize::MAX] {
+        let disk =
+            bench.open(Options { core: Some(core), ..options(Choice::Threads) }, |_| Injected::Nothing);
+        bench.read(&disk, 0, 4).unwrap();
+    }
+}
+
 #[test]
 fn interrupted_reads_are_repeated() {
     let bench = Bench::new(&SIZES);

@@ -39,9 +39,9 @@ pub fn all() -> bool {
     std::env::var_os(ALL).is_some_and(|value| !value.is_empty())
 }
 
-/// Every second row of a table in a plain run, all rows where [`all`] is set.
-pub fn every_second<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
-    table.into_iter().step_by(if all() { 1 } else { 2 })
+/// Every `n`-th row of a table in a plain run, all rows where [`all`] is set.
+pub fn every_nth<T>(n: usize, table: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    table.into_iter().step_by(if all() { 1 } else { n })
 }
 
 /// Something that was skipped: a line of the file, fields between tabs.

@@ -52,6 +52,7 @@ pub(crate) fn profile(source: &Path) -> Profile {
         neurons: Vec::new(),
         samples: Vec::new(),
         gates: Vec::new(),
+        confidence: None,
     }
 }
 

@@ -7,7 +7,7 @@ use crate::support::{checkpoint, distance, expected, fails, list, ok};
 use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
-use moec_ir::plan::{Builtin, Code};
+use moec_ir::plan::{Builtin, Code, Paging};
 use moec_measure::host_build::HostBuild;
 use moec_passes::hot::HotShare;
 use moec_runtime::CheckLevel;
@@ -214,16 +214,9 @@ fn hot_and_cold_neurons_give_the_logits_of_whole_experts() {
         assert!(layers.len() == 2 && layers[0] > 0, "{model}: {layers:?}");
         let whole = Tiny::new(model, &[1, 2], "");
         let (hot, whole) = (logits(&hot), logits(&whole));
-        assert_eq!(hot.len(), whole.len());
-        // Twelve rows belong to the prompt, which uses whole experts in both builds.
-        let prompts = hot.len() / 24 * 12;
-        assert!(hot[..prompts] == whole[..prompts], "{model}");
-        let (hot, whole) = (&hot[prompts..], &whole[prompts..]);
-        let spread =
-            whole.iter().fold(f32::MIN, |a, b| a.max(*b)) - whole.iter().fold(f32::MAX, |a, b| a.min(*b));
-        let rows = hot.chunks(hot.len() / 12).zip(whole.chunks(hot.len() / 12));
-        let mut off: Vec<f32> = rows.map(|(hot, whole)| distance(hot, whole) / spread).collect();
-        off.sort_by(f32::total_cmp);
+        // The prompt uses whole experts in both builds.
+        assert!(hot[..hot.len() / 2] == whole[..hot.len() / 2], "{model}");
+        let off = decoded_differences(&hot, &whole);
         let [least, .., most] = off.as_slice() else { panic!("{model}: no rows") };
         println!(
             "{model}: logits by hot and cold neurons are off by {least:.1e} to {most:.1e} of their spread"
@@ -231,6 +224,100 @@ fn hot_and_cold_neurons_give_the_logits_of_whole_experts() {
         // If two experts have nearly equal scores, rounding decides; this may affect one of twelve tokens.
         assert!(off[0] > 0.0 && off[10] < 5e-3 && off[11] < 0.1, "{model}: {off:?}");
     }
+}
+
+/// Logits of the decoded tokens of two bundles: shares of the spread by which rows differ, ascending.
+fn decoded_differences(found: &[f32], expected: &[f32]) -> Vec<f32> {
+    assert_eq!(found.len(), expected.len());
+    // Twelve of 24 rows belong to the prompt.
+    let prompt = found.len() / 2;
+    let (found, expected) = (&found[prompt..], &expected[prompt..]);
+    let spread =
+        expected.iter().fold(f32::MIN, |a, b| a.max(*b)) - expected.iter().fold(f32::MAX, |a, b| a.min(*b));
+    let rows = found.chunks(found.len() / 12).zip(expected.chunks(found.len() / 12));
+    let mut off: Vec<f32> = rows.map(|(found, expected)| distance(found, expected) / spread).collect();
+    off.sort_by(f32::total_cmp);
+    off
+}
+
+/// Cold neurons may stay on disk: every batch then passes over its own hot ones.
+#[test]
+fn cold_neurons_are_read_from_disk_beside_hot_networks() {
+    for model in ["smallthinker_4b", "turbosparse_mixtral"] {
+        let keys = "[placement]\nhot = \"npu\"\nexperts = \"cpu\"\n";
+        let in_memory = Tiny::new(model, &[1, 2], keys);
+        let on_disk = Tiny::new(model, &[1, 2], &format!("{keys}[memory]\nbudget = \"256 MiB\"\n"));
+        let report = on_disk.verify();
+        assert_eq!(report["verdict"], "right", "{report}");
+        let layers = divided(&on_disk.bundle());
+        assert!(layers.len() == 2 && layers[0] > 0, "{model}: {layers:?}");
+        let plan = Bundle::open(&on_disk.bundle()).unwrap().plan;
+        assert!(plan.paging.as_ref().is_some_and(Paging::by_neurons), "{model}");
+        let off = decoded_differences(&logits(&on_disk), &logits(&in_memory));
+        println!("{model}: cold neurons on disk are off by at most {:.1e} of the spread", off[11]);
+        // Prompts are computed by neurons, and not by matrices: their KV cache may round otherwise.
+        assert!(off[10] < 5e-3 && off[11] < 0.1, "{model}: {off:?}");
+    }
+}
+
+/// The whole of PowerInfer-2 in one bundle: hot clusters on the NPU, cold neurons on the CPU, those that
+/// memory lacks from flash. Tokens do not depend on the budget; reads do.
+#[test]
+fn hot_networks_and_cold_neurons_from_flash_run_under_a_budget() {
+    let keys = |budget: u32| {
+        format!(
+            "hot = \"npu\"\n[experts]\ngroup = 24\nsizes = 1\nskip = \"on\"\n[memory]\n\
+             budget = \"{budget} MiB\"\nthreads = 2\n"
+        )
+    };
+    let case = Case::of("ferris-relu", 64, "");
+    let with_experts =
+        fs::read_to_string(&case.toml).unwrap().replace("experts = \"npu\"", "experts = \"cpu\"");
+    let mut runs: Vec<(Vec<Value>, Value)> = Vec::new();
+    for budget in [64, 30, 29] {
+        fs::write(&case.toml, format!("{with_experts}{}", keys(budget))).unwrap();
+        let name = format!("{budget}.moec");
+        case.build(PHONE, &name);
+        let bundle = Bundle::open(&case.path(&name)).unwrap();
+        let paging = bundle.plan.paging.as_ref().unwrap();
+        assert!(paging.by_neurons() && divided(&bundle.folder) == [LAYERS as usize], "{paging:?}");
+        let held = u64::from(paging.frames + paging.staging) * paging.frame_bytes;
+        assert!(paging.resident + paging.process + held <= u64::from(budget) << 20, "{paging:?}");
+        let mut run = case.moec("run");
+        run.arg("--emulate")
+            .arg(&bundle.folder)
+            .args(["generate", "--prompt", "fn main", "-n", "32", "--json"]);
+        let report: Value = serde_json::from_slice(&ok(&mut run).stdout).unwrap();
+        assert!(report["memory"]["frames"].as_u64().unwrap() <= held, "{report}");
+        runs.push((report["ids"].as_array().unwrap().clone(), report));
+    }
+    // The networks' weights count in the budget.
+    fs::write(&case.toml, format!("{with_experts}{}", keys(24))).unwrap();
+    let mut build = case.moec("build");
+    build.arg(&case.toml).args(["--target", PHONE, "--no-run", "-o"]).arg(case.path("24.moec"));
+    let (code, stderr) = fails(&mut build);
+    assert!(code == 1 && stderr.contains("too small") && stderr.contains("graphs 2.6 MiB"), "{stderr}");
+    let bytes: Vec<u64> = runs.iter().map(|(_, r)| r["disk"]["bytes"].as_u64().unwrap()).collect();
+    let misses: Vec<u64> = runs.iter().map(|(_, r)| r["cache"]["misses"].as_u64().unwrap()).collect();
+    assert!(runs.iter().all(|(ids, _)| ids.len() == 32 && *ids == runs[0].0), "{runs:?}");
+    assert!(
+        bytes[0] > 0 && bytes.is_sorted() && misses[0] < misses[1] && misses[1] < misses[2],
+        "{bytes:?} {misses:?}"
+    );
+    println!("read with 64, 30 and 29 MiB: {bytes:?} bytes, {misses:?} units of neurons");
+
+    // Simulated with the planner's own numbers of hot neurons, and the memory of the plan.
+    let trace = case.path("a.trace").display().to_string();
+    let simulated = |name: &str| {
+        let mut simulate = case.moec("simulate");
+        simulate.arg(case.path(name)).args(["--trace", &trace, "--decode", "8", "--json"]);
+        serde_json::from_slice::<Value>(&ok(&mut simulate).stdout).unwrap()
+    };
+    let [all, least] = ["64.moec", "29.moec"].map(simulated);
+    assert_eq!(all["disk_bytes"], 0.0, "{all}");
+    assert!(least["disk_bytes"].as_f64().unwrap() > 0.0, "{least}");
+    // Launches of such small networks take longer than all reads.
+    assert!(least["tokens_per_s"].as_f64().unwrap() <= all["tokens_per_s"].as_f64().unwrap(), "{least}");
 }
 
 /// Tokens that a bundle generates.
@@ -251,9 +338,8 @@ fn generated(built: &Tiny, emulate: &str) -> Vec<u64> {
 fn models_without_hot_neurons_are_refused_by_name() {
     for (model, target, more, expected) in [
         ("ferris", PHONE, "", "the profile shows no gates with zeros"),
-        ("ferris-relu", "m2-max", "", "hot neurons do not pay for a batch size of this build"),
+        ("ferris-relu", "m2-max", "", "its graphs hold whole experts"),
         ("ferris-relu", PHONE, "[experts]\nskip = \"off\"\n", "with `skip = \"off\"`"),
-        ("ferris-relu", PHONE, "[memory]\nbudget = \"64 MiB\"\n", "with a memory budget"),
     ] {
         let case = Case::of(model, 64, &format!("hot = \"npu\"\n{more}"));
         let mut build = case.moec("build");

@@ -142,7 +142,7 @@ fn bundles_have_contexts_and_dlc_that_compute() {
 #[test]
 fn networks_of_every_family_compute_on_the_emulator() {
     let Some(tools) = installed() else { return };
-    for model in moec_testing::every_second(FAMILIES) {
+    for model in moec_testing::every_nth(4, FAMILIES) {
         let experts = "[experts]\ngroup = 8\nsizes = 1\n[placement]\nexperts = \"npu\"\n";
         let built = Tiny::with(model, &[1], experts, tools.to_vec());
         let report = built.verify();

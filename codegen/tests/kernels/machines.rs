@@ -49,8 +49,8 @@ fn tiles_permitted() -> bool {
 }
 
 /// Whether a case is checked on the machine at `place`, of `of` machines that have its instructions. A plain
-/// run checks every second case, on one of the machines. The machines alternate over shapes and products, so
+/// run checks every third case, on one of the machines. The machines alternate over shapes and products, so
 /// that each gets every product in turn. `cargo xtask test --all` checks every case on every machine.
 pub(crate) fn is_selected(_: &KernelSpec, case: usize, (place, of): (usize, usize)) -> bool {
-    moec_testing::all() || (case / PRODUCTS.len() + case % PRODUCTS.len() + place).is_multiple_of(2 * of)
+    moec_testing::all() || (case / PRODUCTS.len() + case % PRODUCTS.len() + place).is_multiple_of(3 * of)
 }

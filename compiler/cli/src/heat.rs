@@ -328,6 +328,7 @@ mod tests {
             neurons: Vec::new(),
             samples: Vec::new(),
             gates: Vec::new(),
+            confidence: None,
         }
     }
 

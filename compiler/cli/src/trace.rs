@@ -5,12 +5,14 @@ use moec_base::error::io_error;
 use moec_base::hashing::hex;
 use moec_base::{Result, human};
 use moec_profile::correlations::Correlations;
-use moec_profile::{Profile, Routing, file};
+use moec_profile::{Confidence, Profile, Routing, file};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Least-used experts that are shown of each layer.
 const SHOWN: usize = 4;
+/// Shares of fallbacks for which γ is shown.
+const FALLBACKS: [f64; 6] = [0.05, 0.1, 0.15, 0.2, 0.3, 0.5];
 
 /// Options for profiles.
 #[derive(Clone, Debug, clap::Args)]
@@ -75,6 +77,11 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
     };
     rows.push(row("correlations", recorded));
     rows.push(row("neurons", neurons::counted(&profile)));
+    if let Some(of) = &profile.confidence {
+        let gammas = FALLBACKS.map(|share| format!("{:.3} for {:.0} %", of.quantile(share), 100.0 * share));
+        let experts = format!("{} tokens with {} experts each", of.tokens(), of.experts);
+        rows.push(row("confidences", format!("{experts}; γ by fallbacks: {}", gammas.join(", "))));
+    }
     let mut text = output::table(&rows);
     if !profile.layers.is_empty() {
         let head = ["layer", "tokens", "experts used", "busiest / mean", "least used (tokens)"];
@@ -99,6 +106,12 @@ fn layer_row(layer: &Routing) -> Vec<String> {
         format!("{:.2}", layer.imbalance()),
         least.join(", "),
     ]
+}
+
+/// Confidences of the little pass as JSON, with γ for some shares of fallbacks.
+fn confidence_json(of: &Confidence) -> Value {
+    let gammas = FALLBACKS.map(|share| json!({ "gamma": of.quantile(share), "fallback_share": share }));
+    json!({ "experts_per_token": of.experts, "tokens": of.tokens(), "gammas": gammas })
 }
 
 /// A profile as JSON, without the channels.
@@ -136,6 +149,7 @@ pub(super) fn json(profile: &Profile) -> Value {
         "loads": loads::json(profile),
         "neurons": neurons::json(profile),
         "gates": neurons::gates_json(profile),
+        "confidence": profile.confidence.as_ref().map(confidence_json),
         "layers": profile.layers.iter().map(layer).collect::<Vec<_>>(),
         "weights": profile.weights.iter().map(|(name, m)| json!({
             "name": name,

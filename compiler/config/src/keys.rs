@@ -2,7 +2,8 @@
 
 use super::value::{Value, ValueError};
 use super::{
-    Activations, Capacity, Config, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold, UnitSetting,
+    Activations, Capacity, Config, Gamma, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold,
+    UnitSetting,
 };
 use moec_base::human;
 use moec_ir::Format;
@@ -274,7 +275,7 @@ pub const KEYS: &[Key] = &[
         default: "0",
         range: "0..=1024",
         help: &[
-            "Number of threads that the budget assumes: each has scratch memory of its own. 0: the number of cores of this machine.",
+            "Number of threads that the budget assumes: each has scratch memory of its own. 0: the cores of the device that compute, where its file has kinds of cores, else the number of cores of this machine.",
         ],
         set: |c, v| v.integer(0..=1024).map(|n: usize| c.memory.threads = (n > 0).then_some(n)),
     },
@@ -463,12 +464,20 @@ pub const KEYS: &[Key] = &[
         section: "decode",
         name: "gamma",
         default: "0.7",
-        range: "a number in 0.0..=1.0",
+        range: "a number in 0.0..=1.0, or a share in \"0%\"..=\"100%\"",
         help: &[
             "Probability above which a token that was decoded with fewer experts is kept. 0 keeps every token; 1 keeps none, and",
-            "the results are those without `big_little`.",
+            "the results are those without `big_little`. A share (\"15%\"): the probability that this share of the profile's tokens",
+            "does not exceed, so that about as many are decoded again.",
         ],
-        set: |c, v| v.number(0.0..=1.0).map(|x| c.decode.gamma = x),
+        set: |c, v| {
+            c.decode.gamma = if let Ok(share) = v.text() {
+                Gamma::parse(share).ok_or(ValueError::Range)?
+            } else {
+                Gamma::Above(v.number(0.0..=1.0).map_err(|w| w.of("a number or a share"))?)
+            };
+            Ok(())
+        },
     },
     Key {
         section: "decode",

@@ -317,14 +317,50 @@ pub struct Decoding {
     /// Whether little entry points are compiled next to those of `decode` (MoBiLE, §III).
     pub big_little: bool,
     /// γ: a token of the little entry point is kept if its largest probability exceeds γ.
-    pub gamma: f64,
+    pub gamma: Gamma,
     /// Experts per token of the little entry points; `None`: half of the model's, rounded up.
     pub little: Option<usize>,
 }
 
 impl Decoding {
     /// Defaults of keys that are absent from `model.toml`.
-    pub const DEFAULT: Self = Self { big_little: false, gamma: 0.7, little: None };
+    pub const DEFAULT: Self = Self { big_little: false, gamma: Gamma::DEFAULT, little: None };
+
+    /// The share of tokens that are to be decoded with all experts, if a profile chooses γ for it.
+    pub fn fallback_share(&self) -> Option<f64> {
+        match self.gamma {
+            Gamma::Share(share) if self.big_little => Some(share),
+            Gamma::Share(_) | Gamma::Above(_) => None,
+        }
+    }
+}
+
+/// γ of big-little decoding (MoBiLE, Algorithm 1), as given in `model.toml`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gamma {
+    /// This probability, in `0..=1`.
+    Above(f64),
+    /// The probability that a profile gives: this share of its tokens, in `0..=1`, does not exceed it.
+    Share(f64),
+}
+
+impl Gamma {
+    /// The paper's value (MoBiLE, §V-A).
+    pub const DEFAULT: Self = Self::Above(0.7);
+
+    /// Parses a share such as `15%`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let percent: f64 = text.strip_suffix('%')?.trim().parse().ok()?;
+        Some(percent / 100.0).filter(|s| (0.0..=1.0).contains(s)).map(Self::Share)
+    }
+
+    /// The probability, if no profile chooses it.
+    pub const fn fixed(self) -> Option<f64> {
+        match self {
+            Self::Above(gamma) => Some(gamma),
+            Self::Share(_) => None,
+        }
+    }
 }
 
 /// `[placement]`: units of operators that more than one unit can run.

@@ -104,7 +104,7 @@ fn every_key_is_read() {
             threshold: Threshold::Share(0.125),
         }
     );
-    assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
+    assert_eq!(c.decode, Decoding { big_little: true, gamma: Gamma::Above(1.0), little: Some(3) });
     assert_eq!(c.mix, Mix { prompt: 512, generate: 128 });
     let [cpu, npu] = ["cpu", "npu"].map(|unit| UnitSetting::Unit(unit.into()));
     let placement =
@@ -130,6 +130,22 @@ fn shapes_respect_the_context_limit_of_the_model() {
     let at =
         format!("`{}:4:15`: `shapes.max_context` is 4097, but the model's limit is 4096", path.display());
     assert_eq!(e.message, at);
+}
+
+#[test]
+fn gamma_is_a_number_or_a_share() {
+    let of = |text: &str| parse(&format!("[decode]\n{text}")).unwrap().decode;
+    assert_eq!(of("").gamma, Gamma::DEFAULT);
+    assert_eq!(of("gamma = 0.25").gamma, Gamma::Above(0.25));
+    for (text, share) in [("\"15%\"", 0.15), ("\"12.5 %\"", 0.125), ("\"0%\"", 0.0), ("\"100%\"", 1.0)] {
+        let decode = of(&format!("gamma = {text}"));
+        assert_eq!((decode.gamma, decode.gamma.fixed()), (Gamma::Share(share), None));
+        // Nothing falls back if no token is decoded with fewer experts.
+        assert_eq!(decode.fallback_share(), None);
+        let decode = of(&format!("big_little = true\ngamma = {text}"));
+        assert_eq!(decode.fallback_share(), Some(share));
+    }
+    assert_eq!(of("big_little = true\ngamma = 0.25").fallback_share(), None);
 }
 
 #[test]
@@ -222,11 +238,23 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "[decode]\ngamma = 1.5",
-            "`dir/model.toml:2:9`: `decode.gamma` is `1.5`, expected a number in 0.0..=1.0 | the default is 0.7",
+            "`dir/model.toml:2:9`: `decode.gamma` is `1.5`, expected a number in 0.0..=1.0, or a share in \"0%\"..=\"100%\" | the default is 0.7",
         ),
         (
             "[decode]\ngamma = nan",
-            "`dir/model.toml:2:9`: `decode.gamma` is `nan`, expected a number in 0.0..=1.0 | the default is 0.7",
+            "`dir/model.toml:2:9`: `decode.gamma` is `nan`, expected a number in 0.0..=1.0, or a share in \"0%\"..=\"100%\" | the default is 0.7",
+        ),
+        (
+            "[decode]\ngamma = \"101%\"",
+            "`dir/model.toml:2:9`: `decode.gamma` is `\"101%\"`, expected a number in 0.0..=1.0, or a share in \"0%\"..=\"100%\" | the default is 0.7",
+        ),
+        (
+            "[decode]\ngamma = \"0.5\"",
+            "`dir/model.toml:2:9`: `decode.gamma` is `\"0.5\"`, expected a number in 0.0..=1.0, or a share in \"0%\"..=\"100%\" | the default is 0.7",
+        ),
+        (
+            "[decode]\ngamma = true",
+            "`dir/model.toml:2:9`: `decode.gamma` is a boolean, expected a number or a share | it may be a number in 0.0..=1.0, or a share in \"0%\"..=\"100%\"; the default is 0.7",
         ),
         (
             "[decode]\nlittle = 0",

@@ -15,7 +15,7 @@ use moec_import::{Checkpoint, ImportOptions, ModelSpec};
 use moec_ir::plan::Plan;
 use moec_measure::quality::Measured;
 use moec_measure::tuner::Tuner;
-use moec_measure::{calibrate, mix, thresholds};
+use moec_measure::{calibrate, gamma, mix, thresholds};
 use moec_passes::decisions::Decision;
 use moec_passes::tune::KernelTimer;
 use moec_passes::{gpu_expert_cache, tier};
@@ -91,6 +91,8 @@ pub fn build(
     let spent = mix.first().and_then(|of| of.figure(mix::INCREASE)).unwrap_or(0.0);
     let (chosen, thresholds) = thresholds::choose(&inputs, spent, progress)?.unzip();
     inputs.thresholds = chosen.unwrap_or_default();
+    let (gamma, gamma_decision) = gamma::choose(&inputs, progress)?.unzip();
+    inputs.gamma = gamma;
 
     let mut compilation = Compilation::new(inputs);
     compilation.timer = tuner.map(|tuner| Box::new(tuner) as Box<dyn KernelTimer>);
@@ -110,7 +112,7 @@ pub fn build(
     let importance = weighed.map(|w| &w.importance);
     compiled.decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
     compiled.decisions.expert_use = used.unwrap_or_default();
-    let before = mix.into_iter().chain(thresholds.into_iter().flatten());
+    let before = mix.into_iter().chain(thresholds.into_iter().flatten()).chain(gamma_decision);
     compiled.decisions.decisions.splice(..0, before);
     check_size(&compiled, config.weights.size)?;
     if let Some(note) = idle(&compiled.plan, &device) {
@@ -207,8 +209,8 @@ fn check(inputs: &Inputs<'_>, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// Calibration profile, if a decision depends on it: static shapes, experts that do not fit into memory, or
-/// approximations.
+/// Calibration profile, if a decision depends on it: static shapes, experts that do not fit into memory,
+/// approximations, or γ.
 ///
 /// # Errors
 /// Those of calibration; also fails if a profile is needed and there is none.
@@ -216,7 +218,8 @@ fn recorded(inputs: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>>
     let config = inputs.config;
     let approximates = config.experts.predict != Predict::Off || config.experts.threshold != Threshold::Off;
     let elsewhere = inputs.units.is_some() || !inputs.list.accelerators.is_empty();
-    let decides = elsewhere || config.memory.budget.is_some() || approximates;
+    let chooses_gamma = config.decode.fallback_share().is_some();
+    let decides = elsewhere || config.memory.budget.is_some() || approximates || chooses_gamma;
     let profile = if decides { calibrate::profile(inputs, progress)? } else { None };
     if profile.is_none() && config.experts.predict.is_requested() {
         return Err(Error::input("`predict` under `[experts]` needs a profile to train on")

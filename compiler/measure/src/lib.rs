@@ -1,12 +1,13 @@
 //! Measurements of a build by running models on this machine.
 //!
 //! [`calibrate`] records a profile, and [`host_build`] compiles a model for this machine in place of its
-//! target. [`quality`] measures what a change costs; [`mix`] and [`thresholds`] choose by that. [`tuner`]
-//! times kernels, [`verify`] compares a bundle with its reference, and [`evaluate`] measures a bundle on
-//! text.
+//! target. [`quality`] measures what a change costs; [`mix`] and [`thresholds`] choose by that. [`gamma`]
+//! chooses γ of big-little decoding by a profile. [`tuner`] times kernels, [`verify`] compares a bundle with
+//! its reference, and [`evaluate`] measures a bundle on text.
 
 pub mod calibrate;
 pub mod evaluate;
+pub mod gamma;
 pub mod host_build;
 pub mod mix;
 pub mod quality;

@@ -110,14 +110,14 @@ pub fn cluster(module: &mut Module, skip: Skip, activity: &dyn Activity, paged: 
     };
     for node in entries.iter_mut().flat_map(|g| &mut g.nodes) {
         let (Some(layer), Some((glu, halves))) = (node.scope.layer, convertible(module, node)) else {
-            left += usize::from(matches!(node.op, Op::ExpertFfn { .. }));
+            left += usize::from(matches!(node.op, Op::ExpertFfn { fixed: false, .. }));
             continue;
         };
         if !becomes_neurons(layer, glu, module.weight(halves[0]).format) {
             continue;
         }
         let (weights, index) = convert(module, halves, layer);
-        node.op = Op::NeuronFfn { glu, paged: paged.then_some(index), predict: None };
+        node.op = Op::NeuronFfn { glu, paged: paged.then_some(index), hot: None, predict: None };
         node.inputs.truncate(2);
         node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
     }
@@ -171,6 +171,11 @@ pub fn halves(module: &Module, node: &Node) -> Option<[WeightId; 2]> {
     convertible(module, node).map(|(_, halves)| halves)
 }
 
+/// The format of neurons: rows of a bundle have their own scales instead of those of output channels.
+pub(super) const fn neuron_format(experts: Format) -> Format {
+    if experts.is_by_channel() { Format::Q4 } else { experts }
+}
+
 /// The weight of neuron bundles. If neurons stay on disk, that of the gates, and that of the rest.
 fn bundle(
     module: &mut Module,
@@ -204,7 +209,7 @@ fn bundle(
         name: format!("{stem}{name}"),
         shape: vec![experts, inter, parts * hidden],
         class: gate_up.class,
-        format: gate_up.format,
+        format: neuron_format(gate_up.format),
         expr: match &order {
             Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(whole(expr)) },
             None => whole(expr),

@@ -12,32 +12,99 @@
 //!
 //! Each batch size has its own share. Hot weights are not packed, since only the static graph uses them.
 //! Prompts take whole experts.
+//!
+//! If experts stay on disk, all entry points share the neurons there, the hottest first, and decoding passes
+//! over those that are hot at its batch (§4.2):
+//!
+//! ```text
+//! b = neuron_ffn(x, table, gates, up_down) {paged, hot}
+//! ```
 
-use super::cluster::order;
+use super::cluster::{Activity, cluster, neuron_format, order};
 use super::outline_graphs::Routed;
 use moec_backend::{HotBatch, HotLayer, LayerExperts};
 use moec_base::error::{Error, Result};
+use moec_config::Skip;
 use moec_costs::units::Units;
 use moec_ir::placement::{OpAssignment, Placement};
 use moec_ir::{
-    Axis, EntryKind, Format, Glu, Graph, Module, Node, NodeId, Op, Operand, Patch, ValueId, Weight,
-    WeightExpr, WeightId,
+    Axis, EntryKind, Glu, Graph, Module, Node, NodeId, Op, Operand, Patch, ValueId, Weight, WeightExpr,
+    WeightId,
 };
 
 /// Divides the experts of layers, for every batch that has hot neurons. Each layer comes with the neurons of
-/// its experts, the hottest first.
+/// its experts, the hottest first. Cold neurons are in memory.
 ///
 /// # Errors
 /// A bug of the compiler: a layer that is not of the form that `lower` makes.
 pub fn divide(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)]) -> Result<()> {
+    divide_into(module, layers, true)
+}
+
+/// As [`divide`], but all experts stay on disk, by neurons in the order of `activity`. The whole matrices,
+/// out of which networks are written, become weights that no node reads.
+///
+/// # Errors
+/// Those of [`divide`] and of [`cluster`].
+pub fn divide_on_disk(
+    module: &mut Module,
+    layers: &[(HotLayer, Vec<Vec<u32>>)],
+    activity: &dyn Activity,
+) -> Result<()> {
+    divide_into(module, layers, false)?;
+    let experts = layers.iter().filter_map(|(layer, _)| LayerExperts::of(module, layer.layer));
+    let whole = experts.flat_map(|e| [e.gate_up, e.down]).map(|id| module.weight(id).clone());
+    let whole: Vec<Weight> = whole.collect();
+    cluster(module, Skip::On, &Ordered { layers, others: activity }, true)?;
+    for (layer, HotBatch { batch, neurons }) in
+        layers.iter().flat_map(|(l, _)| l.batches.iter().map(move |&b| (l.layer, b)))
+    {
+        let nodes = decoding(module, batch).flat_map(|g| &mut g.nodes);
+        for node in nodes.filter(|n| n.scope.layer == Some(layer)) {
+            if let Op::NeuronFfn { hot, .. } = &mut node.op {
+                *hot = Some(neurons as usize);
+            }
+        }
+    }
+    let missing = |w: &Weight| module.weights.iter().all(|other| other.name != w.name);
+    let whole: Vec<Weight> = whole.into_iter().filter(missing).collect();
+    module.weights.extend(whole);
+    Ok(())
+}
+
+/// The order of neurons that networks have; of other layers, that of their activity.
+struct Ordered<'a> {
+    layers: &'a [(HotLayer, Vec<Vec<u32>>)],
+    others: &'a dyn Activity,
+}
+
+impl Activity for Ordered<'_> {
+    fn zeros(&self, layer: u32) -> Option<f64> {
+        self.others.zeros(layer)
+    }
+
+    fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>> {
+        match self.layers.iter().find(|(own, _)| own.layer == layer) {
+            Some((_, orders)) => Some(orders.get(expert)?.iter().map(|&n| n as usize).collect()),
+            None => self.others.hottest(layer, expert),
+        }
+    }
+}
+
+/// Entry points that decode so many rows.
+fn decoding(module: &mut Module, rows: u32) -> impl Iterator<Item = &mut Graph> {
+    let decodes = move |k: EntryKind| !k.is_prefill() && k.rows() == rows as usize;
+    module.entries.iter_mut().filter(move |g| decodes(g.kind))
+}
+
+/// Divides layers; cold neurons are bundles of their own if they are `in_memory`, else the whole experts.
+fn divide_into(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)], in_memory: bool) -> Result<()> {
     for (layer, orders) in layers {
         let other_form = || Error::bug(format!("the experts of layer {} have another form", layer.layer));
         let experts = LayerExperts::of(module, layer.layer).ok_or_else(other_form)?;
         for &batch in &layer.batches {
-            let halves = declare_weights(module, &experts, batch, orders);
-            let rows = batch.batch;
-            let decodes = |k: EntryKind| !k.is_prefill() && k.rows() == rows as usize;
-            for graph in module.entries.iter_mut().filter(|g| decodes(g.kind)) {
+            let halves = declare_weights(module, &experts, batch, orders, in_memory);
+            for graph in decoding(module, batch.batch) {
                 let routed = Routed::find(graph, layer.layer).ok_or_else(other_form)?;
                 let patch = split(graph, &routed, layer.layer, experts.glu, &halves);
                 let patch = patch.ok_or_else(other_form)?;
@@ -52,13 +119,9 @@ pub fn divide(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)]) -> Resu
 struct HotColdWeights {
     /// `[E, 2n, H]` and `[E, H, n]`
     hot: [WeightId; 2],
-    /// `[E, I - n, 3H]`; `None` if all neurons are hot.
-    cold: Option<WeightId>,
-}
-
-/// The format of cold neurons: rows of a bundle have their own scales instead of those of output channels.
-const fn cold_format(experts: Format) -> Format {
-    if experts.is_by_channel() { Format::Q4 } else { experts }
+    /// `[E, I - n, 3H]` if they are in memory, else `[E, 2I, H]` and `[E, H, I]`; empty if all neurons are
+    /// hot.
+    cold: Vec<WeightId>,
 }
 
 /// Declares the weights of a layer for a batch.
@@ -67,6 +130,7 @@ fn declare_weights(
     experts: &LayerExperts,
     HotBatch { batch, neurons }: HotBatch,
     orders: &[Vec<u32>],
+    in_memory: bool,
 ) -> HotColdWeights {
     let (gate_up, down) = (module.weight(experts.gate_up).clone(), module.weight(experts.down).clone());
     let (count, inter, hidden, hot) = (down.matrices(), down.cols(), down.rows(), neurons as usize);
@@ -94,9 +158,14 @@ fn declare_weights(
         let parts = vec![half(0), half(inter), columns()];
         rows(hot, inter - hot, arranged(WeightExpr::Concat { axis: Axis::Cols, of: parts }))
     };
-    let cold = (hot < inter).then(|| {
-        push(format!("cold.{batch}"), [inter - hot, 3 * hidden], cold_format(gate_up.format), bundles())
-    });
+    let cold = match (hot < inter, in_memory) {
+        (false, _) => Vec::new(),
+        (true, true) => {
+            let (name, shape) = (format!("cold.{batch}"), [inter - hot, 3 * hidden]);
+            vec![push(name, shape, neuron_format(gate_up.format), bundles())]
+        }
+        (true, false) => vec![experts.gate_up, experts.down],
+    };
     HotColdWeights { hot: [hot_gate_up, hot_down], cold }
 }
 
@@ -114,13 +183,17 @@ fn split(graph: &Graph, routed: &Routed, layer: u32, glu: Glu, halves: &HotColdW
     };
     let fixed = Op::ExpertFfn { glu, bias: false, fixed: true };
     let at = NodeId(routed.ffn as u32);
-    let Some(cold) = halves.cold else {
-        patch.add(at, expert(fixed, &halves.hot, slots));
-        return Some(patch);
+    let cold = match halves.cold.as_slice() {
+        [] => {
+            patch.add(at, expert(fixed, &halves.hot, slots));
+            return Some(patch);
+        }
+        [_] => Op::NeuronFfn { glu, paged: None, hot: None, predict: None },
+        _ => Op::ExpertFfn { glu, bias: false, fixed: false },
     };
     let there = patch.value(graph.ty(slots).clone());
     patch.add(at, expert(fixed, &halves.hot, there));
-    patch.add(at, expert(Op::NeuronFfn { glu, paged: None, predict: None }, &[cold], slots));
+    patch.add(at, expert(cold, &halves.cold, slots));
     // The CPU weights its part while the unit computes.
     let end = NodeId(routed.combine as u32);
     patch.remove(end);

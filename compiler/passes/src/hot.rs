@@ -3,9 +3,9 @@
 //! activity of neurons.
 //!
 //! [`moec_sim::neurons::plan`] decides for each layer. A step of a batch computes all experts that any of its
-//! tokens chose. The hot neurons of each are a dense product of the accelerator. Of the others the CPU
-//! computes the active ones; the model assumes a predictor without error or cost. Times of units come from
-//! their tables of matrix products, launches included.
+//! tokens chose. The hot neurons of each are a dense product of the accelerator, with a launch of its own. Of
+//! the others the CPU computes all gates, and up and down of the active ones, which it reads from disk where
+//! memory lacks them. Times of units come from their tables of matrix products.
 
 use crate::decisions::Decision;
 use moec_backend::{HotBatch, HotLayer, LayerExperts};
@@ -27,6 +27,8 @@ use std::collections::BTreeSet;
 pub const CLUSTER: usize = 512;
 /// Fewest clusters of an expert.
 const CLUSTERS: usize = 16;
+/// Part of a neuron that is its gate, which stays in memory.
+const GATE: f64 = 1.0 / 3.0;
 /// Bits of a weight in the tables of phones' device files.
 const TABLE_BITS: f64 = 4.0;
 /// Bytes of a block of the disk.
@@ -114,23 +116,36 @@ impl Experts {
         seconds(unit, batch as f64, self.attention) + if self.attends { unit.launch_us() * 1e-6 } else { 0.0 }
     }
 
-    /// Seconds of the unit for dense work for `neurons` neurons of each of `experts` experts.
+    /// Seconds of the unit for dense work for `neurons` neurons of each of `experts` experts: one launch for
+    /// each.
     pub fn dense_seconds(&self, units: &Units<'_>, neurons: usize, experts: f64, rows: f64) -> f64 {
         let weights = experts * (neurons * 3 * self.hidden) as f64;
-        if neurons == 0 { 0.0 } else { units.npu.launch_us() * 1e-6 + seconds(units.npu, rows, weights) }
+        let launches = experts * units.npu.launch_us() * 1e-6;
+        if neurons == 0 { 0.0 } else { launches + seconds(units.npu, rows, weights) }
     }
 
-    /// Seconds of the whole CPU for one active neuron.
-    pub fn sparse_seconds(&self, units: &Units<'_>, rows: f64) -> f64 {
-        seconds(units.cpu, rows, (3 * self.hidden) as f64)
+    /// Seconds of the whole CPU for the gate of one neuron, active or not.
+    pub fn gate_seconds(&self, units: &Units<'_>, rows: f64) -> f64 {
+        seconds(units.cpu, rows, self.hidden as f64)
     }
 
-    /// Seconds to read one neuron from disk; `None` if the device file has no rate.
+    /// Seconds of the whole CPU for up and down of one active neuron.
+    pub fn up_down_seconds(&self, units: &Units<'_>, rows: f64) -> f64 {
+        seconds(units.cpu, rows, (2 * self.hidden) as f64)
+    }
+
+    /// Seconds to read up and down of one neuron from disk; `None` if the device file has no rate.
     pub fn read_seconds(&self, units: &Units<'_>) -> Option<f64> {
         let disk = units.device.memories.iter().find(|m| m.name == DISK)?;
-        let bytes = (self.bytes / BLOCK).ceil() * BLOCK;
+        let bytes = ((1.0 - GATE) * self.bytes / BLOCK).ceil() * BLOCK;
         let fits = disk.bandwidth.iter().rfind(|b| b.block_bytes as f64 <= bytes);
         fits.or(disk.bandwidth.first()).map(|b| bytes / (b.rate() * 1e9))
+    }
+
+    /// Bytes that are read of an expert, of which `hot` neurons are hot and `active` of the others active.
+    pub fn bytes_read(&self, hot: usize, active: usize) -> f64 {
+        let inactive = self.inter.saturating_sub(hot + active);
+        self.bytes * ((hot + active) as f64 + GATE * inactive as f64)
     }
 
     /// Bytes per second of memory, both units together, as if weights had as many bits as in the tables: a
@@ -160,10 +175,11 @@ pub fn available(units: &Units<'_>) -> Option<f64> {
     memory.available.as_ref().or(memory.capacity.as_ref()).map(|f| f.value)
 }
 
-/// Neurons of each expert that memory holds if `room` bytes are left for all experts of all layers.
+/// Neurons of each expert of which memory holds up and down, beside all gates, if `room` bytes are left for
+/// all experts of all layers.
 pub fn resident_neurons(layers: &[Experts], experts: &Experts, room: f64) -> usize {
     let all: f64 = layers.iter().map(|l| l.bytes * (l.count * l.inter) as f64).sum();
-    let share = if all <= room { 1.0 } else { (room / all).max(0.0) };
+    let share = if all <= room { 1.0 } else { ((room / all - GATE) / (1.0 - GATE)).max(0.0) };
     (share * experts.inter as f64) as usize
 }
 
@@ -218,12 +234,19 @@ impl HotShare {
     }
 }
 
+/// Batch by whose counts neurons are ordered: the smallest that is decoded, whose hot neurons all larger
+/// batches share.
+fn ordering_batch(decoded: &[u32]) -> usize {
+    decoded.iter().min().map_or(1, |&batch| batch as usize)
+}
+
 /// The hot neurons of every layer whose gates leave zeros by the profile, for each batch size up to the
 /// largest counted.
 ///
 /// `room` is the memory for experts, in bytes. If it is too little and the device file has no rate of the
-/// disk, there are no hot neurons. With `requested` networks are made in any case: if launches do not pay,
-/// the count leaves their time out.
+/// disk, there are no hot neurons. For the batches `decoded` networks are requested, and made in any case: if
+/// launches do not pay, the count leaves their time out. All batches share one order of neurons, that of the
+/// smallest that is decoded.
 ///
 /// # Errors
 /// Fails if the tables allow no plan.
@@ -232,8 +255,9 @@ pub fn hot(
     units: &Units<'_>,
     profile: &Profile,
     room: f64,
-    requested: bool,
+    decoded: &[u32],
 ) -> Result<Vec<HotShare>> {
+    let (requested, ordered_by) = (!decoded.is_empty(), ordering_batch(decoded));
     if units.cpu.matmul.is_empty() || units.npu.matmul.is_empty() {
         return Ok(Vec::new());
     }
@@ -250,8 +274,16 @@ pub fn hot(
         let read = if resident < experts.inter { experts.read_seconds(units) } else { Some(0.0) };
         let Some(read) = read else { continue };
         for batch in 1..=counts.batches() {
-            let inputs =
-                HotShareInputs { experts, units, batch, popularity: &popularity, resident, read, requested };
+            let inputs = HotShareInputs {
+                experts,
+                units,
+                batch,
+                ordered_by,
+                popularity: &popularity,
+                resident,
+                read,
+                requested,
+            };
             let planned = inputs.plan(counts);
             all.push(
                 planned.map_err(|e| Error::limit("hot neurons cannot be planned").because(e.to_string()))?,
@@ -273,6 +305,7 @@ pub fn networks(
     profile: &Profile,
     decoded: &[u32],
 ) -> Result<Vec<(HotLayer, Vec<Vec<u32>>)>> {
+    let ordered_by = ordering_batch(decoded);
     let nothing = |why: &str| {
         Error::limit("`hot` under `[placement]` requests networks of hot neurons, but none can be made")
             .because(why)
@@ -293,7 +326,8 @@ pub fn networks(
     for (layer, order) in &mut all {
         let counts =
             profile.neurons(layer.layer).ok_or_else(|| Error::bug("a share of what was not counted"))?;
-        let own = |e: usize| counts.hottest(e, 1).into_iter().map(|n| n as u32).collect();
+        let batch = ordered_by.min(counts.batches()).max(1);
+        let own = |e: usize| counts.hottest(e, batch).into_iter().map(|n| n as u32).collect();
         *order = (0..counts.experts()).map(own).collect();
     }
     if all.is_empty() {
@@ -326,6 +360,8 @@ struct HotShareInputs<'a> {
     experts: &'a Experts,
     units: &'a Units<'a>,
     batch: usize,
+    /// Batch by whose counts neurons are ordered.
+    ordered_by: usize,
     popularity: &'a [f64],
     resident: usize,
     /// Seconds to read a neuron from disk that memory does not hold.
@@ -342,12 +378,13 @@ impl HotShareInputs<'_> {
         let cluster = experts.cluster();
         let dense = |n: usize| (n, experts.dense_seconds(units, n, used, rows));
         let ends = if cluster < experts.inter { vec![cluster, experts.inter] } else { vec![experts.inter] };
-        let by_rank = by_rank(counts, batch);
+        let by_rank = by_rank(counts, batch, self.ordered_by.min(counts.batches()).max(1));
         let tables = Tables {
             cluster,
             dense: ends.into_iter().map(dense).collect(),
-            sparse: used * experts.sparse_seconds(units, rows),
-            predict: 0.0,
+            sparse: used * experts.up_down_seconds(units, rows),
+            predict: used * experts.gate_seconds(units, rows),
+            gate: GATE,
             attention: experts.attention_seconds(units, batch),
             bytes: used * experts.bytes,
             disk: experts.sequential(units),
@@ -360,7 +397,7 @@ impl HotShareInputs<'_> {
         let recorded = drawn.as_ref().map(|activations| Recorded { activations, warmup: DRAWN[0] });
         let mut share = hot_share(&tables, recorded.as_ref())?;
         if self.requested && share.hot == 0 {
-            let launch = units.npu.launch_us() * 1e-6;
+            let launch = used * units.npu.launch_us() * 1e-6;
             let dense = tables.dense.iter().map(|&(n, seconds)| (n, (seconds - launch).max(0.0))).collect();
             let hot = hot_share(&Tables { dense, ..tables.clone() }, recorded.as_ref())?.hot;
             share = time_of(&tables, recorded.as_ref(), hot)?;
@@ -393,15 +430,15 @@ impl HotShareInputs<'_> {
     }
 }
 
-/// Mean frequency of an expert's active neurons in the batches that the expert takes part in, by rank.
-/// Experts are weighted by the number of these batches.
-pub fn by_rank(seen: &NeuronCounts, batch: usize) -> Vec<f64> {
+/// Mean frequency of an expert's active neurons in the batches that the expert takes part in, by rank: ranks
+/// are those of batches of `ordered_by`. Experts are weighted by the number of these batches.
+pub fn by_rank(seen: &NeuronCounts, batch: usize, ordered_by: usize) -> Vec<f64> {
     let width = seen.width as usize;
     let (mut sums, mut batches) = (vec![0.0; width], 0.0);
     for expert in 0..seen.experts() {
         let of = seen.active(expert, 0, batch).1 as f64;
-        let mut counts: Vec<u64> = (0..width).map(|n| seen.active(expert, n, batch).0).collect();
-        counts.sort_unstable_by(|a, b| b.cmp(a));
+        let ranked = seen.hottest(expert, ordered_by).into_iter();
+        let counts = ranked.map(|n| seen.active(expert, n, batch).0);
         sums.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n as f64);
         batches += of;
     }

@@ -29,8 +29,8 @@ use moec_costs::units::Units;
 use moec_ir::op::LimitCapacityDesc;
 use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, HotNeurons, Subgraph, SubgraphAttention};
-use moec_ir::{EntryKind, Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId};
-use std::collections::BTreeMap;
+use moec_ir::{EntryKind, Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId, Weight, WeightId};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Static graphs of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -181,6 +181,38 @@ impl Statics {
     /// rows.
     pub fn set(&self, layer: u32, decoded: Option<u32>) -> Option<usize> {
         self.sets.iter().position(|s| s.layer == layer && s.hot.map(|h| h.batch) == decoded)
+    }
+
+    /// Bytes of the weights that graphs hold, in the formats of the Graph: experts of groups, hot neurons of
+    /// the batch that has most (others share them), and matrices of subgraphs.
+    pub fn weight_bytes(&self, module: &Module) -> u64 {
+        let weight = |input: &Operand| match input {
+            Operand::Weight(id) => Some(*id),
+            Operand::Value(_) | Operand::State(_) => None,
+        };
+        let bytes = |weights: BTreeSet<WeightId>| -> f64 {
+            let of = |w: &Weight| w.shape.iter().product::<usize>() as f64 * w.format.bits() / 8.0;
+            weights.into_iter().map(|id| of(module.weight(id))).sum()
+        };
+        let fixed = |layer: u32, hot: bool| {
+            let entries = module.entries.iter().filter(move |g| g.kind.is_prefill() != hot);
+            let nodes = entries.flat_map(|g| &g.nodes).filter(move |n| n.scope.layer == Some(layer));
+            nodes.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: true, .. }))
+        };
+        let of_nodes = |n: &Node| bytes(n.inputs.iter().filter_map(weight).collect());
+        let most = |layer, hot| fixed(layer, hot).map(of_nodes).fold(0.0, f64::max);
+        let layers: BTreeSet<u32> = self.sets.iter().filter(|s| s.hot.is_some()).map(|s| s.layer).collect();
+        let hot: f64 = layers.into_iter().map(|layer| most(layer, true)).sum();
+        let whole = self.sets.iter().filter(|s| s.hot.is_none()).map(|set| {
+            let inside = set.capacities.iter().filter(|&&capacity| capacity > 0).count();
+            most(set.layer, false) * inside as f64 / set.capacities.len().max(1) as f64
+        });
+        let called = self.calls.iter().flat_map(|call| {
+            let graph = module.entries.iter().find(|g| g.kind == call.boundary.entry);
+            let node = move |id: &NodeId| graph.and_then(|g| g.nodes.get(id.0 as usize));
+            call.boundary.nodes.iter().filter_map(node).flat_map(|n| n.inputs.iter().filter_map(weight))
+        });
+        (hot + whole.sum::<f64>() + bytes(called.collect())).ceil() as u64
     }
 
     /// The capacities of a placement without graphs: experts have limits, and are computed with all others.

@@ -248,6 +248,7 @@ mod tests {
             sequential: Vec::new(),
             ranges: Vec::new(),
             shared_queue: None,
+            reads_on: None,
         };
         assert_eq!([4096, 8192, 1 << 20].map(|n| times_slower(Some(&memory), n)), [4.0, 4.0, 1.0]);
         assert_eq!([4096, 8192].map(|n| times_slower(None, n)), [6.0, 3.5]);

@@ -9,8 +9,8 @@
 
 use moec_base::error::{Error, Result};
 use moec_base::human;
-use moec_device::{Bandwidth, Memory};
-use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
+use moec_device::{Bandwidth, Device, Memory};
+use moec_ir::plan::{ALIGN, CoreClass, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
 use moec_profile::Profile;
 use moec_runtime::offload::cache::{Key, Setting};
@@ -107,6 +107,7 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
         layers,
         checksums,
         uses: Vec::new(),
+        cores: Vec::new(),
     }
 }
 
@@ -173,6 +174,8 @@ pub fn frame_bytes(segments: &[Segment], layers: &[PagedLayer]) -> u64 {
 pub struct PagingOptions<'a> {
     /// Bytes that a run may take.
     pub budget: u64,
+    /// Bytes of weights in graphs of other units, which take memory as those of the CPU do.
+    pub graphs: u64,
     /// Threads of a run.
     pub threads: u32,
     /// Bytes of `tokenizer.json`.
@@ -185,6 +188,8 @@ pub struct PagingOptions<'a> {
     pub prefetch: u32,
     /// Memory that stores the weights.
     pub disk: Option<&'a Memory>,
+    /// Kinds of cores, by [`core_classes`].
+    pub cores: &'a [CoreClass],
 }
 
 /// Share of the best rate that is sufficient for a block: smaller blocks leave room between reads for urgent
@@ -200,6 +205,23 @@ pub fn block_bytes(disk: Option<&Memory>) -> u32 {
     let best = rows.clone().map(Bandwidth::rate).fold(0.0, f64::max);
     let good = rows.filter(|b| best > 0.0 && b.rate() >= GOOD_ENOUGH * best).map(|b| b.block_bytes).min();
     good.and_then(|b| u32::try_from(b).ok()).unwrap_or(LARGEST_BLOCK)
+}
+
+/// Kinds of cores of a device's CPU, the fastest first. One core of the kind that reads fastest reads
+/// (PowerInfer-2, §2.3.2 and §4.1.1). The slowest of three kinds or more does not compute (§4.3). Empty where
+/// the device file names fewer than two kinds.
+pub fn core_classes(device: &Device) -> Vec<CoreClass> {
+    let mut clusters: Vec<_> = device.clusters().iter().collect();
+    clusters.sort_by(|a, b| b.ghz.value.total_cmp(&a.ghz.value));
+    let computing = if clusters.len() > 2 { clusters.len() - 1 } else { clusters.len() };
+    let reads = device.reading_cluster();
+    let class = |(i, c): (usize, &moec_device::Cluster)| CoreClass {
+        name: c.name.clone(),
+        count: c.cores,
+        computes: i < computing,
+        reads: reads.is_some_and(|r| r.name == c.name),
+    };
+    if clusters.len() < 2 { Vec::new() } else { clusters.into_iter().enumerate().map(class).collect() }
 }
 
 /// Choices, for `moec explain`.
@@ -255,6 +277,7 @@ pub fn size_expert_cache(
     (paging.resident, paging.process) = (sums.resident(), sums.process);
     (paging.frames, paging.staging) = (frames, staging);
     paging.block_bytes = block_bytes(options.disk);
+    paging.cores = options.cores.to_vec();
     paging.policy = policy.to_string();
     // Staging frames for bypassing misses make it smaller than it was for the replays.
     let most = u64::from(frames) * u64::from(percent) / 100;
@@ -322,6 +345,7 @@ fn size_neuron_cache(plan: &mut Plan, options: PagingOptions<'_>, sums: &Sums) -
     (paging.resident, paging.process) = (resident, process);
     (paging.frames, paging.staging) = (frames.min(all) as u32, staging as u32);
     paging.block_bytes = LARGEST_BLOCK;
+    paging.cores = options.cores.to_vec();
     Ok(Paged { choice: None })
 }
 
@@ -375,6 +399,7 @@ fn choose_policy(options: PagingOptions<'_>, trace: Option<&Trace>, capacity: u6
 /// Bytes that every run needs.
 struct Sums {
     weights: u64,
+    graphs: u64,
     arena: u64,
     scratch: u64,
     kv: u64,
@@ -383,18 +408,24 @@ struct Sums {
 
 impl Sums {
     fn resident(&self) -> u64 {
-        [self.weights, self.arena, self.scratch, self.kv].iter().fold(0, |a, b| a.saturating_add(*b))
+        [self.weights, self.graphs, self.arena, self.scratch, self.kv]
+            .iter()
+            .fold(0, |a, b| a.saturating_add(*b))
     }
 }
 
 impl std::fmt::Display for Sums {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { weights, arena, scratch, kv, process } = self;
+        let Self { weights, graphs, arena, scratch, kv, process } = self;
         let [weights, arena, scratch, kv, process] =
             [weights, arena, scratch, kv, process].map(|b| human::bytes(*b));
+        let graphs = match graphs {
+            0 => String::new(),
+            bytes => format!("graphs {}, ", human::bytes(*bytes)),
+        };
         write!(
             f,
-            "weights outside of experts take {weights}, activations {arena}, scratch {scratch}, the KV cache {kv}, the process {process}"
+            "weights outside of experts take {weights}, {graphs}activations {arena}, scratch {scratch}, the KV cache {kv}, the process {process}"
         )
     }
 }
@@ -406,6 +437,7 @@ fn sums(plan: &Plan, options: PagingOptions<'_>) -> Sums {
     let dense = plan.segments.iter().enumerate().filter(|(i, _)| !on_disk(*i) && here.contains(&(*i as u32)));
     Sums {
         weights: page(dense.map(|(_, s)| s.bytes.next_multiple_of(ALIGN)).sum()),
+        graphs: page(options.graphs),
         arena: page(plan.arena_bytes()),
         scratch: page((plan.scratch_bytes + 2 * ALIGN) * u64::from(options.threads)),
         kv: plan.states.iter().filter(|s| s.memory == 0).map(|s| page(s.bytes())).sum(),
@@ -417,6 +449,33 @@ fn sums(plan: &Plan, options: PagingOptions<'_>) -> Sums {
 mod tests {
     use super::*;
     use moec_device::Bandwidth;
+
+    #[test]
+    fn the_core_that_reads_and_the_slowest_cores_do_not_compute() {
+        let classes = |name: &str| core_classes(&Device::find(name).unwrap());
+        let rows = |classes: &[CoreClass]| -> Vec<_> {
+            classes.iter().map(|c| (c.name.clone(), c.count, c.computes, c.reads)).collect()
+        };
+        let (best, middle) = (classes("snapdragon-8-gen-3"), classes("snapdragon-8-plus-gen-1"));
+        let expected = |middle, little| {
+            [("big", 1, true, true), ("middle", middle, true, false), ("little", little, false, false)]
+                .map(|(name, count, computes, reads)| (name.to_owned(), count, computes, reads))
+        };
+        assert_eq!(rows(&best), expected(5, 2));
+        assert_eq!(rows(&middle), expected(3, 4));
+        assert_eq!([&best, &middle].map(|c| CoreClass::computing(c)), [Some(5), Some(3)]);
+        assert!(classes("native").is_empty() && classes("x86-64-v3").is_empty());
+        assert_eq!(CoreClass::computing(&[]), None);
+        // Of two kinds both compute, the one that the file lists first or not.
+        let mut device = Device::find("snapdragon-8-gen-3").unwrap();
+        device.units[0].clusters.remove(1);
+        device.units[0].clusters.reverse();
+        let two = core_classes(&device);
+        assert_eq!(rows(&two)[0], ("big".to_owned(), 1, true, true));
+        assert_eq!(rows(&two)[1], ("little".to_owned(), 2, true, false));
+        device.units[0].clusters.remove(0);
+        assert!(core_classes(&device).is_empty());
+    }
 
     #[test]
     fn read_size_is_the_smallest_near_peak_bandwidth() {

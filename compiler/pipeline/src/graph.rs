@@ -58,13 +58,14 @@ pub(super) fn cluster(
     if let Some((units, profile)) = given.units.as_ref().zip(given.profile) {
         let layers = Experts::of(module, placed.placement.as_ref(), units);
         let room = given.config.memory.budget.map(|bytes| bytes as f64).or(hot::available(units));
-        neurons.shares = hot::hot(&layers, units, profile, room.unwrap_or(f64::INFINITY), networks)?;
+        let room = room.unwrap_or(f64::INFINITY);
+        let decoded = module.entries.iter().filter_map(|g| match g.kind {
+            EntryKind::Decode(batch) if networks => Some(batch),
+            EntryKind::Decode(_) | EntryKind::Prefill(_) | EntryKind::Little(_) => None,
+        });
+        let decoded: Vec<u32> = decoded.collect();
+        neurons.shares = hot::hot(&layers, units, profile, room, &decoded)?;
         if networks {
-            let decoded = module.entries.iter().filter_map(|g| match g.kind {
-                EntryKind::Decode(batch) => Some(batch),
-                EntryKind::Prefill(_) | EntryKind::Little(_) => None,
-            });
-            let decoded: Vec<u32> = decoded.collect();
             neurons.networks = hot::networks(&mut neurons.shares, module, units, profile, &decoded)?;
         }
     }
@@ -113,15 +114,14 @@ fn divide(
         ))
         .hint("remove `hot`: then the CPU computes the experts in decoding")
     };
-    if given.config.memory.budget.is_some() {
-        return Err(refused("a memory budget")
-            .because("with hot neurons on a unit, the CPU's neurons must be in memory"));
-    }
     if given.config.experts.skip == Skip::Off {
         return Err(refused("`skip = \"off\"`")
             .because("the CPU computes the cold neurons one by one, and skips those at 0"));
     }
-    divide::divide(module, networks)?;
+    match given.profile.filter(|_| given.config.memory.budget.is_some()) {
+        Some(profile) => divide::divide_on_disk(module, networks, profile)?,
+        None => divide::divide(module, networks)?,
+    }
     divide::placed(placement, module, units);
     // The numbers of nodes have changed.
     placed.statics = Statics::of(module, placement, units)?;

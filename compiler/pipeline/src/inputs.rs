@@ -4,7 +4,7 @@ use super::{Compilation, Stops};
 use moec_base::error::{Error, Result};
 use moec_base::paths::{KERNELS, TOKENIZER};
 use moec_base::progress::Progress;
-use moec_config::Config;
+use moec_config::{Config, Gamma};
 use moec_costs::units::{UnitList, UnitPreference, Units};
 use moec_cpu::{CACHE_BLOCK, CpuTarget};
 use moec_import::lower;
@@ -40,6 +40,8 @@ pub struct Inputs<'a> {
     pub formats: Formats,
     /// Thresholds below which gates after SiLU become 0, if there are any.
     pub thresholds: Thresholds,
+    /// γ of big-little decoding that a profile chose, if `model.toml` gives a share of tokens.
+    pub gamma: Option<f64>,
     /// Applies no rule: weights and nodes stay as `lower` made them, for callers that read them by name.
     pub as_lowered: bool,
 }
@@ -120,6 +122,7 @@ impl<'a> Inputs<'a> {
             quality: None,
             formats: Formats::new(),
             thresholds: Thresholds::default(),
+            gamma: None,
             as_lowered: false,
         }
     }
@@ -201,6 +204,11 @@ impl<'a> Inputs<'a> {
         })
     }
 
+    /// γ of big-little decoding. The default in place of a share, as long as no profile has chosen γ.
+    fn gamma(&self) -> f64 {
+        self.gamma.or(self.config.decode.gamma.fixed()).or(Gamma::DEFAULT.fixed()).unwrap_or(1.0)
+    }
+
     /// Facts about the model in a plan.
     ///
     /// # Errors
@@ -226,9 +234,7 @@ impl<'a> Inputs<'a> {
             parameters: spec.params,
             active_parameters: spec.active_params,
             big_little: match shapes.little {
-                Some(experts) => {
-                    Some(BigLittle { experts: int(experts)?, gamma: self.config.decode.gamma as f32 })
-                }
+                Some(experts) => Some(BigLittle { experts: int(experts)?, gamma: self.gamma() as f32 }),
                 None => None,
             },
             thresholded: (!self.thresholds.by_layer.is_empty()).then_some(self.thresholds.percent),

@@ -279,7 +279,10 @@ pub const PIPELINE: &[Pass] = &[
         name: "size_expert_cache",
         when: When::Budget,
         ir_level: IrLevel::Plan,
-        run: |c| plan::size_expert_cache(&c.inputs, planned(&mut c.planned)?),
+        run: |c| {
+            let graphs = c.placed.statics.weight_bytes(&c.module);
+            plan::size_expert_cache(&c.inputs, graphs, planned(&mut c.planned)?)
+        },
         why: "last, since the rest of the budget is for experts",
     },
     Pass {

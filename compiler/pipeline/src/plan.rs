@@ -3,11 +3,13 @@
 use super::{Inputs, Neurons, Placed, Planned};
 use moec_base::error::{Error, Result};
 use moec_ir::Module;
+use moec_ir::plan::CoreClass;
 use moec_passes::assign_units::UnitAssignment;
 use moec_passes::decisions::Decision;
 use moec_passes::hot::HotShare;
 use moec_passes::tune::{self, KernelTimer};
 use moec_passes::{fuse, gpu_expert_cache, layout, size_expert_cache};
+use moec_runtime::platform::cpu;
 
 /// Assumed rate of a disk that was not measured, in 10⁹ bytes per second.
 const DISK_GB_PER_S: f64 = 2.0;
@@ -66,19 +68,24 @@ pub(super) fn tune(
     Ok(())
 }
 
-pub(super) fn size_expert_cache(given: &Inputs<'_>, planned: &mut Planned) -> Result<()> {
+pub(super) fn size_expert_cache(given: &Inputs<'_>, graphs: u64, planned: &mut Planned) -> Result<()> {
     let Some(budget) = given.config.memory.budget else { return Ok(()) };
     let tokenizer = given.tokenizer()?.map_or(0, |text| text.len() as u64);
-    let threads = match given.config.memory.threads {
-        Some(threads) => threads,
-        None => moec_runtime::platform::cpu::threads(None).map_err(Error::from)?,
+    let cores = size_expert_cache::core_classes(given.target.device());
+    // The device's computing cores where its file names them, else this machine's cores.
+    let threads = match (given.config.memory.threads, CoreClass::computing(&cores)) {
+        (Some(threads), _) => threads,
+        (None, Some(computing)) => (computing as usize).min(cpu::MAX_THREADS),
+        (None, None) => cpu::threads(None).map_err(Error::from)?,
     };
     let options = size_expert_cache::PagingOptions {
         budget,
+        graphs,
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         tokenizer,
         policy: given.config.memory.policy.as_deref(),
         disk: given.target.disk(),
+        cores: &cores,
         pin: given.config.memory.pin,
         prefetch: u32::try_from(given.config.memory.prefetch).unwrap_or(u32::MAX),
     };

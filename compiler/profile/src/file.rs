@@ -22,7 +22,7 @@ use std::path::Path;
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
 /// Version of the stored form that this build writes.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// First version with [`super::Correlations`].
 const CORRELATIONS: u32 = 3;
 /// First version with [`super::NeuronCounts`].
@@ -31,6 +31,8 @@ const NEURONS: u32 = 4;
 const SAMPLES: u32 = 5;
 /// First version with [`super::Gates`].
 const GATES: u32 = 6;
+/// First version with [`super::Confidence`].
+const CONFIDENCE: u32 = 7;
 /// Oldest version that can be read.
 pub const OLDEST: u32 = 2;
 
@@ -61,6 +63,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
     let (neurons, rest) = part(version >= NEURONS, rest)?;
     let (samples, rest) = part(version >= SAMPLES, rest)?;
     let (gates, rest) = part(version >= GATES, rest)?;
+    let (confidence, rest) = part(version >= CONFIDENCE, rest)?;
     let Some(Start { origin, reading, layers, trace, saliency, weights, routes }) = start else {
         return Err(DecodeError::Other("a profile of nothing"));
     };
@@ -76,6 +79,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
         neurons: neurons.unwrap_or_default(),
         samples: samples.unwrap_or_default(),
         gates: gates.unwrap_or_default(),
+        confidence: confidence.unwrap_or_default(),
     };
     Ok((profile, rest))
 }

@@ -11,7 +11,8 @@
 //! * [`Routes`]: experts that a sample of the tokens chose, one after the other,
 //! * [`NeuronCounts`]: frequency of each neuron's activation,
 //! * [`Sample`]: rows of some inputs,
-//! * [`Gates`]: magnitudes of gates after SiLU.
+//! * [`Gates`]: magnitudes of gates after SiLU,
+//! * [`Confidence`]: largest probabilities of the little pass of big-little decoding.
 //!
 //! Each part has its own checks and its own merge. A new part is a new field of [`Profile`] and a new
 //! [`file::VERSION`]. [`loads`] and [`mod@overlap`] evaluate profiles for passes and for users.
@@ -19,6 +20,7 @@
 //! Profiles are untrusted input: every result of [`Profile::read`] has been checked.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
+mod confidence;
 pub mod correlations;
 pub mod file;
 mod gates;
@@ -39,6 +41,7 @@ mod table;
 mod tests;
 mod trace;
 
+pub use confidence::Confidence;
 pub use correlations::Correlations;
 pub use gates::Gates;
 pub use importance::Importance;
@@ -88,6 +91,8 @@ pub struct Profile {
     pub samples: Vec<Sample>,
     /// Magnitudes of the gates of experts with SiLU, by ascending layer; empty in profiles up to version 5.
     pub gates: Vec<Gates>,
+    /// Largest probabilities of the little pass, if calibration ran one; `None` in profiles up to version 6.
+    pub confidence: Option<Confidence>,
 }
 
 /// Fault of a profile.
@@ -136,6 +141,7 @@ impl Profile {
             neurons: neurons::merge(&self.neurons, &other.neurons),
             samples: samples::merge(&self.samples, &other.samples),
             gates: gates::merge(&self.gates, &other.gates),
+            confidence: confidence::merge(self.confidence.as_ref(), other.confidence.as_ref()),
         };
         merged
             .check()
@@ -188,6 +194,7 @@ impl Profile {
         neurons::check(&self.neurons, &self.layers)?;
         samples::check(self)?;
         gates::check(&self.gates)?;
+        self.confidence.as_ref().map_or(Ok(()), Confidence::check)?;
         self.routes.check(&self.layers)
     }
 }

@@ -82,7 +82,7 @@ fn wrapped(version: u32, len: u64, stored: &[u8]) -> Vec<u8> {
 #[test]
 fn inconsistent_profiles_are_rejected() {
     type Change = fn(&mut Profile);
-    let cases: [(&str, Change); 25] = [
+    let cases: [(&str, Change); 26] = [
         ("family", |p| p.origin.family = "a\nb".into()),
         ("more tokens than anyone", |p| p.reading.texts = [([0; 32], u64::MAX)].into()),
         ("more predictions than tokens", |p| p.reading.predicted = 101),
@@ -113,6 +113,7 @@ fn inconsistent_profiles_are_rejected() {
         ("rows of an input that no weight has", |p| p.samples[0].readers = vec!["layers.0.moe.up".into()]),
         ("rows of an input that no weight has", |p| p.samples[0].cols = 3),
         ("rows of an input that no weight has", |p| p.samples.push(sample(9))),
+        ("bins of confidences of 0 experts", |p| p.confidence = Some(Confidence::new(0))),
         ("recorded routing", |p| p.routes.sequences[0].chosen[0] = 2),
         ("numbers for 1 × 2 channels", |p| {
             if let Some(m) = p.weights.get_mut("layers.0.moe.down") {

@@ -5,8 +5,9 @@
 //!
 //! Experts are those of recorded routing, with as many sequences side by side as are decoded together. A
 //! profile says how often a neuron is active, and not when: neurons are drawn by that, each token
-//! independently of the last, which reads more than tokens do that request much the same. A predictor is
-//! taken to name them, without error or cost.
+//! independently of the last, which reads more than tokens do that request much the same. As in a bundle,
+//! every expert is a launch, the CPU computes the gates of all cold neurons, which are in memory, and up and
+//! down of the active ones are read where memory lacks them.
 
 use super::bundle::Request;
 use super::costs::Constant;
@@ -97,7 +98,8 @@ pub fn phone(
     // Those whose gates leave zeros, with their place in the trace.
     let (routed, layers): (Vec<usize>, Vec<Experts>) =
         all.into_iter().enumerate().filter(|(_, l)| hot.iter().any(|h| h.layer == l.layer)).unzip();
-    let room = memory.map(|m| m as f64).or(available(&units)).unwrap_or(f64::INFINITY);
+    let room = memory.map(|m| m as f64).or_else(|| of_budget(bundle, &layers, &hot)).or(available(&units));
+    let room = room.unwrap_or(f64::INFINITY);
     let mut scene = PhoneState::new(&layers, &hot, &units, request, room)?;
     let section = (trace.tokens() / batch as usize).max(1);
     for step in 0..decode {
@@ -120,6 +122,14 @@ pub fn phone(
         timeline: Timeline { wall_us: scene.now, ..scene.timeline },
         hot,
     })
+}
+
+/// Bytes for experts of a bundle whose neurons stay on disk: gates, frames, and networks.
+fn of_budget(bundle: &Bundle, layers: &[Experts], hot: &[HotShare]) -> Option<f64> {
+    let paging = bundle.plan.paging.as_ref().filter(|p| p.by_neurons())?;
+    let hot = |layer: u32| hot.iter().find(|h| h.layer == layer).map_or(0, |h| h.hot as usize);
+    let gates_and_networks = layers.iter().map(|l| l.bytes_read(hot(l.layer), 0) * l.count as f64);
+    Some(gates_and_networks.sum::<f64>() + f64::from(paging.frames) * paging.frame_bytes as f64)
 }
 
 /// A layer's neurons in memory.
@@ -279,13 +289,13 @@ impl<'a> PhoneState<'a> {
         Ok(())
     }
 
-    /// Clusters of cold neurons with something to do: those in memory, and those that are read; and the bytes
-    /// of all neurons that are computed.
+    /// Clusters of cold neurons, and the bytes of all neurons that are computed.
     fn jobs(&mut self, at: usize, chosen: &[Vec<u16>], rows: f64) -> Result<(Vec<Job>, f64)> {
         let (experts, own) = (self.layers[at], &mut self.residency[at]);
         let ns = |seconds: f64| Some((seconds * 1e9).round() as u64).filter(|&ns| ns > 0);
         // A core has its part of the CPU.
-        let neuron = experts.sparse_seconds(self.units, rows) * self.cores as f64;
+        let gate = experts.gate_seconds(self.units, rows) * self.cores as f64;
+        let up_down = experts.up_down_seconds(self.units, rows) * self.cores as f64;
         let read = experts.read_seconds(self.units).unwrap_or(0.0);
         let mut neurons: BTreeMap<u16, BTreeSet<u32>> = BTreeMap::new();
         for &expert in chosen.iter().flatten() {
@@ -298,10 +308,14 @@ impl<'a> PhoneState<'a> {
             self.active[0] += active.len() as u64;
             let cold: Vec<u32> = active.iter().copied().filter(|&n| n as usize >= own.hot).collect();
             self.active[1] += (active.len() - cold.len()) as u64;
-            computed += (own.hot + cold.len()) as f64 * experts.bytes;
+            computed += experts.bytes_read(own.hot, cold.len());
             let there: Vec<bool> =
                 cold.iter().map(|&n| own.cache.holds(expert.into(), n, Part::Whole)).collect();
-            let mut clusters: BTreeMap<(usize, bool), u32> = BTreeMap::new();
+            // By cluster: cold neurons, those of them that are active, and those that are read.
+            let mut clusters: BTreeMap<usize, [f64; 3]> = BTreeMap::new();
+            for n in own.hot..experts.inter {
+                clusters.entry(n / experts.cluster()).or_default()[0] += 1.0;
+            }
             // Neurons in memory are used first, so that none of them is evicted before its use.
             for pass in [true, false] {
                 for (&n, _) in cold.iter().zip(&there).filter(|(_, there)| **there == pass) {
@@ -309,15 +323,16 @@ impl<'a> PhoneState<'a> {
                     let missing = found.read() > 0;
                     self.active[2] += u64::from(missing);
                     self.disk_bytes += if missing { experts.bytes } else { 0.0 };
-                    *clusters.entry((n as usize / experts.cluster(), missing)).or_default() += 1;
+                    let cluster = clusters.entry(n as usize / experts.cluster()).or_default();
+                    cluster[1] += 1.0;
+                    cluster[2] += f64::from(u8::from(missing));
                 }
             }
-            for ((_, missing), n) in clusters {
-                let n = f64::from(n);
+            for [cold, active, missing] in clusters.into_values() {
                 let mut job = Job { block: block as u32, ..Job::default() };
-                job.stages[Stage::ReadGate as usize] = if missing { ns(n * read) } else { None };
-                job.stages[Stage::Gate as usize] = ns(n * neuron / 3.0);
-                job.stages[Stage::UpDown as usize] = ns(n * neuron * 2.0 / 3.0);
+                job.stages[Stage::Gate as usize] = ns(cold * gate);
+                job.stages[Stage::ReadUpDown as usize] = ns(missing * read);
+                job.stages[Stage::UpDown as usize] = ns(active * up_down);
                 jobs.push(job);
             }
         }
@@ -405,11 +420,8 @@ fn constants(units: &Units<'_>, layers: &[Experts], scene: &PhoneState<'_>) -> V
         "independent of the last one's".to_owned(),
         "a profile counts how often, not when",
     ));
-    all.push(own(
-        "a predictor",
-        "without error or cost".to_owned(),
-        "builds have none that a simulation could time",
-    ));
+    let launch = format!("{:.0} µs for each expert", units.npu.launch_us());
+    all.push(own("a launch of the unit for dense work", launch, "the device file's cost of a launch"));
     all
 }
 

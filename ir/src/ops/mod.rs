@@ -393,6 +393,9 @@ operators! { ($)
             /// Index of the layer among those whose up and down stay on disk; `None`: they are resident. The
             /// weights are then `@gates[E, I, H], @up_down[E, I, 2H]`.
             paged: Option<usize>,
+            /// Number of hot neurons, the first ones of each expert, that another unit computes: they add
+            /// nothing here. Only where up and down stay on disk; neurons in memory are a slice instead.
+            hot: Option<usize>,
             /// Predictor that is evaluated before a gate, where no neuron stays on disk. Its weights follow
             /// `@neurons`. A neuron with a prediction of 0 or less adds nothing, whatever its gate is.
             predict: Option<Predictor>,
@@ -553,9 +556,17 @@ impl Op {
         }
     }
 
+    /// Function that joins gate and up, of experts whose neurons are read from disk.
+    pub fn paged_neurons(&self) -> Option<Glu> {
+        match *self {
+            Self::NeuronFfn { glu, paged: Some(_), .. } => Some(glu),
+            _ => None,
+        }
+    }
+
     /// Whether neurons are read from disk while it runs.
     pub fn pages_neurons(&self) -> bool {
-        matches!(self, Self::NeuronFfn { paged: Some(_), .. })
+        self.paged_neurons().is_some()
     }
 
     /// Whether experts, or neurons of them, are read from disk while it runs.

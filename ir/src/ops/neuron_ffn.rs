@@ -54,11 +54,11 @@ fn predicted(
     })
 }
 
-/// A row through the bundles of a network: gate, up, down. A neuron of which a predictor says 0 or less is
-/// passed over.
-fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu, predicted: Option<&[f32]>) -> Vec<f32> {
+/// A row through the bundles of a network: gate, up, down. The first `hot` neurons, and those of which a
+/// predictor says 0 or less, are passed over.
+fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu, hot: usize, predicted: Option<&[f32]>) -> Vec<f32> {
     let mut sums = vec![0.0_f64; x.len()];
-    for (i, bundle) in bundles.chunks_exact(3 * x.len()).enumerate() {
+    for (i, bundle) in bundles.chunks_exact(3 * x.len()).enumerate().skip(hot) {
         if predicted.and_then(|p| p.get(i)).is_some_and(|&p| p <= 0.0) {
             continue;
         }
@@ -109,6 +109,10 @@ impl Operator for NeuronFfn {
             o.exact(3, "up_down", &f32(&[e, i, both]))?;
             o.require(self.predict.is_none(), || "a predictor of neurons on disk".to_owned())?;
         }
+        if let Some(hot) = self.hot {
+            o.require(self.paged.is_some(), || "hot neurons of experts in memory".to_owned())?;
+            o.require((1..i).contains(&hot), || format!("{hot} hot neurons of {i}"))?;
+        }
         match self.predict {
             None => {}
             Some(Predictor::LowRank) => {
@@ -135,7 +139,8 @@ impl Operator for NeuronFfn {
         for_each_slot(a, (rows, slots, experts), |e, slot, row| {
             let x = &x[row * hidden..(row + 1) * hidden];
             let prediction = self.predict.map(|p| predicted(a, p, e, experts, x)).transpose()?;
-            let y = by_neurons(x, matrix(&neurons, e, experts), self.glu, prediction.as_deref());
+            let hot = self.hot.unwrap_or(0);
+            let y = by_neurons(x, matrix(&neurons, e, experts), self.glu, hot, prediction.as_deref());
             out[slot * hidden..(slot + 1) * hidden].copy_from_slice(&y);
             Ok(())
         })?;

@@ -9,6 +9,9 @@ use std::collections::BTreeSet;
 const BLOCK: u64 = 4096;
 /// Most bytes of one read.
 const LARGEST: u64 = 512 << 10;
+/// Most kinds of cores, and most cores of a kind.
+const MOST_KINDS: usize = 16;
+const MOST_CORES: u32 = 1024;
 
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let Some(p) = &plan.paging else { return Ok(()) };
@@ -51,7 +54,19 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
         require(fits, at, || "its experts are not neighbours on disk, or larger than a frame".into())?;
     }
+    check_cores(p)?;
     check_pinned(plan, p)
+}
+
+/// There are few kinds of cores, each has cores, some compute, and one kind at most reads.
+fn check_cores(p: &Paging) -> Result<(), VerifyError> {
+    let at = || "paging.cores".to_owned();
+    let cores = &p.cores;
+    require(cores.len() <= MOST_KINDS, at, || format!("{} kinds of cores", cores.len()))?;
+    let counts = cores.iter().all(|c| (1..=MOST_CORES).contains(&c.count));
+    require(counts, at, || format!("a kind has no cores, or more than {MOST_CORES}"))?;
+    require(cores.is_empty() || cores.iter().any(|c| c.computes), at, || "no core computes".into())?;
+    require(cores.iter().filter(|c| c.reads).count() <= 1, at, || "two kinds of cores read".into())
 }
 
 /// Pinned experts exist, each once, and leave the policy a frame.

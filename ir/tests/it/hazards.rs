@@ -1,13 +1,13 @@
 //! Data hazards: each kind is refused without an explicit order, and accepted with one.
 
 use moec_ir::op::Score;
-use moec_ir::plan::{Arg, Builtin, Code, FileRef, Layout, PagedLayer, Paging, Plan, Segment};
+use moec_ir::plan::{Arg, Builtin, Code, CoreClass, FileRef, Layout, PagedLayer, Paging, Plan, Segment};
 use moec_ir::text::parse_plan;
 use moec_ir::{DType, Format, verify};
 
 /// The CPU embeds ids, stores the rows in a state, and reads that state. A GPU in the same memory reads the
 /// rows, too.
-const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 18 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}
@@ -297,48 +297,53 @@ fn an_unsynchronised_plan_of_several_units_is_checked_in_the_order_of_its_steps(
     assert_eq!(error, "entries[0].steps[0]: reads buffer 4 (x), which is not written, or was overwritten");
 }
 
+/// Experts of step 3 on disk.
+fn paged(p: &mut Plan) {
+    p.files.push(FileRef { path: "experts.bin".into(), bytes: 16384, sha256: [0; 32] });
+    let segment = |name: &str, offset| Segment {
+        name: name.into(),
+        file: 0,
+        offset,
+        bytes: 512,
+        pitch: 8192,
+        shape: vec![2, 8, 8],
+        format: Format::F32,
+        layout: Layout::Rows,
+    };
+    p.segments = vec![segment("gate_up", 0), segment("down", 4096)];
+    let layer = PagedLayer { layer: 0, experts: 2, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
+    p.paging = Some(Paging {
+        budget: 1 << 20,
+        threads: 1,
+        resident: 0,
+        process: 0,
+        frame_bytes: 8192,
+        frames: 1,
+        staging: 2,
+        block_bytes: 4096,
+        policy: "lru".into(),
+        pinned: vec![],
+        neurons: 0,
+        layers: vec![layer],
+        checksums: vec![0; 4],
+        uses: vec![],
+        cores: vec![],
+    });
+    p.entries[0].steps[3].args[0] = Arg::Matrices(0);
+}
+
+/// As [`paged`], and step 1 requests them.
+fn requested(p: &mut Plan) {
+    paged(p);
+    let e = &mut p.entries[0];
+    e.buffers[5].dtype = DType::I32;
+    let step = &mut e.steps[1];
+    step.code = Code::Builtin(Builtin::RequestExperts { layer: 0, rows: 4, k: 1, strides: [8, 0, 0, 0] });
+    (step.unit, step.barrier) = (0, true);
+}
+
 #[test]
 fn experts_on_disk_are_read_after_their_request() {
-    let paged = |p: &mut Plan| {
-        p.files.push(FileRef { path: "experts.bin".into(), bytes: 16384, sha256: [0; 32] });
-        let segment = |name: &str, offset| Segment {
-            name: name.into(),
-            file: 0,
-            offset,
-            bytes: 512,
-            pitch: 8192,
-            shape: vec![2, 8, 8],
-            format: Format::F32,
-            layout: Layout::Rows,
-        };
-        p.segments = vec![segment("gate_up", 0), segment("down", 4096)];
-        let layer = PagedLayer { layer: 0, experts: 2, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
-        p.paging = Some(Paging {
-            budget: 1 << 20,
-            threads: 1,
-            resident: 0,
-            process: 0,
-            frame_bytes: 8192,
-            frames: 1,
-            staging: 2,
-            block_bytes: 4096,
-            policy: "lru".into(),
-            pinned: vec![],
-            neurons: 0,
-            layers: vec![layer],
-            checksums: vec![0; 4],
-            uses: vec![],
-        });
-        p.entries[0].steps[3].args[0] = Arg::Matrices(0);
-    };
-    let requested = |p: &mut Plan| {
-        paged(p);
-        let e = &mut p.entries[0];
-        e.buffers[5].dtype = DType::I32;
-        let step = &mut e.steps[1];
-        step.code = Code::Builtin(Builtin::RequestExperts { layer: 0, rows: 4, k: 1, strides: [8, 0, 0, 0] });
-        (step.unit, step.barrier) = (0, true);
-    };
     accepted(requested);
     assert_eq!(
         refused(|p| {
@@ -352,4 +357,26 @@ fn experts_on_disk_are_read_after_their_request() {
         refused(paged),
         "entries[0].steps[3]: reads experts of layer 0 on disk before they are requested"
     );
+}
+
+#[test]
+fn some_kinds_of_cores_compute_and_one_at_most_reads() {
+    let class = |count, computes, reads| CoreClass { name: "any".into(), count, computes, reads };
+    let with = |cores: Vec<CoreClass>| {
+        move |p: &mut Plan| {
+            requested(p);
+            p.paging.as_mut().unwrap().cores = cores.clone();
+        }
+    };
+    accepted(with(vec![class(1, true, true), class(5, true, false), class(2, false, false)]));
+    accepted(with(vec![class(4, true, false)]));
+    for (cores, expected) in [
+        (vec![class(1, false, true)], "no core computes"),
+        (vec![class(1, true, true), class(1, true, true)], "two kinds of cores read"),
+        (vec![class(0, true, false)], "a kind has no cores, or more than 1024"),
+        (vec![class(u32::MAX, true, false)], "a kind has no cores, or more than 1024"),
+        (vec![class(1, true, false); 17], "17 kinds of cores"),
+    ] {
+        assert_eq!(refused(with(cores)), format!("paging.cores: {expected}"));
+    }
 }

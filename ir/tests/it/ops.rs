@@ -532,18 +532,36 @@ fn experts_by_neurons_equal_whole_experts() {
     for glu in gates {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
-        check(&Op::NeuronFfn { glu, paged: None, predict: None }, &[&x, &table, &neurons], y.as_f32());
+        check(
+            &Op::NeuronFfn { glu, paged: None, hot: None, predict: None },
+            &[&x, &table, &neurons],
+            y.as_f32(),
+        );
         let [gates, up_down] = split_storage(&neurons);
         check(
-            &Op::NeuronFfn { glu, paged: Some(0), predict: None },
+            &Op::NeuronFfn { glu, paged: Some(0), hot: None, predict: None },
             &[&x, &table, &gates, &up_down],
             y.as_f32(),
+        );
+        // Hot neurons that another unit computes add nothing: as if their columns of down were 0.
+        let inter = neurons.ty.shape[1];
+        let hidden = x.ty.cols();
+        let mut cold = neurons.as_f32().to_vec();
+        for expert in cold.chunks_exact_mut(inter * 3 * hidden) {
+            expert[..3 * hidden].fill(0.0);
+        }
+        let whole = Op::NeuronFfn { glu, paged: None, hot: None, predict: None };
+        let cold = run(&whole, &[&x, &table, &tensor(&neurons.ty.shape, &cold)]).remove(0);
+        check(
+            &Op::NeuronFfn { glu, paged: Some(0), hot: Some(1), predict: None },
+            &[&x, &table, &gates, &up_down],
+            cold.as_f32(),
         );
     }
     // A neuron whose gate gives 0 adds nothing, even if its other weights are NaN or infinite.
     let silent = tensor(&[1, 2, 3], &[-1., f32::INFINITY, f32::NAN, 1., 2., 3.]);
     let table = run(&Op::Dispatch { experts: 1, partial: false }, &[&Tensor::i32([1, 1], vec![0])]).remove(0);
-    let op = Op::NeuronFfn { glu: Glu::DRelu, paged: None, predict: None };
+    let op = Op::NeuronFfn { glu: Glu::DRelu, paged: None, hot: None, predict: None };
     check(&op, &[&tensor(&[1, 1], &[2.]), &table, &silent], &[24.]);
 }
 
@@ -555,7 +573,7 @@ fn a_predictor_skips_neurons_predicted_inactive() {
     let numbers = |n: usize, from: usize| (0..n).map(|i| number(i + from)).collect::<Vec<_>>();
     let (x, neurons) = (tensor(&[2, 4], &numbers(8, 7)), tensor(&[2, 6, 12], &numbers(144, 31)));
     let glu = Glu::Gated(Activation::Relu);
-    let exact = Op::NeuronFfn { glu, paged: None, predict: None };
+    let exact = Op::NeuronFfn { glu, paged: None, hot: None, predict: None };
     let (right, left) = (tensor(&[2, 3, 4], &numbers(24, 5)), tensor(&[2, 6, 3], &numbers(36, 77)));
     let codes = tensor(&[2, 6, 4], &numbers(48, 400));
     let margin = tensor(&[2, 1, 6], &numbers(12, 3));
@@ -595,7 +613,11 @@ fn a_predictor_skips_neurons_predicted_inactive() {
             Predictor::LowRank => inputs.extend([&right, &left, &margin]),
             Predictor::Coarse => inputs.extend([&codes, &margin]),
         }
-        check(&Op::NeuronFfn { glu, paged: None, predict: Some(predict) }, &inputs, expected.as_f32());
+        check(
+            &Op::NeuronFfn { glu, paged: None, hot: None, predict: Some(predict) },
+            &inputs,
+            expected.as_f32(),
+        );
     }
 }
 
@@ -606,7 +628,7 @@ fn weights_of_predictors_fit_their_neurons() {
         let weights: Vec<Type> = [[3, 5, 12]].iter().chain(more).map(|&s| Type::f32(s)).collect();
         let x = Type::f32([2, 4]);
         let types: Vec<&Type> = [&x, &table].into_iter().chain(&weights).collect();
-        Op::NeuronFfn { glu: Glu::DRelu, paged: None, predict: Some(predict) }.infer(&types)
+        Op::NeuronFfn { glu: Glu::DRelu, paged: None, hot: None, predict: Some(predict) }.infer(&types)
     };
     assert!(infer(Predictor::LowRank, &[[3, 2, 4], [3, 5, 2], [3, 1, 5]]).is_ok());
     assert!(infer(Predictor::Coarse, &[[3, 5, 4], [3, 1, 5]]).is_ok());
@@ -620,7 +642,8 @@ fn weights_of_predictors_fit_their_neurons() {
     assert!(infer(Predictor::Coarse, &[[3, 5, 3], [3, 1, 5]]).is_err());
     assert!(infer(Predictor::Coarse, &[[3, 5, 4]]).is_err());
     let [x, gates, up_down] = [Type::f32([2, 4]), Type::f32([3, 5, 4]), Type::f32([3, 5, 8])];
-    let paged = Op::NeuronFfn { glu: Glu::DRelu, paged: Some(0), predict: Some(Predictor::Coarse) };
+    let paged =
+        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(0), hot: None, predict: Some(Predictor::Coarse) };
     assert!(paged.infer(&[&x, &table, &gates, &up_down]).is_err());
 }
 
@@ -628,7 +651,7 @@ fn weights_of_predictors_fit_their_neurons() {
 fn only_gates_with_exact_zeros_run_by_neurons() {
     let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
     let infer = |glu, neurons: [usize; 3]| {
-        Op::NeuronFfn { glu, paged: None, predict: None }.infer(&[
+        Op::NeuronFfn { glu, paged: None, hot: None, predict: None }.infer(&[
             &Type::f32([2, 4]),
             &table,
             &Type::f32(neurons),
@@ -643,8 +666,18 @@ fn only_gates_with_exact_zeros_run_by_neurons() {
     assert!(message(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
     let infer_split = |gates: [usize; 3], up_down: [usize; 3]| {
         let types = [&Type::f32([2, 4]), &table, &Type::f32(gates), &Type::f32(up_down)];
-        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1), predict: None }.infer(&types)
+        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1), hot: None, predict: None }.infer(&types)
     };
+    let infer_hot = |paged, hot, weights: &[Type]| {
+        let rows = Type::f32([2, 4]);
+        let types: Vec<&Type> = [&rows, &table].into_iter().chain(weights).collect();
+        message(Op::NeuronFfn { glu: Glu::DRelu, paged, hot: Some(hot), predict: None }.infer(&types))
+    };
+    let split = [Type::f32([3, 5, 4]), Type::f32([3, 5, 8])];
+    for hot in [0, 5] {
+        assert!(infer_hot(Some(1), hot, &split).contains(&format!("{hot} hot neurons of 5")));
+    }
+    assert!(infer_hot(None, 2, &[Type::f32([3, 5, 12])]).contains("hot neurons of experts in memory"));
     assert_eq!(infer_split([3, 5, 4], [3, 5, 8]).unwrap(), [Type::f32([2, 4])]);
     assert!(infer_split([3, 5, 12], [3, 5, 8]).is_err() && infer_split([3, 5, 4], [3, 6, 8]).is_err());
 }

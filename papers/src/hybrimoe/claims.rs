@@ -19,12 +19,16 @@ pub fn claims(report: &Report) -> Result<Claims> {
         for (system, speedup) in ABLATION.iter().zip(report.ablation(of)) {
             all.put(format!("{stage}/{}", system.name), speedup);
         }
+        for (system, seconds) in ABLATION.iter().zip(report.ablation[of]) {
+            all.put(format!("{stage}/seconds/{}", system.name), seconds);
+        }
     }
     for h in &report.hits {
         let [lru, mrs, bypass, _] = h.rates;
         let of = |policy: &str| format!("hits/{policy}/{}/{}", MODELS[h.model].name, h.cached);
         all.put(of("LRU"), lru);
         all.both(of("MRS"), [mrs, bypass]);
+        all.both(of("more"), [mrs - lru, bypass - lru]);
     }
     Claims::new(include_str!("../../claims/hybrimoe.toml"), &all)
 }

@@ -32,12 +32,14 @@ fn summary(claims: &Claims, report: &Report) -> String {
         "# HybriMoE's evaluation, simulated\n\n\
          What `cargo xtask hybrimoe` computes, beside the figures that *HybriMoE* (section VI) prints. It writes this page and its plots;\n\
          `cargo xtask hybrimoe --check` fails where they are stale.\n\n\
-         Of {} figures that were not used to fit a constant, {agree} come out within {:.0} % of the paper's. The main ones are the mean speedups over\n\
+         Of {} figures that were not used to fit a constant, {agree} come out within {:.0} % of the paper's. {}\n\
+         The main ones are the mean speedups over\n\
          KTransformers: 1.33 in prefill is {prefill:.2} here, 1.70 in decoding is {decode:.2}. What is larger here is what prefetching gains in\n\
          decoding; with gates that predict nothing, All is {late:.2} times as fast as the baseline, with those assumed here {:.2}, and the\n\
          paper's 1.86 lies between.\n\n",
         free.len(),
         CLOSE * 100.0,
+        claims.unchecked(),
         report.ablation(1)[4],
     )
 }

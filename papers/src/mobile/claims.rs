@@ -1,18 +1,32 @@
 //! The quantities that `claims/mobile.toml` names.
 
+use super::models::{MODELS, VOCABULARY};
 use super::paper::TABLE_3;
 use super::report::{Report, Row};
-use super::systems::{ADAPMOE, FULL, MOBILE, MOBILE_GATES, MOEC, PRE_GATED};
+use super::systems::{ADAPMOE, FULL, MOBILE, MOBILE_GATES, MOEC, PRE_GATED, at};
 use crate::claim::{Claims, Quantities};
 use moec_base::Result;
 
-/// Every speedup that the paper prints, and ours.
+/// Every figure that the paper prints, and ours.
 ///
 /// # Errors
 /// Our bug: claims with an unknown quantity.
 pub fn claims(report: &Report) -> Result<Claims> {
     let mut all = Quantities::default();
     let speedups = |row: &Row| [&MOBILE, &MOEC].map(|s| row.speedup(s));
+    for (model, vocabulary) in MODELS.iter().zip(VOCABULARY) {
+        let weights = |experts: usize| {
+            let layer = experts as u64 * model.expert() + model.dense();
+            (model.layers as u64 * layer + 2 * vocabulary * model.width) as f64 * 1e-9
+        };
+        all.put(format!("parameters/{}", model.name), weights(model.experts));
+        all.put(format!("active/{}", model.name), weights(model.k));
+        let brings = (model.layers * model.k) as f64 * report.machine.costs(model)?.bring_us;
+        let row = report.little.iter().find(|r| r.model == model.name);
+        let token = row.map_or(f64::NAN, |r| r.outcomes[at(&FULL)].token);
+        all.put(format!("loading/{}", model.name), brings / token);
+    }
+    all.put("link", report.machine.link * 1e-3);
     for row in &report.little {
         all.both(format!("half/{}", row.model), speedups(row));
     }

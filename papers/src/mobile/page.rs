@@ -29,12 +29,13 @@ fn summary(claims: &Claims, report: &Report) -> String {
     let [qwen, olmoe] = ["Qwen MoE", "OLMoE"].map(|m| report.mean(m, &MOBILE));
     format!(
         "# MoBiLE's evaluation, simulated\n\n\
-         What `cargo xtask mobile` computes, beside the speedups that *MoBiLE* (sections IV and V) prints. It writes this page and its plots;\n\
+         What `cargo xtask mobile` computes, beside the figures that *MoBiLE* prints. It writes this page and its plots;\n\
          `cargo xtask mobile --check` fails where they are stale. How a bundle decodes so is in the [guide](guide.md#fewer-experts-where-that-is-enough).\n\n\
-         Of {} speedups that were not used to fit a constant, {agree} come out within {:.0} % of the paper's. The main ones are the averages: 1.72 for\n\
-         Qwen MoE is {qwen:.2} here, 1.60 for OLMoE is {olmoe:.2}.\n\n",
+         Of {} figures that were not used to fit a constant, {agree} come out within {:.0} % of the paper's. {}\n\
+         The main ones are the average speedups: 1.72 for Qwen MoE is {qwen:.2} here, 1.60 for OLMoE is {olmoe:.2}.\n\n",
         free.len(),
         CLOSE * 100.0,
+        claims.unchecked(),
     )
 }
 

@@ -3,7 +3,7 @@
 use super::paper::{self, GROUPS, Metric};
 use super::reproduce::{Bench, Measured, Total};
 use crate::claim::Quantities;
-use crate::shapes::Shape;
+use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3, Shape};
 use moec_base::{Error, Result};
 use moec_costs::timeline::TaskKind;
 use moec_costs::units::{ExpertSize, Units};
@@ -18,6 +18,9 @@ impl Bench {
         let units = self.units("m2-ultra")?;
         shapes(out);
         let watts = Watts::of(&units);
+        if let Some(most) = &units.npu.max_graph_bytes {
+            out.put("largest graph of the NPU", most.value * 1e-9);
+        }
         graphs(out, &units, &watts)?;
         let find = |config: &str| measured.iter().find(|m| m.config.name == config);
         if let Some(short) = find(paper::SHORT.name) {
@@ -64,6 +67,10 @@ fn shapes(out: &mut Quantities) {
         out.put(format!("{}, active parameters", shape.name), of(u64::from(shape.k)));
     }
     out.put("an expert of PhiMoE", 2.0 * paper::SHORT.shape.expert() as f64 * 1e-6);
+    let size = |shape: &Shape, each: f64| parameters(shape, shape.experts as u64) as f64 * each;
+    out.put("PhiMoE, size", size(&PHIMOE, 2e-9));
+    out.put("PhiMoE-tiny, size", size(&PHIMOE_TINY, 2e-9));
+    out.put("Qwen3-MoE, size", size(&QWEN3, 1.0 / f64::from(1 << 30)));
 }
 
 /// Parameters of a model with so many experts in a layer.
@@ -193,6 +200,10 @@ fn energy(out: &mut Quantities, m: &Measured) {
 
 /// Tables 6 and 7: shares of seconds and of joules, and watts.
 fn runs(out: &mut Quantities, qwen: &Measured) {
+    let attention = |system: &str| qwen.total(system)?.parts.get(&TaskKind::Attention).copied();
+    if let (Some(cpu), Some(npu)) = (attention(COREML_CPU.name), attention(ANEMLL.name)) {
+        out.put("attention of coreml-cpu over that of ours and anemll", cpu / npu);
+    }
     for (system, total) in &qwen.systems {
         let (name, joules) = (system.name, total.energy.total_j());
         out.put(format!("{name}, power"), joules / (total.wall_us * 1e-6));

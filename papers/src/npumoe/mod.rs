@@ -1,12 +1,13 @@
 //! *NPUMoE*: its evaluation, simulated.
 //!
 //! [`paper`] holds what it printed, [`fit`] fits the constants that no device file has to some of these
-//! figures. [`reproduce`] compares the ratios and [`figures`] everything else with the simulation. [`tables`]
-//! prints all of it, and [`page`] writes the page of the documentation. No other module contains the paper's
-//! results.
+//! figures. [`reproduce`] compares the ratios and [`figures`] everything else with the simulation. [`overlap`]
+//! compares the busy experts of recorded data sets. [`tables`] prints all of it, and [`page`] writes the page
+//! of the documentation. No other module contains the paper's results.
 
 pub mod figures;
 pub mod fit;
+pub mod overlap;
 pub mod page;
 pub mod paper;
 pub mod reproduce;

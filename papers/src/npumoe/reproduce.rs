@@ -1,6 +1,7 @@
 //! NPUMoE's evaluation again, simulated: every configuration, every ratio, and the figures that check the
 //! constants.
 
+use super::overlap::{Pair, overlaps};
 use super::paper::{CLAIMS, CONFIGS, Config, Metric, ORDERS, Ratio};
 use crate::claim::{Claim, Claims, Quantities};
 use crate::printed::Printed;
@@ -155,6 +156,8 @@ pub struct Report {
     pub claims: Claims,
     /// Orders.
     pub orders: Vec<Order>,
+    /// Overlap@K of recorded data sets.
+    pub overlap: Vec<Pair>,
 }
 
 impl Bench {
@@ -251,7 +254,7 @@ impl Bench {
         }
         let claims = Claims::of_computed(CLAIMS, &all)?;
         let orders = orders(&measured, &claims);
-        Ok(Report { constants, measured, claims, orders })
+        Ok(Report { constants, measured, claims, orders, overlap: overlaps()? })
     }
 }
 
@@ -261,7 +264,7 @@ fn orders(measured: &[Measured], claims: &Claims) -> Vec<Order> {
     let mut out = Vec::new();
     for m in measured {
         for metric in Metric::ALL {
-            let ratios = claims.0.iter().filter_map(|c| Some((Ratio::of(c)?, c)));
+            let ratios = claims.compared.iter().filter_map(|c| Some((Ratio::of(c)?, c)));
             let own =
                 ratios.filter(|(r, _)| r.config == m.config.name && r.metric == metric && r.to == OURS.name);
             let mut known: Vec<(&'static str, Option<f64>)> = vec![(OURS.name, Some(1.0))];
@@ -301,12 +304,12 @@ fn orders(measured: &[Measured], claims: &Claims) -> Vec<Order> {
 impl Report {
     /// Claims about ratios of two systems.
     pub fn ratios(&self) -> impl Iterator<Item = (Ratio<'_>, &Claim)> {
-        self.claims.0.iter().filter_map(|c| Some((Ratio::of(c)?, c)))
+        self.claims.compared.iter().filter_map(|c| Some((Ratio::of(c)?, c)))
     }
 
     /// The other claims.
     pub fn figures(&self) -> impl Iterator<Item = &Claim> {
-        self.claims.0.iter().filter(|c| Ratio::of(c).is_none())
+        self.claims.compared.iter().filter(|c| Ratio::of(c).is_none())
     }
 
     /// Orders that the simulation has the other way round.

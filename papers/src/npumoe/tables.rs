@@ -1,6 +1,7 @@
 //! The evaluation of NPUMoE for people, in tables, and for programs, as JSON.
 
 use super::fit::found;
+use super::overlap::TOP;
 use super::paper::{Metric, Ratio};
 use super::reproduce::{Measured, Report, Total};
 use crate::claim::Claim;
@@ -186,6 +187,9 @@ pub fn value(report: &Report) -> Value {
         "figures": report.figures().map(|f| json!({
             "figure": format!("{}, {}", f.place, f.what), "unit": f.unit, "paper": printed(f.paper), "simulated": f.ours,
             "error": f.paper.error(f.ours), "used": f.used,
+        })).collect::<Vec<_>>(),
+        "overlap": report.overlap.iter().map(|p| json!({
+            "data_sets": p.domains, "top": TOP, "median": p.medians,
         })).collect::<Vec<_>>(),
     })
 }

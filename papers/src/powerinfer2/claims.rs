@@ -1,8 +1,8 @@
 //! The quantities that `claims/powerinfer2.toml` names.
 
 use super::activity::{WHITE, popularity};
-use super::dense::LONG;
-use super::models::{BAMBOO, GROUPED, LLAMA, MISTRAL, MIXTRAL};
+use super::dense::{LONG, POSITIONS};
+use super::models::{BAMBOO, CHANNEL, GROUPED, LLAMA, MISTRAL, MIXTRAL};
 use super::phone::{Cluster, Phone};
 use super::report::{BATCHES, Decode, LATENCIES, PROMPTS, Report, fits};
 use super::systems::ABLATION;
@@ -35,7 +35,19 @@ fn workload(all: &mut Quantities, phone: &Phone, report: &Report) {
     let random = ufs.random_seconds(4096, 128e6, Cluster::Big);
     all.put("sequential", ufs.sequential.rate(LONG) * random / 4096.0);
     all.put("cached", fits(&MIXTRAL, 7.0));
-    all.put("saved", 0.5 * BAMBOO.feed_forward() * GROUPED * 1e-9);
+    all.put("scales", MIXTRAL.feed_forward() * (GROUPED - CHANNEL) * 1e-9);
+    let others = MIXTRAL.weights() - MIXTRAL.feed_forward() + MIXTRAL.head();
+    let kv = MIXTRAL.kv_bytes(POSITIONS) * MIXTRAL.layers as f64;
+    all.put("others", (others * GROUPED + kv) * 1e-9);
+    let saved = 0.5 * BAMBOO.feed_forward();
+    all.put("saved", saved * GROUPED * 1e-9);
+    all.put("saved/share", saved / (BAMBOO.weights() + BAMBOO.head()));
+    all.put("feed-forward/Mistral", MISTRAL.feed_forward() / (MISTRAL.weights() + MISTRAL.head()));
+    for (unit, macs) in [("NPU", phone.npu_macs), ("GPU", phone.gpu_macs), ("CPU", phone.cpu_macs)] {
+        all.put(format!("7B/{unit}"), macs / MISTRAL.weights());
+    }
+    all.put("activated/Mixtral-47B", MIXTRAL.activated() * 1e-9);
+    all.put("activated/Llama-13B", LLAMA.activated() / BAMBOO.activated());
 }
 
 /// Figures 7, 10 and 11, Tables 2 and 4 to 6.
@@ -60,6 +72,14 @@ fn decode(all: &mut Quantities, report: &Report) {
         for (which, ms) in LATENCIES.into_iter().zip(row.powerinfer2.latency) {
             all.put(format!("latency/{}/{which}", row.model), ms);
         }
+    }
+    if let [_, Some(mistral), Some(mixtral), _] = rows {
+        all.put("loses/LLMFlash", 1.0 - mistral.llmflash.speed / report.mistral_in_memory);
+        all.put("io/LLMFlash/Mistral", mistral.llmflash.io);
+        all.put("cpu/LLMFlash/Mistral", 1.0 - mistral.llmflash.io);
+        let [mean, _, p90, p99] = mixtral.powerinfer2.latency;
+        all.put("latency/P90", p90 / mean);
+        all.put("latency/P99", p99 / mean);
     }
     if let [Some(bamboo), _, _, Some(llama)] = rows {
         all.put("LLMFlash over llama.cpp", bamboo.llmflash.speed / bamboo.llama);
@@ -110,6 +130,9 @@ fn in_memory(all: &mut Quantities, report: &Report) {
         all.put(format!("batch/{batch}/CPUOnly"), ours / cpu);
         all.put(format!("hot/{batch}"), b.planned);
     }
+    let between = report.batches.iter().filter(|b| [2, 3].contains(&b.sequences));
+    let over: Vec<f64> = between.map(|b| b.speeds[0] / b.speeds[2].max(b.speeds[3])).collect();
+    all.put("batch/between", over.iter().sum::<f64>() / over.len().max(1) as f64);
     let ours = report.energy[0];
     for (name, joules) in ["PowerInfer-2", "QNN", "llama.cpp"].into_iter().zip(report.energy) {
         all.put(format!("energy/{name}"), joules);

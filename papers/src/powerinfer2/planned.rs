@@ -39,6 +39,7 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
         dense: vec![(CLUSTER, CLUSTER as f64 * dense / npu), (model.inner, model.inner as f64 * dense / npu)],
         sparse: neuron / cpu,
         predict: predict / cpu,
+        gate: 0.0,
         attention,
         bytes: dense,
         disk: phone.ufs.sequential.rate(LONG),

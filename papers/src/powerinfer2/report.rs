@@ -12,7 +12,7 @@ use super::systems::{ABLATION, CPU_ONLY, LLMFLASH, MATRIX, POWERINFER2, System};
 use moec_sim::neurons::NeuronError;
 
 /// §7.2.3: gigabytes in use before any neuron is cached.
-const TAKEN_GB: f64 = 6.6;
+pub const TAKEN_GB: f64 = 6.6;
 /// Gigabytes of Figure 10.
 const MEMORY_GB: [f64; 7] = [7.0, 9.0, 11.0, 13.0, 15.0, 17.0, 19.0];
 /// Tokens of prompts (§7.1).
@@ -47,9 +47,10 @@ pub struct SystemRun {
 }
 
 impl SystemRun {
-    /// Runs a case, with the best hot share if the NPU is used.
-    fn best(case: &Case<'_>) -> Result<Self, NeuronError> {
-        let hot = if case.system.npu { searched_on_ufs(case)? } else { 0.0 };
+    /// Runs a case, with the hot share that the planner chooses from a trace, if the NPU is used.
+    fn planned(case: &Case<'_>) -> Result<Self, NeuronError> {
+        let planned = || planned_on_ufs(case.phone, case.model, case.held, 1, ReadsFrom::Trace);
+        let hot = if case.system.npu { planned()? } else { 0.0 };
         Ok(Self::of(&Case { hot, ..*case }.run()?, hot))
     }
 
@@ -246,8 +247,8 @@ impl Bench<'_> {
                 phone: self.phone.name,
                 model: model.name,
                 held,
-                powerinfer2: SystemRun::best(&self.case(model, POWERINFER2, held))?,
-                llmflash: SystemRun::best(&self.case(model, LLMFLASH, held))?,
+                powerinfer2: SystemRun::planned(&self.case(model, POWERINFER2, held))?,
+                llmflash: SystemRun::planned(&self.case(model, LLMFLASH, held))?,
                 llama: 1.0 / mapped(self.phone, model, held),
             })
         };
@@ -269,7 +270,7 @@ impl Bench<'_> {
     fn memory(&self) -> Result<Vec<Memory>, NeuronError> {
         let of = |gigabytes: f64| {
             let held = fits(&MIXTRAL, gigabytes);
-            let run = |system| SystemRun::best(&self.case(&MIXTRAL, system, held));
+            let run = |system| SystemRun::planned(&self.case(&MIXTRAL, system, held));
             let (powerinfer2, llmflash) = (run(POWERINFER2)?, run(LLMFLASH)?);
             let llama = 1.0 / mapped(self.phone, &MIXTRAL, held);
             Ok(Memory { gigabytes, held, powerinfer2, llmflash, llama })
@@ -281,7 +282,7 @@ impl Bench<'_> {
         let held = fits(&MIXTRAL, self.phone.available * 1e-9);
         let mut out = [0.0; 4];
         for (seed, speed) in (11..).zip(&mut out) {
-            *speed = SystemRun::best(&Case { seed, ..self.case(&MIXTRAL, POWERINFER2, held) })?.speed;
+            *speed = SystemRun::planned(&Case { seed, ..self.case(&MIXTRAL, POWERINFER2, held) })?.speed;
         }
         Ok(out)
     }
@@ -305,13 +306,13 @@ impl Bench<'_> {
 
     fn ablation(&self) -> Result<Vec<(&'static str, SystemRun)>, NeuronError> {
         let all = ABLATION.into_iter().chain([MATRIX]);
-        all.map(|s| Ok((s.name, SystemRun::best(&self.case(&BAMBOO, s, 0.5))?))).collect()
+        all.map(|s| Ok((s.name, SystemRun::planned(&self.case(&BAMBOO, s, 0.5))?))).collect()
     }
 
     fn readers(&self) -> Result<Vec<(Cluster, SystemRun)>, NeuronError> {
         let of = |core| {
             let system = System { reader: Some(core), ..POWERINFER2 };
-            Ok((core, SystemRun::best(&self.case(&BAMBOO, system, 0.5))?))
+            Ok((core, SystemRun::planned(&self.case(&BAMBOO, system, 0.5))?))
         };
         [Cluster::Big, Cluster::Mid, Cluster::Little].into_iter().map(of).collect()
     }
@@ -319,11 +320,9 @@ impl Bench<'_> {
     fn sparser(&self) -> Result<Vec<(f64, [SystemRun; 3])>, NeuronError> {
         let of = |part: f64| {
             let model = Model { active: MIXTRAL.active * part, ..MIXTRAL };
-            let run = |held| SystemRun::best(&self.case(&model, POWERINFER2, held));
+            let run = |held| SystemRun::planned(&self.case(&model, POWERINFER2, held));
             let [least, most] = [7.0, 19.0].map(|gb| fits(&model, gb));
-            let layer = model.attention() + model.active * model.routed();
-            let parameters = layer * model.layers as f64 + model.head();
-            Ok((parameters * 1e-9, [run(least)?, run(0.5)?, run(most)?]))
+            Ok((model.activated() * 1e-9, [run(least)?, run(0.5)?, run(most)?]))
         };
         [1.0, 0.75, 0.5].into_iter().map(of).collect()
     }

@@ -1,12 +1,16 @@
 //! The quantities that `claims/trimoe.toml` names.
 
+use super::bench::Shares;
 use super::experiments::{ABLATION, Bench, SYSTEMS};
-use super::machine::{LINK, Machine, PCIE};
+use super::machine::{CHANNELS, LINK, Machine, PCIE};
 use super::models::{DEEPSEEK, MODELS, QWEN};
 use super::paper::{FLAT_CPU, STABLE_DIMMS};
 use super::report::{Report, robust};
 use crate::claim::{Claims, Quantities};
 use moec_base::Result;
+
+/// Bytes of the memory of one of the GPUs of §1.
+const GPU_BYTES: f64 = 80e9;
 
 /// Every figure that the paper prints, and ours.
 ///
@@ -17,9 +21,16 @@ pub fn claims(bench: &Bench, report: &Report) -> Result<Claims> {
     let by_model = MODELS.iter().zip(report.speedup()).zip(&report.throughput);
     for ((m, decode), [.., longest]) in by_model {
         all.put(format!("experts/{}", m.name), m.bytes() as f64 / f64::from(1 << 30));
+        all.put(format!("parameters/{}", m.name), m.weights() as f64 * 1e-9);
         all.both(format!("decode/{}", m.name), decode);
         all.both(format!("end to end/{}", m.name), longest.plain);
     }
+    all.put("GPUs/DeepSeek-V2", (2.0 * DEEPSEEK.weights() as f64 / GPU_BYTES).ceil());
+    let machine = bench.machine();
+    all.put("bandwidth/DIMMs", machine.dimms as f64 * bench.rates.private_gbs / host_gbs(&machine));
+    all.put("migration/CPU", links_gbs(&machine) / copies_gbs(&machine));
+    let decoding = report.throughput.iter().map(|[.., longest]| longest.decoding);
+    all.put("decode/share", decoding.fold(1.0, f64::min));
     all.put("warm/NDP", report.warm_on_ndp);
     // moec's schedule is compared with TriMoE's column of Table 3.
     let moec = report.used[4];
@@ -30,6 +41,8 @@ pub fn claims(bench: &Bench, report: &Report) -> Result<Claims> {
             if system.name == "TriMoE" { all.both(name, [ours, moec]) } else { all.put(name, ours) }
         }
     }
+    let mean = |s: Shares| (s.gpu + s.cpu_calc + s.ndp) / 3.0;
+    all.both("used/mean", [3, 4].map(|system| mean(report.used[system])));
     for (step, times) in ABLATION[1..].iter().zip(steps(report)) {
         all.put(format!("adds/{}", step.name), times);
     }
@@ -45,7 +58,7 @@ pub fn claims(bench: &Bench, report: &Report) -> Result<Claims> {
     all.put("predictor/right", report.accuracy);
     // Four bytes for each routed expert.
     all.put("predictor/memory", (4 * DEEPSEEK.experts * DEEPSEEK.layers) as f64 * 1e-3);
-    all.put("migration/four", relayouts_ms(&bench.machine(), 4));
+    all.put("migration/four", relayouts_ms(&machine, 4));
     all.put("migration/window", report.window_ms);
     all.put("migration/overhead", report.migration.iter().map(|m| m.overhead).fold(0.0, f64::max));
     Claims::new(include_str!("../../claims/trimoe.toml"), &all)
@@ -68,6 +81,21 @@ pub fn relayouts_ms(machine: &Machine, experts: usize) -> f64 {
     let bytes = QWEN.expert_bytes() as f64;
     let share = bytes / machine.dimms as f64;
     (bytes - share + share * (experts as f64 - 1.0)) / (LINK * machine.link) * 1e3
+}
+
+/// GB/s that the host reads of all channels.
+fn host_gbs(machine: &Machine) -> f64 {
+    CHANNELS * machine.rates.striped_gbs
+}
+
+/// GB/s that all DIMM-Links carry at once.
+pub fn links_gbs(machine: &Machine) -> f64 {
+    machine.dimms as f64 * LINK * machine.link * 1e-9
+}
+
+/// GB/s that a CPU moves between DIMMs: every byte is read and written, at the rate of reads.
+pub fn copies_gbs(machine: &Machine) -> f64 {
+    host_gbs(machine) / 2.0
 }
 
 /// Milliseconds of one prefetch of Qwen3.

@@ -1,6 +1,6 @@
 //! The sections of the page that follow the decode speedup.
 
-use super::claims::{prefetch_ms, relayouts_ms};
+use super::claims::{copies_gbs, links_gbs, prefetch_ms, relayouts_ms};
 use super::experiments::{ABLATION, Bench, SYSTEMS};
 use super::models::{MODELS, QWEN};
 use super::report::{OUTPUTS, PROMPT, Report, kv_gb};
@@ -96,11 +96,15 @@ pub(super) fn moves(bench: &Bench, report: &Report) -> String {
          prefetch over PCIe takes {:.2} ms. The 0.63 ms that the paper gives for up to four experts are thus one prefetch, or need links of\n\
          {:.0} GB/s. That does not matter: what is known of a layer's next step is known right after its last one, so that a move has all other\n\
          layers' time to arrive. Moves run after all other reads.\n\n\
+         {} links carry {:.0} GB/s at once. A CPU that reads and writes each byte over its channels moves {:.0} GB/s.\n\n\
          | model | moves of a layer's step | waited for | overhead |\n|---|---|---|---|\n",
         relayouts_ms(&machine, 1),
         relayouts_ms(&machine, 4),
         prefetch_ms(),
         relayouts_ms(&machine, 4) / 0.63 * 25.0,
+        machine.dimms,
+        links_gbs(&machine),
+        copies_gbs(&machine),
     );
     for (m, x) in MODELS.iter().zip(&report.migration) {
         let _ = writeln!(
@@ -157,7 +161,7 @@ pub(super) fn added(report: &Report) -> String {
          - *No fetches*: the GPU computes the experts that a profile put there, and the CPU keeps its bandwidth. {:.2} times TriMoE's MoE layer at batch 512.\n\
          - *A refinement that leaves plateaus*: {:.2} times on its own, {:.2} times with both.\n\
          - *A plan without a GPU*: attention and hot experts on the CPU, cold ones on the DIMMs.\n\
-         - *Exact verification*: a DIMM's command stream is executed, and its result is bit for bit that of an evaluator of its own\n\
+         - *Exact verification*: a DIMM's NDP command stream is executed, and its result is bit for bit that of an evaluator of its own\n\
            (docs/ndp-isa.md). Speed is not what that is for.\n\n\
          Milliseconds of the MoE layer without a GPU, batch 512:\n\n\
          | model | CPU alone | TriMoE | moec | moec over the CPU |\n|---|---|---|---|---|\n",

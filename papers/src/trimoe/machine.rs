@@ -28,6 +28,8 @@ const AMX_MOEC: [(u32, f64); 6] =
 pub const AMX_FLOPS: f64 = 90.1e12;
 /// Bytes a second between host and GPU. Table 1.
 pub const PCIE: f64 = 64e9;
+/// Memory channels of the host. Table 1.
+pub const CHANNELS: f64 = 8.0;
 /// Bytes a second of a DIMM-Link. Table 1.
 pub const LINK: f64 = 25e9;
 /// The part of [`GPU_FLOPS`] that attention reaches where memory does not bind. Assumed.
@@ -137,7 +139,7 @@ impl Machine {
             near: (self.dimms > 0).then_some(near),
             bring_us: expert(pcie),
             first_bring_us: 0.0,
-            striped_us: expert(1e-3 / (8.0 * self.rates.striped_gbs)),
+            striped_us: expert(1e-3 / (CHANNELS * self.rates.striped_gbs)),
             localized_us: expert(1e-3 / self.rates.localized_gbs),
             row_us: (4 * model.width) as f64 * pcie,
         })

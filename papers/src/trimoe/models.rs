@@ -81,6 +81,11 @@ impl Model {
         2 * self.expert()
     }
 
+    /// Weights of all its experts and of attention, without embeddings and dense layers.
+    pub const fn weights(&self) -> u64 {
+        self.bytes() / 2 + self.attention * self.layers as u64
+    }
+
     /// Bytes of all its experts, the shared ones among them.
     pub const fn bytes(&self) -> u64 {
         (self.experts + self.shared) as u64 * self.layers as u64 * self.expert_bytes()

@@ -43,13 +43,14 @@ fn summary(claims: &Claims, report: &Report) -> String {
     let bare = report.variant(CLOSEST_VARIANT);
     format!(
         "Of {} figures that were not used to fit a constant, {agree} come out within {:.0} % of the paper's or its range with TriMoE's own\n\
-         schedule, and {moec} more with moec's.\n\n\
+         schedule, and {moec} more with moec's. {}\n\n\
          The main one is the decode speedup over the best baseline, 2.12 to 2.83. By model it is {} here with TriMoE's schedule and {}\n\
          with moec's, which fetches no experts: PCIe and the CPU share the host's memory, and TriMoE's equations add up each as if it\n\
          had it alone. Two assumptions that the paper does not state give its numbers with its own schedule, {}: loads that do not\n\
          drift, and a MoNDE whose GPU keeps no experts from step to step. *What the speedup depends on* has these and others one by one.\n\n",
         free.len(),
         CLOSE * 100.0,
+        claims.unchecked(),
         models(report.speedup(), 0),
         models(report.speedup(), 1),
         models(bare, 0),
@@ -93,7 +94,7 @@ fn machine(bench: &Bench) -> String {
         (
             format!("an expert of {} on an NDP unit", first.name),
             format!("{:.0} µs with 1 token, {:.0} with 8", one.at(1.0), one.at(8.0)),
-            "its command stream, timed (docs/ndp-isa.md)",
+            "its NDP command stream, timed (docs/ndp-isa.md)",
         ),
         (
             "an expert on the GPU".to_owned(),

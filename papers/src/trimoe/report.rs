@@ -52,6 +52,8 @@ pub struct EndToEnd {
     pub zigzag: [f64; 2],
     /// Keys and values in the host's memory, read over PCIe.
     pub kv_on_host: [f64; 2],
+    /// Part of TriMoE's time that decoding takes, one thing after the other.
+    pub decoding: f64,
 }
 
 /// Prediction, and its gain, at a drift.
@@ -229,6 +231,7 @@ fn throughput(
         plain: over(&|s| outcomes[s].moe_us + outcomes[s].before_us, n),
         zigzag: over(&|s| outcomes[s].moe_us.max(outcomes[s].before_us), n),
         kv_on_host: over(&|s| kv[s].0 + kv[s].1, n),
+        decoding: 1.0 - prefill / (prefill + n as f64 * outcomes[3].layer_us()),
     }))
 }
 

@@ -1,7 +1,7 @@
 //! `info`: describes the compiled model, its target and its requirements.
 
 use super::args::Info;
-use super::{Context, Failure, Io, size};
+use super::{Context, Failure, Io, operations, size};
 use crate::bundle::BundleFiles;
 use crate::bundle::manifest;
 use crate::bundle::program::Program;
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::exec::overflow::Overflow;
 use crate::offload::paging;
 use crate::platform::available::available;
-use crate::platform::cpu;
+use crate::platform::{cores, cpu};
 use crate::serving::text;
 use crate::weights::owned::MovingStore;
 use crate::weights::{self, Choice, Weights};
@@ -34,6 +34,8 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let huge_pages = weights::gets_huge_pages();
     let tokenizer = context.bundle.join(text::FILE).is_file();
     let manifest = manifest::digest(context.bundle).map(|h| hex(&h));
+    let operations = operations::report(context);
+    let cores = paging::cores(p, cores::SYS).map(|cores| cores.to_string());
     let entries: Vec<_> = p.entries.iter().map(|e| (e.kind.to_string(), e.out_rows, e.steps.len())).collect();
     if args.json {
         let report = json!({
@@ -81,6 +83,8 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
                 json!({ "kind": kind, "out_rows": out_rows, "steps": steps })
             }).collect::<Vec<_>>(),
+            // Units that execute the operations of static graphs.
+            "operations": operations.as_ref().map(operations::value),
             "files": p.files.iter().map(|f| {
                 json!({ "path": f.path, "bytes": f.bytes, "sha256": hex(&f.sha256) })
             }).collect::<Vec<_>>(),
@@ -99,6 +103,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "pinned_bytes": p.frame_bytes.saturating_mul(p.pinned.len() as u64),
                 "threads": p.threads,
                 "reader": paging::reader(context.program, context.bundle).ok(),
+                "cores": cores,
             })),
         });
         io.say(&format!("{report}\n"))?;
@@ -132,6 +137,8 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
     ];
     lines.extend(snapshots(p).map(|what| ("snapshots", what)));
+    let (units, warnings) = operations.as_ref().map(operations::text).unzip();
+    lines.extend(units.map(|units| ("operations", units)));
     if let Some(of) = &capacities {
         lines.push(("capacities", of.to_string()));
     }
@@ -160,6 +167,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
             ),
         ));
         lines.push(("disk", reader));
+        lines.extend(cores.map(|cores| ("cores", cores)));
     }
     if let Some(b) = m.big_little {
         let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
@@ -172,6 +180,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     }
     let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
     io.say(&lines.concat())?;
+    warnings.into_iter().flatten().for_each(|warning| io.note(&warning));
     Ok(())
 }
 

@@ -13,6 +13,7 @@ mod info;
 pub mod interrupt;
 pub mod limits;
 mod logits;
+mod operations;
 mod paging;
 
 use crate::bundle::BundleReader;

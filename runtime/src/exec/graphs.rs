@@ -2,6 +2,7 @@
 
 use crate::bundle::BundleReader;
 use crate::error::Result;
+use crate::exec::operations::OperationReport;
 pub use half::f16;
 use moec_ir::plan::GraphDecl;
 
@@ -17,6 +18,15 @@ pub trait Graphs: Send + Sync {
     /// A package that is missing, malformed or changed; a function that does not exist or has another
     /// signature.
     fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()>;
+
+    /// Reports the units that will execute the operations of these graphs. Nothing is loaded for
+    /// [`Graphs::run`].
+    ///
+    /// # Errors
+    /// As [`Graphs::load`].
+    fn operations(&self, _bundle: &BundleReader, _graphs: &[GraphDecl]) -> Result<OperationReport> {
+        Ok(OperationReport::Unknown(format!("`{}` does not report them", self.name())))
+    }
 
     /// Announces the graphs that a call will run, in order, if its entry point is not the last call's. Graphs
     /// may then be loaded while the CPU computes (PowerInfer-2, §4.1.3). A hint: nothing fails here.

@@ -16,6 +16,7 @@ pub mod engine;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub(crate) mod graph_unit;
 pub mod graphs;
+pub mod operations;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod overflow;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]

@@ -271,29 +271,84 @@ pub fn check_pin(threads: usize) -> Result<()> {
     if threads <= cores() { Ok(()) } else { Err(Error::range(what, range, threads.to_string())) }
 }
 
-/// Binds the calling thread, and threads that it starts later, to the `index`-th core that it may use. Best
-/// effort: without it the program is only slower.
+/// A set of cores, in the operating system's form.
+#[derive(Clone, Copy, Debug)]
+pub struct CoreSet {
+    #[cfg(target_os = "linux")]
+    set: libc::cpu_set_t,
+}
+
 #[cfg(target_os = "linux")]
-pub fn pin(index: usize) {
-    // SAFETY: both calls get a set that lives on this stack and its exact size; 0 is the calling thread.
-    unsafe {
-        let size = size_of::<libc::cpu_set_t>();
-        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size, &raw mut allowed) != 0 {
-            return;
+impl CoreSet {
+    /// The set of these cores. Numbers that no set has are left out.
+    pub fn of(cores: &[usize]) -> Self {
+        // SAFETY: the struct is plain bits. Every number is below that of its bits.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            for &core in cores.iter().filter(|&&c| c < libc::CPU_SETSIZE as usize) {
+                libc::CPU_SET(core, &mut set);
+            }
+            Self { set }
         }
-        let core = (0..libc::CPU_SETSIZE as usize).filter(|&c| libc::CPU_ISSET(c, &allowed)).nth(index);
-        if let Some(core) = core {
-            let mut one: libc::cpu_set_t = std::mem::zeroed();
-            libc::CPU_SET(core, &mut one);
-            libc::sched_setaffinity(0, size, &raw const one);
+    }
+
+    /// Cores that the calling thread may use.
+    pub fn of_this_thread() -> Option<Self> {
+        // SAFETY: the call gets a set that lives on this stack and its exact size; 0 is the calling thread.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            let known = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0;
+            known.then_some(Self { set })
         }
+    }
+
+    /// Numbers of the cores, ascending.
+    pub fn cores(&self) -> Vec<usize> {
+        // SAFETY: every number is below that of the set's bits.
+        (0..libc::CPU_SETSIZE as usize).filter(|&c| unsafe { libc::CPU_ISSET(c, &self.set) }).collect()
+    }
+
+    /// Binds the calling thread, and threads that it starts later, to these cores. Best effort: without it
+    /// the program is only slower. Returns whether the operating system agreed.
+    pub fn bind(&self) -> bool {
+        // SAFETY: the call gets a set that lives as long as `self` and its exact size; 0 is the calling
+        // thread.
+        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const self.set) == 0 }
     }
 }
 
-/// Binds the calling thread to a core; does nothing on this system.
+/// Nothing is bound on this system.
 #[cfg(not(target_os = "linux"))]
-pub fn pin(_index: usize) {}
+impl CoreSet {
+    /// A set without effect.
+    pub fn of(_cores: &[usize]) -> Self {
+        Self {}
+    }
+
+    /// Not known on this system.
+    pub fn of_this_thread() -> Option<Self> {
+        None
+    }
+
+    /// None are known.
+    pub fn cores(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Does nothing on this system.
+    pub fn bind(&self) -> bool {
+        false
+    }
+}
+
+/// Binds the calling thread, and threads that it starts later, to the `index`-th core that it may use. Best
+/// effort: without it the program is only slower.
+pub fn pin(index: usize) {
+    let allowed = CoreSet::of_this_thread().map(|set| set.cores()).unwrap_or_default();
+    if let Some(&core) = allowed.get(index) {
+        CoreSet::of(&[core]).bind();
+    }
+}
 
 /// Lets the calling thread run only on idle cores, until it ends.
 #[cfg(target_os = "linux")]

@@ -2,6 +2,7 @@
 
 pub mod available;
 pub mod busy;
+pub mod cores;
 pub mod cpu;
 pub mod energy;
 pub mod mapped;

@@ -130,20 +130,29 @@ impl Decoder {
     }
 }
 
-/// Whether the largest probability of the softmax of `logits` exceeds `gamma`: `1 / Σ exp(z − max) > γ`.
-/// False if a logit is NaN.
+/// Largest probability of the softmax of `logits`, which γ is compared with: `1 / Σ exp(z − max)`. `None` if
+/// there are no logits, if one is NaN, or if the largest is infinite.
+pub fn largest_probability(logits: &[f32]) -> Option<f64> {
+    softmax_sum(logits, f64::INFINITY).map(|sum| 1.0 / sum)
+}
+
+/// Whether the largest probability of the softmax of `logits` exceeds `gamma`. False if there is none.
 fn is_sure(logits: &[f32], gamma: f32) -> bool {
+    softmax_sum(logits, 1.0 / f64::from(gamma)).is_some()
+}
+
+/// `Σ exp(z − max)`, if it is below `limit`; `None` for logits without a largest probability.
+fn softmax_sum(logits: &[f32], limit: f64) -> Option<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let limit = 1.0 / f64::from(gamma);
     let mut sum = 0.0;
     for part in logits.chunks(1024) {
         sum += part.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>();
         // The sum only grows; NaN compares false.
         if sum.is_nan() || sum >= limit {
-            return false;
+            return None;
         }
     }
-    max.is_finite() && sum > 0.0
+    (max.is_finite() && sum > 0.0).then_some(sum)
 }
 
 #[cfg(test)]
@@ -171,6 +180,16 @@ mod tests {
         assert!(is_sure(&[-1e30, f32::NEG_INFINITY], 0.0));
         for bad in [&[f32::NAN, 0.0][..], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 2], &[]] {
             assert!(!is_sure(bad, 0.0) && !is_sure(bad, 0.5), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn largest_probability_is_that_of_the_softmax() {
+        let p = largest_probability(&[0.1_f32.ln(), 0.65_f32.ln(), 0.25_f32.ln()]).unwrap_or_default();
+        assert!((p - 0.65).abs() < 1e-6, "{p}");
+        assert_eq!(largest_probability(&[1.0, 1.0]), Some(0.5));
+        for bad in [&[f32::NAN, 0.0][..], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 2], &[]] {
+            assert_eq!(largest_probability(bad), None, "{bad:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! A small thread pool: one wake per call, after which all threads run the same code.
 
 use crate::error::{Error, Result};
-use crate::platform::cpu;
+use crate::platform::cpu::{self, CoreSet};
 use crate::sync::barrier::Barrier;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, OnceLock};
@@ -30,16 +30,28 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
+    binding: Binding,
+}
+
+/// Cores that the CPU threads of a pool are bound to.
+#[derive(Clone, Copy, Debug)]
+pub enum Binding {
+    /// Any.
+    None,
+    /// To each thread a core of its own, except to the caller's.
+    Each,
+    /// To all threads these cores; to the caller's while it runs a job.
+    Within(CoreSet),
 }
 
 impl Pool {
-    /// A pool of `threads` CPU threads, including the caller's, and of `others` others. With `pin` each CPU
-    /// thread except the caller's is bound to a core of its own: threads that the caller starts later would
+    /// A pool of `threads` CPU threads, including the caller's, and of `others` others, which are bound to
+    /// no core. With [`Binding::Each`] the caller's thread is not bound: threads that it starts later would
     /// inherit its binding.
     ///
     /// # Errors
     /// [`Error::Io`] if the operating system refuses to start a thread.
-    pub fn new(threads: usize, others: usize, pin: bool) -> Result<Self> {
+    pub fn new(threads: usize, others: usize, binding: Binding) -> Result<Self> {
         let all = threads.max(1) + others;
         let shared = Arc::new(Shared {
             barrier: Barrier::new(threads.max(1)),
@@ -53,8 +65,10 @@ impl Pool {
             let (shared, gate) = (Arc::clone(&shared), Arc::clone(&complete));
             let body = move || {
                 if *gate.wait() {
-                    if pin && index < threads {
-                        cpu::pin(index);
+                    match binding {
+                        Binding::Each if index < threads => cpu::pin(index),
+                        Binding::Within(cores) if index < threads => _ = cores.bind(),
+                        _ => {}
                     }
                     work(&shared, index);
                 }
@@ -71,7 +85,7 @@ impl Pool {
             }
         }
         let _ = complete.set(true);
-        Ok(Self { shared, handles })
+        Ok(Self { shared, handles, binding })
     }
 
     /// Number of CPU threads, including the caller's.
@@ -92,10 +106,17 @@ impl Pool {
             };
             self.post(Some(job));
         }
+        let own = match self.binding {
+            Binding::Within(cores) => CoreSet::of_this_thread().filter(|_| cores.bind()),
+            _ => None,
+        };
         let guard = AbortOnPanic;
         job(0, barrier);
         std::mem::forget(guard);
         self.shared.gate.wait();
+        if let Some(own) = own {
+            own.bind();
+        }
     }
 
     fn post(&self, job: Option<*const Job>) {
@@ -146,7 +167,7 @@ mod tests {
     #[test]
     fn every_thread_runs_every_job() {
         for threads in [1, 2, 3, 5] {
-            let mut pool = Pool::new(threads, 0, false).unwrap();
+            let mut pool = Pool::new(threads, 0, Binding::None).unwrap();
             assert_eq!(pool.threads(), threads);
             let (first, second) = (AtomicUsize::new(0), AtomicUsize::new(0));
             for round in 1..=300 {
@@ -174,7 +195,7 @@ mod tests {
     fn threads_are_pinned_and_the_caller_is_not() {
         let before = allowed();
         let threads = cpu::cores().min(3);
-        let mut pool = Pool::new(threads, 1, true).unwrap();
+        let mut pool = Pool::new(threads, 1, Binding::Each).unwrap();
         let seen = std::sync::Mutex::new(vec![String::new(); threads + 1]);
         pool.run(&|thread, _| seen.lock().unwrap()[thread] = allowed());
         let seen = seen.into_inner().unwrap();
@@ -187,9 +208,32 @@ mod tests {
         assert!(pinned.iter().all(|cores| *cores != before), "{pinned:?}");
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn computing_threads_are_bound_to_a_set_of_cores_while_they_run_a_job() {
+        let before = allowed();
+        let last = CoreSet::of_this_thread().unwrap().cores().last().copied().unwrap();
+        let mut pool = Pool::new(3, 1, Binding::Within(CoreSet::of(&[last]))).unwrap();
+        let seen = std::sync::Mutex::new(vec![String::new(); 4]);
+        for _ in 0..2 {
+            pool.run(&|thread, _| seen.lock().unwrap()[thread] = allowed());
+            // The caller has all cores again, and the thread of another unit always has.
+            assert_eq!(allowed(), before);
+            let seen = seen.lock().unwrap();
+            assert!(
+                seen[..3].iter().all(|cores| *cores == format!("Cpus_allowed_list:\t{last}")),
+                "{seen:?}"
+            );
+            assert_eq!(seen[3], before);
+        }
+        // Cores that do not exist leave threads as they are.
+        let mut pool = Pool::new(2, 0, Binding::Within(CoreSet::of(&[1023, usize::MAX]))).unwrap();
+        pool.run(&|_, _| assert_eq!(allowed(), before));
+    }
+
     #[test]
     fn other_units_have_threads_of_their_own() {
-        let mut pool = Pool::new(2, 2, false).unwrap();
+        let mut pool = Pool::new(2, 2, Binding::None).unwrap();
         assert_eq!(pool.threads(), 2);
         let seen: Vec<_> = (0..4).map(|_| AtomicUsize::new(0)).collect();
         for round in 1..=100 {

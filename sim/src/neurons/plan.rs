@@ -1,7 +1,7 @@
 //! Planner of the number of hot neurons of a layer at a batch size: the share that makes the layer fastest
 //! (PowerInfer-2, §4.1.3, §5).
 //!
-//! Neurons are sorted by how often they are active at this batch size. The first `h` are hot: the unit for
+//! Neurons have an order, in which they become hot. The first `h` are hot: the unit for
 //! dense work computes all of them. The others are cold: the CPU computes the active ones, and reads those
 //! that the cache lacks meanwhile (§4.3). Both units work in parallel, after attention, during which missing
 //! hot neurons are read:
@@ -9,6 +9,7 @@
 //! ```text
 //! time(h, step) = attention + max(dense(h), predict(h) + sparse · active(h, step),
 //!                                 read · missing(h, step), bytes(h, step) / memory rate)
+//! bytes(h, step) = bytes of the hot, the active cold, and the gates of the other cold neurons
 //! time(h) = its mean over the steps of a trace
 //! hot bytes that are missing(h) ≤ attention · disk rate                                  (§5)
 //! ```
@@ -26,8 +27,8 @@ use super::recorded::{Demand, Recorded};
 /// Costs of a layer at one batch size. Times are in seconds, rates in bytes per second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tables {
-    /// Frequency with which each neuron is active for at least one token of the batch, 0 to 1, the most
-    /// active first.
+    /// Frequency with which each neuron is active for at least one token of the batch, 0 to 1, in the order in
+    /// which neurons become hot.
     pub active: Vec<f64>,
     /// Neurons of a cluster: the step of the search.
     pub cluster: usize,
@@ -36,8 +37,12 @@ pub struct Tables {
     pub dense: Vec<(usize, f64)>,
     /// The CPU's time for one active neuron, all workers together.
     pub sparse: f64,
-    /// The CPU's time to predict one cold neuron, active or not, all workers together.
+    /// The CPU's time to predict one cold neuron, active or not, or to compute its gate where nothing predicts
+    /// it, all workers together.
     pub predict: f64,
+    /// Part of a neuron's bytes that is read of a cold one that is not active: its gate, where nothing
+    /// predicts it.
+    pub gate: f64,
     /// Time of attention, in which hot neurons are read.
     pub attention: f64,
     /// Bytes of a neuron.
@@ -76,7 +81,7 @@ const MOST_CLUSTERS: usize = 1 << 12;
 ///
 /// # Errors
 /// [`NeuronError::Plan`] for invalid tables: no neurons, too many or too small clusters, frequencies that are
-/// not shares or not sorted, negative or NaN times or rates. Also if memory does not hold all neurons, reads
+/// not shares, negative or NaN times or rates. Also if memory does not hold all neurons, reads
 /// take time, and nothing is recorded. [`NeuronError::Trace`] for a trace of another layer.
 pub fn hot_share(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<Share, NeuronError> {
     check(tables, recorded)?;
@@ -144,7 +149,8 @@ fn evaluate(tables: &Tables, hot: usize, steps: &[Demand]) -> Share {
     for step in steps {
         let sparse = tables.predict * count + tables.sparse * step.active;
         let reads = tables.read * step.missing;
-        let bytes = tables.bytes * (hot as f64 + step.active) / tables.memory;
+        let inactive = (count - step.active).max(0.0);
+        let bytes = tables.bytes * (hot as f64 + step.active + tables.gate * inactive) / tables.memory;
         share.sparse += sparse / n;
         share.reads += reads / n;
         share.seconds += (tables.attention + dense.max(sparse).max(reads).max(bytes)) / n;
@@ -181,13 +187,10 @@ fn check(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<(), NeuronE
     if tables.active.iter().any(|f| !(0.0..=1.0).contains(f)) {
         return wrong("how often a neuron is active is a share of 1");
     }
-    if tables.active.windows(2).any(|w| w[0] < w[1]) {
-        return wrong("neurons have to be sorted, the most active first");
-    }
     if tables.dense.is_empty() || tables.dense.windows(2).any(|w| w[0].0 >= w[1].0) {
         return wrong("the dense unit's table needs rows, by neurons");
     }
-    let times = [tables.sparse, tables.predict, tables.attention, tables.bytes, tables.read];
+    let times = [tables.sparse, tables.predict, tables.gate, tables.attention, tables.bytes, tables.read];
     let finite = |t: f64| t.is_finite() && t >= 0.0;
     if !times.into_iter().chain(tables.dense.iter().map(|r| r.1)).all(finite) {
         return wrong("times and sizes are numbers from 0 on");

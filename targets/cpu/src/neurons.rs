@@ -27,13 +27,14 @@ impl CpuTarget {
     }
 
     /// Kernels of `neuron_ffn` whose gates are stored separately: where up and down stay on disk,
-    /// `request_neurons` requests them in between.
+    /// `request_neurons` requests them in between. Hot neurons are left out by the lists of active ones,
+    /// however many rows there are.
     pub(crate) fn split_neurons(
         &self,
         s: &mut Selection,
         node: &NodeView<'_>,
         glu: Glu,
-        layer: usize,
+        (layer, hot): (usize, Option<usize>),
     ) -> Result<()> {
         let (x, x_ld) = node.value(0)?;
         let (table, _) = node.value(1)?;
@@ -55,12 +56,12 @@ impl CpuTarget {
         s.layouts.extend([(2, Layout::Gates), (3, Layout::UpDown)]);
         let request = Builtin::RequestNeurons { layer: int(layer)?, rows: int(rows)?, k: int(layout.k)? };
         let h = s.temp(Type::f32([slots, inter]));
-        if rows <= FEW_ROWS {
+        if rows <= FEW_ROWS || hot.is_some() {
             let active_lists = s.temp(Type::i32([active_list_words(layout, inter)]));
             let compute = self.few_rows(format, rows, hidden)?;
             let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
             let (x, x_ld) = s.rows(Role::In(0), rows, conversion);
-            let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu };
+            let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu, hot };
             let args = vec![x, Role::In(1), Role::In(2), h, active_lists];
             s.launches.push(Launch { work: Work::Kernel(gate.into()), args });
             s.launches.push(Launch { work: Work::Builtin(request), args: vec![Role::In(1), active_lists] });

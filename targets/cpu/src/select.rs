@@ -255,8 +255,12 @@ impl CpuTarget {
                 return Err(Unsupported(format!("`{}` is for static graphs", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
-            &Op::NeuronFfn { glu, paged: None, predict } => self.neuron_ffn(&mut s, node, glu, predict)?,
-            &Op::NeuronFfn { glu, paged: Some(layer), .. } => self.split_neurons(&mut s, node, glu, layer)?,
+            &Op::NeuronFfn { glu, paged: None, hot: _, predict } => {
+                self.neuron_ffn(&mut s, node, glu, predict)?;
+            }
+            &Op::NeuronFfn { glu, paged: Some(layer), hot, .. } => {
+                self.split_neurons(&mut s, node, glu, (layer, hot))?;
+            }
             &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;
                 let (table, _) = node.value(1)?;

@@ -14,7 +14,7 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::Grid;
 use moec_runtime::Error as RuntimeError;
 use moec_runtime::platform::cpu;
-use moec_runtime::sync::pool::Pool;
+use moec_runtime::sync::pool::{Binding, Pool};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -147,7 +147,7 @@ impl Stopwatch {
         let last = target.figures.last_cache.and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
         let bytes = (2 * last).clamp(BUFFER[0], BUFFER[1]);
         // No thread is bound to a core: the first is the caller's, which then links with all of them.
-        let pool = Pool::new(threads, 0, false)?;
+        let pool = Pool::new(threads, 0, Binding::None)?;
         Ok(Self { pool, weights: Operand::words((bytes + WEIGHTS) / 4), next: 0 })
     }
 

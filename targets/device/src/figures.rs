@@ -1,7 +1,6 @@
 //! Figures of a device: what it can do, each with the place where the number comes from.
 
-use crate::GraphForm;
-use crate::{Legality, MatmulTime};
+use crate::{Choice, GraphForm, Legality, MatmulTime};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -258,6 +257,10 @@ pub struct Memory {
     /// Share of the bandwidth that is left where several cores read at once: a single queue is contended for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_queue: Option<Figure>,
+    /// Cluster of the CPU's cores that reads fastest from it, where the clusters state no rates
+    /// ([`crate::Device::reading_cluster`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads_on: Option<Choice<String>>,
 }
 
 /// A cache.

@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, DeviceUnit, Dimms, Figure, Link, NATIVE, UnitKind, host, nearest};
+use crate::{Cluster, Device, DeviceError, DeviceUnit, Dimms, Figure, Link, NATIVE, UnitKind, host, nearest};
 use moec_runtime::platform::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -134,6 +134,9 @@ impl Device {
             if m.shared_queue.as_ref().is_some_and(|f| f.value > 1.0) {
                 return bad("memory.shared_queue", "a share must be at most 1");
             }
+            if let Some(cluster) = m.reads_on.as_ref().map(|c| &c.value) {
+                check_cluster(cluster, self.clusters())?;
+            }
         }
         let mut levels = BTreeSet::new();
         for c in &self.caches {
@@ -239,6 +242,7 @@ impl Device {
             out.extend(m.sequential.iter().map(|b| ("memory.sequential", b.gb_per_s, &*b.source)));
             out.extend(m.ranges.iter().map(|b| ("memory.ranges", b.gb_per_s, &*b.source)));
             out.extend(m.shared_queue.iter().map(|f| ("memory.shared_queue", f.value, &*f.source)));
+            out.extend(m.reads_on.iter().map(|c| ("memory.reads_on", 0.0, &*c.source)));
         }
         let of_links = self.links.iter().filter_map(|l| l.achieved.as_ref());
         let rows = self.memories.iter().flat_map(|m| m.bandwidth.iter().chain(&m.sequential));
@@ -264,6 +268,17 @@ fn check_shares<'a>(mut shares: impl Iterator<Item = &'a Figure>) -> Result<(), 
     if shares.all(|f| f.value > 0.0 && f.value <= 1.0) { Ok(()) } else { Err(()) }
 }
 
+/// Fails if the CPU has no such cluster of cores.
+fn check_cluster(name: &str, clusters: &[Cluster]) -> Result<(), (String, String)> {
+    if clusters.iter().any(|c| c.name == name) {
+        return Ok(());
+    }
+    let known: Vec<_> = clusters.iter().map(|c| format!("`{}`", c.name)).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    let message = format!("no cluster of the CPU is named `{name}`; it has {known}");
+    Err(("memory.reads_on".to_owned(), message))
+}
+
 /// The first value of a unit that makes no sense: its key, and why.
 fn check_unit(u: &DeviceUnit) -> Result<(), (String, String)> {
     let bad = |key: &str, message: String| Err((key.to_owned(), message));
@@ -282,6 +297,13 @@ fn check_unit(u: &DeviceUnit) -> Result<(), (String, String)> {
             "unit.cluster",
             format!("clusters have {of_clusters} cores in all, which `cores` must equal"),
         );
+    }
+    if u.clusters.iter().any(|c| c.cores == 0) {
+        return bad("unit.cluster.cores", "a cluster must have at least one core".into());
+    }
+    let mut names = BTreeSet::new();
+    if let Some(c) = u.clusters.iter().find(|c| !names.insert(c.name.as_str())) {
+        return bad("unit.cluster.name", format!("`{}` occurs twice", c.name));
     }
     if u.hexagon.as_ref().is_some_and(|h| h.vtcm_mib == 0 || h.vtcm_mib > 64) {
         return bad("unit.hexagon.vtcm_mib", "expected 1 to 64".into());

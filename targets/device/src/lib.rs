@@ -145,6 +145,22 @@ impl Device {
         own.or_else(free)
     }
 
+    /// Clusters of the CPU's cores; empty where the file names none.
+    pub fn clusters(&self) -> &[Cluster] {
+        self.units.iter().find(|u| u.kind == UnitKind::Cpu).map_or(&[], |u| &u.clusters)
+    }
+
+    /// Cluster whose cores read fastest from disk: the one that the disk names, else the one of the highest
+    /// rate. `None` where the file states neither.
+    pub fn reading_cluster(&self) -> Option<&Cluster> {
+        let named = self.memories.iter().find_map(|m| m.reads_on.as_ref());
+        if let Some(named) = named {
+            return self.clusters().iter().find(|c| c.name == named.value);
+        }
+        let rated = self.clusters().iter().filter_map(|c| Some((c, c.disk_mb_per_s.as_ref()?.value)));
+        rated.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(cluster, _)| cluster)
+    }
+
     /// Name of the memory that a unit works in, where that is not the CPU's.
     pub fn memory_of<'a>(&'a self, unit: &'a DeviceUnit) -> Option<&'a str> {
         unit.memory.as_deref().filter(|m| Some(*m) != self.cpu_memory())

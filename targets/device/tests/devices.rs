@@ -306,6 +306,40 @@ fn phone_devices_match_the_papers_measurements() {
 }
 
 #[test]
+fn reading_cluster_is_named_by_the_disk_or_has_the_highest_rate() {
+    let text = |name| BUILT_IN.iter().find(|(n, _)| *n == name).unwrap().1;
+    let reads = |text: &str| parse(text).unwrap().reading_cluster().map(|c| c.name.clone());
+    // Table 1 has a rate for each cluster of one phone; the file of the other names the cluster.
+    let (rated, named) = (text("snapdragon-8-gen-3"), text("snapdragon-8-plus-gen-1"));
+    assert_eq!(reads(rated).as_deref(), Some("big"));
+    assert_eq!(reads(&rated.replacen("value = 1076.10", "value = 900", 1)).as_deref(), Some("middle"));
+    let key = "reads_on = { value = \"big\"";
+    assert_eq!(reads(named).as_deref(), Some("big"));
+    assert_eq!(reads(&named.replacen(key, "reads_on = { value = \"little\"", 1)).as_deref(), Some("little"));
+    let without = named.lines().filter(|l| !l.starts_with("reads_on")).collect::<Vec<_>>().join("\n");
+    assert_eq!((reads(&without), reads(FULL)), (None, None));
+    for (from, to, expected) in [
+        (
+            key,
+            "reads_on = { value = \"huge\"",
+            "`memory.reads_on`: no cluster of the CPU is named `huge`; it has `big`, `middle`, `little`",
+        ),
+        ("name = \"middle\"", "name = \"big\"", "`unit.cluster.name`: `big` occurs twice"),
+        ("source = \"assumed: as on snapdragon", "sources = \"", "unknown field `sources`"),
+    ] {
+        assert!(named.contains(from), "{from}");
+        let found = error(&named.replacen(from, to, 1));
+        assert!(found.contains(expected), "{found}");
+    }
+    let none = FULL.replacen(
+        "name = \"dram\"",
+        "name = \"dram\"\nreads_on = { value = \"big\", source = \"x\" }",
+        1,
+    );
+    assert!(error(&none).contains("no cluster of the CPU is named `big`; it has none"));
+}
+
+#[test]
 fn a_file_of_the_users_is_found_by_its_path() {
     let path = std::env::temp_dir().join(format!("moec-device-{}.toml", std::process::id()));
     std::fs::write(&path, FULL).unwrap();

@@ -32,12 +32,15 @@ pub struct NeuronGate {
     pub x_ld: usize,
     /// Activation that joins gate and up.
     pub glu: Glu,
+    /// Number of hot neurons, the first ones of each expert, which another unit computes: they are not
+    /// listed.
+    pub hot: Option<usize>,
 }
 
 impl NeuronGate {
     /// The kernel that it is a part of.
     fn whole(&self) -> NeuronUp {
-        let &Self { layout, hidden, inter, format, compute, x_ld, glu } = self;
+        let &Self { layout, hidden, inter, format, compute, x_ld, glu, .. } = self;
         NeuronUp { layout, hidden, inter, format, compute, gate_bound: false, predicted: false, x_ld, glu }
     }
 }
@@ -49,6 +52,7 @@ impl Kernel for NeuronGate {
 
     fn name(&self, s: &mut Symbol, _isa: &Isa) {
         self.whole().parameters(s.word("neuron_gate"));
+        s.option("hot", self.hot);
     }
 
     fn grid(&self, isa: &Isa) -> Grid {
@@ -72,7 +76,12 @@ impl Kernel for NeuronGate {
     }
 
     fn rules(&self, isa: &Isa) -> Vec<Rule> {
-        self.whole().rules(isa)
+        let mut rules = self.whole().rules(isa);
+        rules.push((
+            self.hot.is_none_or(|hot| (1..self.inter).contains(&hot)),
+            "no neuron is hot, or none is cold",
+        ));
+        rules
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
@@ -88,8 +97,9 @@ impl Kernel for NeuronGate {
                 NeuronAddresses { k, bundle: call.bundle, inter, matrix: gates.load_address(e.id), up_down };
             let rows = call.rows(&e);
             k.each(from, end, 1, |block| {
-                let first = block * NEURONS;
-                let count = (k.i(inter as i64) - first).min(k.i(NEURONS as i64));
+                let end = (block * NEURONS + NEURONS).min(k.i(inter as i64));
+                let first = (block * NEURONS).max(k.i(self.hot.unwrap_or(0) as i64)).min(end);
+                let count = end - first;
                 let to = active_lists.words((active * blocks + block) * LIST);
                 list(
                     k,

@@ -68,6 +68,13 @@ pub(super) fn write(trials: &Trials, cpu: Result<&TrialResult, &Error>, progress
             "why": format!("static graphs run only on {}, and this is {}", WITH_GRAPHS.join(", "), env::consts::OS),
         }),
     });
+    let off_npu: usize = units.iter().map(|unit| operation_warnings(&unit["operations"])).sum();
+    if off_npu > 0 {
+        progress.warn(&format!(
+            "{off_npu} static graphs do not run on the NPU alone: see `operations` of the unit `{}` in the report",
+            UnitKind::Npu.name()
+        ));
+    }
     let right = units.iter().all(|unit| matches!(unit["state"].as_str(), Some("ok" | "missing")));
     let figures = match measured {
         Ok(mut figures) => {
@@ -135,6 +142,7 @@ fn entry(trials: &Trials, unit: Option<&str>, found: &TrialResult, private: &Pri
     let mut bench = trials.run(&bundle);
     bench.args(["bench", "--json", "--prompt", TIMED[0], "--gen", TIMED[1]]);
     let (times, bench) = part(&mut bench, Value::clone);
+    let (_, info) = part(trials.run(&bundle).args(["info", "--json"]), |info| info["operations"].clone());
     json!({
         "unit": unit.unwrap_or(CPU),
         "state": if verifies && times { found.verdict() } else { "failed" },
@@ -145,7 +153,23 @@ fn entry(trials: &Trials, unit: Option<&str>, found: &TrialResult, private: &Pri
         "build_s": found.build_s,
         "verify": verified,
         "bench": bench,
+        "operations": operations(info, private),
     })
+}
+
+/// Units that execute the operations of static graphs, as `run info` reports them. `null`: the unit has no
+/// static graphs.
+fn operations(mut reported: Value, private: &Private) -> Value {
+    // Packages are named relative to the bundle; a reason may name folders of this machine.
+    if let Some(Value::String(why)) = reported.get_mut("why") {
+        *why = private.out_of(why);
+    }
+    reported
+}
+
+/// Number of static graphs with operations that do not run on the NPU.
+fn operation_warnings(operations: &Value) -> usize {
+    operations["warnings"].as_array().map_or(0, Vec::len)
 }
 
 /// Result of `moec verify`, without the steps that are right.
@@ -250,6 +274,22 @@ mod tests {
         ] {
             assert_eq!(private.out_of(text), clean);
         }
+    }
+
+    #[test]
+    fn self_test_report_has_the_units_of_operations() {
+        let private = Private { names: vec!["mara".into()] };
+        assert_eq!(operations(Value::Null, &private), Value::Null);
+        let why = json!({"known": false, "why": "cannot read `/Users/mara/a.mlpackage`"});
+        assert_eq!(operations(why, &private)["why"], "cannot read `…/a.mlpackage`");
+        let known = json!({
+            "known": true,
+            "units": {"npu": {"operations": 9, "cost": 0.9}, "cpu": {"operations": 1, "cost": 0.1}},
+            "functions": [{"package": "artifacts/part.mlpackage", "function": "rows1", "operations": []}],
+            "warnings": ["function `rows1` of `artifacts/part.mlpackage` does not run on the NPU alone"],
+        });
+        assert_eq!(operations(known.clone(), &private), known);
+        assert_eq!((operation_warnings(&known), operation_warnings(&Value::Null)), (1, 0));
     }
 
     #[test]

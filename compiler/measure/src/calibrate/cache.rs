@@ -105,6 +105,10 @@ fn cached(c: &Inputs<'_>, origin: &Origin, progress: &Progress) -> Result<Profil
     let shapes = c.config.shapes_for(c.spec()?.max_positions)?;
     let window = WINDOW.min(shapes.max_context);
     let _ = write!(key, " {window} {} {}", shapes.prefill_chunk, configured.tokens);
+    // The profile has the confidences of the little pass, if there is one.
+    if let Some(little) = c.config.little(c.spec()?.experts_per_token())? {
+        let _ = write!(key, " little {little}");
+    }
     for hash in [origin.checkpoint, sha256(tokenizer)].iter().chain(texts.iter().map(|t| &t.hash)) {
         let _ = write!(key, " {}", hex(hash));
     }

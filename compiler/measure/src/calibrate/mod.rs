@@ -7,6 +7,7 @@
 
 mod cache;
 mod collect;
+mod confidence;
 mod gates;
 mod neurons;
 mod products;
@@ -79,6 +80,8 @@ pub fn calibrate(
     own.model = config.model.clone();
     own.shapes.max_context = Some(window);
     own.shapes.prefill_chunk = shapes.prefill_chunk.min(window);
+    own.decode.big_little = config.decode.big_little;
+    own.decode.little = config.decode.little;
     own.memory.kv_cache = KvCache::F32;
     own.memory.budget = None;
     let target = moec_targets::target("native")?.with_activations(Activations::F32);
@@ -129,6 +132,10 @@ pub fn calibrate(
     let gates = gates.into_iter().map(|g| g.finish(&compiled.module, checkpoint));
     let mut gates = gates.collect::<Result<Vec<_>>>()?;
     gates.sort_by_key(|g| g.layer);
+    let little = bundle.plan.model.big_little;
+    let confidence = little
+        .map(|little| confidence::record(&mut engine, little.experts, &windows, progress))
+        .transpose()?;
     Ok(Profile {
         origin,
         reading,
@@ -141,6 +148,7 @@ pub fn calibrate(
         neurons,
         samples,
         gates,
+        confidence,
     })
 }
 

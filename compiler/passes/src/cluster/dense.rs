@@ -104,7 +104,7 @@ pub(super) fn replace(graph: &mut Graph, network: Network, ids: ValueId, bundles
         node.inputs = vec![ids.into()];
     }
     if let Some(node) = graph.nodes.get_mut(down) {
-        node.op = Op::NeuronFfn { glu: network.glu, paged: None, predict: None };
+        node.op = Op::NeuronFfn { glu: network.glu, paged: None, hot: None, predict: None };
         node.inputs = vec![x, table.into(), bundles];
     }
 }

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::*;
+use crate::cluster::Unseen;
+use moec_ir::Format;
 use moec_ir::text::parse_module;
 
 /// A layer of two experts of three neurons, for prompts and for decoding one and two sequences.
@@ -90,4 +92,33 @@ fn bundles_of_neurons_have_formats_with_scales_of_their_own() {
     divide(&mut by_channel, &layer(&[(1, 1)], [0, 1, 2])).unwrap();
     let formats: Vec<Format> = by_channel.weights.iter().skip(4).map(|w| w.format).collect();
     assert_eq!(formats, [Format::Q4o, Format::Q4o, Format::Q4]);
+}
+
+#[test]
+fn on_disk_all_batches_share_the_neurons_and_pass_over_hot_ones() {
+    let mut divided = module();
+    divide_on_disk(&mut divided, &layer(&[(1, 1), (2, 2)], [0, 1, 2]), &Unseen).unwrap();
+    moec_ir::verify::module(&divided).unwrap();
+    // Prompts compute all neurons.
+    assert_eq!(ops(&divided.entries[0]), ["linear", "router", "dispatch", "neuron_ffn", "combine"]);
+    let cold = divided.entries.iter().flat_map(|g| &g.nodes).filter_map(|n| match n.op {
+        Op::NeuronFfn { paged, hot, .. } => Some((paged, hot, &n.inputs[2..])),
+        _ => None,
+    });
+    let cold: Vec<_> = cold.collect();
+    let own = cold[0].2;
+    assert_eq!(cold, [(Some(0), None, own), (Some(0), Some(1), own), (Some(0), Some(2), own)]);
+    // Networks are written from the whole matrices.
+    let experts = LayerExperts::of(&divided, 0).unwrap();
+    let names = [experts.gate_up, experts.down].map(|id| divided.weight(id).name.as_str());
+    assert_eq!(names, ["layers.0.gate_up", "layers.0.down"]);
+}
+
+#[test]
+fn on_disk_a_batch_without_cold_neurons_reads_none() {
+    let mut divided = module();
+    divide_on_disk(&mut divided, &layer(&[(2, 3)], [0, 1, 2]), &Unseen).unwrap();
+    moec_ir::verify::module(&divided).unwrap();
+    assert_eq!(ops(&divided.entries[2]), ["linear", "router", "dispatch", "expert_ffn", "combine"]);
+    assert_eq!(ops(&divided.entries[1]), ops(&divided.entries[0]));
 }

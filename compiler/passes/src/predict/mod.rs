@@ -240,11 +240,11 @@ fn name(kind: Kind) -> String {
 /// With a threshold on SiLU, neurons are active on both sides of the inactive ones.
 fn by_neurons(node: &Node) -> Option<(u32, Glu, WeightId)> {
     match (&node.op, node.inputs.as_slice(), node.scope.layer) {
-        (&Op::NeuronFfn { glu, paged: None, predict: None }, &[_, _, Operand::Weight(w)], Some(layer))
-            if glu.skips_below() =>
-        {
-            Some((layer, glu, w))
-        }
+        (
+            &Op::NeuronFfn { glu, paged: None, hot: None, predict: None },
+            &[_, _, Operand::Weight(w)],
+            Some(layer),
+        ) if glu.skips_below() => Some((layer, glu, w)),
         _ => None,
     }
 }
@@ -312,7 +312,7 @@ pub fn apply(
         for (node, _) in graph.nodes.iter_mut().zip(few).filter(|(_, few)| *few) {
             let Some((_, glu, weight)) = by_neurons(node) else { continue };
             let Some((predictor, weights)) = declared.get(&weight) else { continue };
-            node.op = Op::NeuronFfn { glu, paged: None, predict: Some(*predictor) };
+            node.op = Op::NeuronFfn { glu, paged: None, hot: None, predict: Some(*predictor) };
             node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
         }
     }

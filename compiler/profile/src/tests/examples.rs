@@ -91,6 +91,7 @@ pub(super) fn profile() -> impl Strategy<Value = Profile> {
             neurons: vec![neurons],
             samples: vec![rows],
             gates: vec![gates(0)],
+            confidence: Some(confidence()),
             correlations: vec![together.0, together.1],
             origin: origin(),
             reading,
@@ -134,6 +135,7 @@ pub(super) fn example() -> Profile {
         neurons: vec![neuron_counts()],
         samples: vec![sample(0)],
         gates: vec![gates(0)],
+        confidence: Some(confidence()),
         correlations: vec![
             Correlations::from_sums(
                 vec!["layers.0.moe.down".to_owned()],
@@ -145,6 +147,15 @@ pub(super) fn example() -> Profile {
             .unwrap(),
         ],
     }
+}
+
+/// Three tokens of a little pass with one expert.
+pub(super) fn confidence() -> Confidence {
+    let mut confidence = Confidence::new(1);
+    for probability in [Some(0.25), Some(0.75), None] {
+        confidence.add(probability);
+    }
+    confidence
 }
 
 /// Gates of a layer's experts.

@@ -2,6 +2,18 @@
 
 use super::*;
 
+/// A file of a version without confidences is read unchanged.
+#[test]
+fn a_profile_of_version_six_is_read() {
+    let p = example();
+    let start = (&p.origin, &p.reading, &p.layers, &p.trace, &p.saliency, &p.weights, &p.routes);
+    let old = (start, &p.correlations, &p.neurons, &p.samples, &p.gates);
+    let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
+    let read = Profile::decode(&wrapped(6, stored.len() as u64, &stored)).unwrap();
+    assert_eq!(read.merge(&p).unwrap().confidence, p.confidence);
+    assert_eq!(read, Profile { confidence: None, ..p });
+}
+
 /// A file of a version without gates is read unchanged.
 #[test]
 fn a_profile_of_version_five_is_read() {
@@ -11,7 +23,7 @@ fn a_profile_of_version_five_is_read() {
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(5, stored.len() as u64, &stored)).unwrap();
     assert_eq!(read.merge(&p).unwrap().gates, p.gates);
-    assert_eq!(read, Profile { gates: Vec::new(), ..p });
+    assert_eq!(read, Profile { gates: Vec::new(), confidence: None, ..p });
 }
 
 /// A file of a version without rows is read unchanged; merged with a new one it has no rows either.
@@ -23,7 +35,7 @@ fn a_profile_of_version_four_is_read() {
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(4, stored.len() as u64, &stored)).unwrap();
     assert!(read.merge(&p).unwrap().samples.is_empty());
-    assert_eq!(read, Profile { samples: Vec::new(), gates: Vec::new(), ..p });
+    assert_eq!(read, Profile { samples: Vec::new(), gates: Vec::new(), confidence: None, ..p });
 }
 
 /// A file of a version without neurons is read unchanged.
@@ -34,7 +46,10 @@ fn a_profile_of_version_three_is_read() {
         (&p.origin, &p.reading, &p.layers, &p.trace, &p.saliency, &p.weights, &p.routes, &p.correlations);
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(3, stored.len() as u64, &stored)).unwrap();
-    assert_eq!(read, Profile { neurons: Vec::new(), samples: Vec::new(), gates: Vec::new(), ..p });
+    assert_eq!(
+        read,
+        Profile { neurons: Vec::new(), samples: Vec::new(), gates: Vec::new(), confidence: None, ..p }
+    );
 }
 
 /// A file of a version without correlations is read unchanged.
@@ -54,6 +69,7 @@ fn a_profile_of_version_two_is_read() {
         neurons: Vec::new(),
         samples: Vec::new(),
         gates: Vec::new(),
+        confidence: None,
         ..new.clone()
     };
     assert_eq!(read, none);

@@ -108,8 +108,13 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             bias,
             fixed
         }),
-        (glu(), prop::option::of(small()), prop::option::of(prop::sample::select(Predictor::ALL.to_vec())))
-            .prop_map(|(glu, paged, predict)| Op::NeuronFfn { glu, paged, predict }),
+        (
+            glu(),
+            prop::option::of(small()),
+            prop::option::of(small()),
+            prop::option::of(prop::sample::select(Predictor::ALL.to_vec()))
+        )
+            .prop_map(|(glu, paged, hot, predict)| Op::NeuronFfn { glu, paged, hot, predict }),
         any::<bool>().prop_map(|partial| Op::Combine { partial }),
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
             .prop_map(|(capacities, spill)| Op::LimitCapacity(LimitCapacityDesc { capacities, spill })),

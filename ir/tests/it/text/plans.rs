@@ -183,8 +183,15 @@ pub(super) fn random_paging() -> impl Strategy<Value = Paging> {
         });
     let layers = prop::collection::vec(layer, 0..4);
     let pinned = prop::collection::vec(any::<(u32, u32)>(), 0..3);
-    (any::<[u64; 4]>(), any::<[u32; 5]>(), text(), pinned, layers).prop_map(
-        |(bytes, [a, b, c, d, block_bytes], policy, pinned, layers)| {
+    let class = (text(), any::<(u32, bool, bool)>()).prop_map(|(name, (count, computes, reads))| CoreClass {
+        name,
+        count,
+        computes,
+        reads,
+    });
+    let lists = (pinned, prop::collection::vec(class, 0..4));
+    (any::<[u64; 4]>(), any::<[u32; 5]>(), text(), lists, layers).prop_map(
+        |(bytes, [a, b, c, d, block_bytes], policy, (pinned, cores), layers)| {
             let matrices: u32 = layers.iter().map(|l| 2 * l.experts).sum();
             let [budget, resident, process, frame_bytes] = bytes;
             let (threads, frames, staging) = (a, b, c);
@@ -205,6 +212,7 @@ pub(super) fn random_paging() -> impl Strategy<Value = Paging> {
                 layers,
                 checksums,
                 uses,
+                cores,
             }
         },
     )

@@ -14,11 +14,12 @@ use crate::exec::unit::{self, ComputeUnit};
 use crate::kv::states::States;
 use crate::offload::paging::{self, Paging};
 use crate::platform::available::available;
-use crate::platform::cpu;
+use crate::platform::cores::CoreUse;
+use crate::platform::cpu::{self, CoreSet};
 use crate::platform::memory::{Addr, Region};
 use crate::schedule::dispatch::Assigner;
 use crate::sync::events::Events;
-use crate::sync::pool::Pool;
+use crate::sync::pool::{Binding, Pool};
 use crate::weights::owned::{LoadOptions, LoadProgress, MovingStore, OwnedStore};
 use crate::weights::store::{CheckLevel, MappedStore, Store};
 use crate::weights::{self, Choice, Weights};
@@ -82,14 +83,19 @@ impl<'p> Engine<'p> {
         }
         let files = BundleFiles::open(program, bundle)?;
         let mut options = options;
+        let mut cores = None;
         let (store, pager, why): (Box<dyn Store + 'p>, _, _) =
             if program.paging.is_some() && !options.resident {
                 if options.weights == Weights::Ram {
                     return Err(Error::usage("the bundle has a memory budget, which leaves experts on disk")
                         .with_hint("give `--no-budget` to hold all weights, or leave out `--weights ram`"));
                 }
-                let paging = options.paging.map_or_else(Paging::from_env, Ok)?;
-                options.threads = Some(paging::threads(program, options.threads)?);
+                let mut paging = options.paging.map_or_else(Paging::from_env, Ok)?;
+                let found = paging::cores(program, paging.cores);
+                let threads = paging::threads(program, options.threads, found.as_ref())?;
+                options.threads = Some(threads);
+                paging.disk.core = paging.disk.core.or(found.as_ref().and_then(CoreUse::reader));
+                cores = found.and_then(|found| found.set(threads));
                 let (store, pager) = paging::open(program, &files, options.check, &paging)?;
                 (Box::new(store), Some(pager), Choice::under_budget().why)
             } else {
@@ -100,7 +106,7 @@ impl<'p> Engine<'p> {
         let cpu = CpuUnit::new(program, pager.clone(), Arc::clone(&counters), assigner.clone());
         units[0] = Some(Box::new(cpu));
         let mut engine =
-            Self::with_parts(program, store, units, (counters, assigner), Some(&files), options)?;
+            Self::with_parts(program, store, units, (counters, assigner), Some(&files), cores, options)?;
         (engine.pager, engine.why) = (pager, why);
         Ok(engine)
     }
@@ -113,7 +119,7 @@ impl<'p> Engine<'p> {
         let counters = Arc::new(SetCounters::of(&program.expert_sets));
         let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = program.units.iter().map(|_| None).collect();
         units[0] = Some(Box::new(CpuUnit::new(program, None, Arc::clone(&counters), None)));
-        Self::with_parts(program, store, units, (counters, None), None, options)
+        Self::with_parts(program, store, units, (counters, None), None, None, options)
     }
 
     fn with_parts(
@@ -122,14 +128,18 @@ impl<'p> Engine<'p> {
         mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>>,
         (counters, assigner): (Arc<SetCounters>, Option<Arc<Assigner>>),
         files: Option<&BundleFiles>,
+        cores: Option<CoreSet>,
         options: Options,
     ) -> Result<Self> {
         unit::check(&units, program)?;
         cpu::check(&program.target)?;
         let threads = cpu::threads(options.threads)?;
-        if options.pin {
+        let binding = if options.pin {
             cpu::check_pin(threads)?;
-        }
+            Binding::Each
+        } else {
+            cores.map_or(Binding::None, Binding::Within)
+        };
         let arena = Region::new("activations", program.arena_bytes())?;
         let accelerators = accelerators::open(program, &mut units, files)?;
         let sequences = options.demand.map_or(u32::MAX, |d| u32::try_from(d.sequences).unwrap_or(u32::MAX));
@@ -187,7 +197,7 @@ impl<'p> Engine<'p> {
             scratch_stride: stride,
             taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
             events: Events::new(events, threads + unit_threads.len()),
-            pool: Pool::new(threads, unit_threads.len() + queues, options.pin)?,
+            pool: Pool::new(threads, unit_threads.len() + queues, binding)?,
             unit_threads,
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,

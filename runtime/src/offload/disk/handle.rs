@@ -10,6 +10,7 @@ use super::options::Options;
 use super::reader::{Reader, Wake};
 use super::worker::{Command, DiskQueue, Stats, Worker};
 use crate::error::{Error, Result};
+use crate::platform::cpu::CoreSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -116,11 +117,20 @@ impl ThreadedDisk {
         let files = Arc::new(Files::open(&table, options.direct)?);
         let reader = wrap(open::reader(&files, &buffers, options)?);
         let waker = reader.waker();
-        let description = format!("{}, blocks of {} KiB", reader.describe(), options.block_bytes >> 10);
+        let on_core = options.core.map_or(String::new(), |core| format!(", on core {core}"));
+        let description =
+            format!("{}, blocks of {} KiB{on_core}", reader.describe(), options.block_bytes >> 10);
         let queue = DiskQueue::new(table, buffers);
         let worker = Worker::new(&queue, reader, files, Arc::clone(&clock), options);
         let thread = std::thread::Builder::new().name("moec-disk".to_owned());
-        let handle = Some(thread.spawn(move || worker.run()).map_err(Error::thread)?);
+        let core = options.core;
+        let work = move || {
+            if let Some(core) = core {
+                CoreSet::of(&[core]).bind();
+            }
+            worker.run();
+        };
+        let handle = Some(thread.spawn(work).map_err(Error::thread)?);
         Ok(Self { queue, waker, handle, clock, description })
     }
 

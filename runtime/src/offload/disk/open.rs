@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// io_uring was requested by name but is missing; threads cannot be started.
 pub fn reader(files: &Arc<Files>, buffers: &Arc<Buffers>, options: &Options) -> Result<Box<dyn Reader>> {
     let threads = |why: Option<String>| -> Result<Box<dyn Reader>> {
-        Ok(Box::new(Threads::new(Arc::clone(files), Arc::clone(buffers), options.depth as usize, why)?))
+        let (files, buffers) = (Arc::clone(files), Arc::clone(buffers));
+        Ok(Box::new(Threads::new(files, buffers, options.depth as usize, options.core, why)?))
     };
     match options.reader {
         Choice::Threads => threads(None),

@@ -71,6 +71,8 @@ pub struct Options {
     pub interruptions: u32,
     /// Longest time that a read may take.
     pub time_limit: Duration,
+    /// Core that the threads that read are bound to, if the operating system supports it; `None`: any.
+    pub core: Option<usize>,
 }
 
 impl Default for Options {
@@ -85,6 +87,7 @@ impl Default for Options {
             retries: 3,
             interruptions: 1000,
             time_limit: Duration::from_secs(30),
+            core: None,
         }
     }
 }

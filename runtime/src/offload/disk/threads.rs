@@ -4,6 +4,7 @@ use super::buffer::Buffers;
 use super::files::Files;
 use super::reader::{Read, ReadResult, Reader, Wake};
 use crate::error::{Error, Result};
+use crate::platform::cpu::CoreSet;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -13,6 +14,9 @@ use std::time::Duration;
 
 /// Maximum number of threads: more would only wait for the same queue of the drive.
 const MOST: usize = 32;
+/// Maximum number of threads that are bound to one core: the storage of a device with such cores has one
+/// queue of commands (PowerInfer-2, §2.3.2), which a few threads keep filled.
+const MOST_ON_CORE: usize = 4;
 /// Stack of a thread, in bytes.
 const STACK: usize = 64 << 10;
 
@@ -58,11 +62,18 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Starts `depth` threads, 32 at most. `why` is the reason for their use, for users.
+    /// Starts `depth` threads, 32 at most; on one core 4 at most. `why` is the reason for their use, for
+    /// users.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn new(files: Arc<Files>, buffers: Arc<Buffers>, depth: usize, why: Option<String>) -> Result<Self> {
+    pub fn new(
+        files: Arc<Files>,
+        buffers: Arc<Buffers>,
+        depth: usize,
+        core: Option<usize>,
+        why: Option<String>,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             work: Condvar::new(),
@@ -71,7 +82,7 @@ impl Threads {
             _buffers: buffers,
         });
         let mut reader = Self { shared, handles: Vec::new(), why };
-        let depth = depth.clamp(1, MOST);
+        let depth = depth.clamp(1, core.map_or(MOST, |_| MOST_ON_CORE));
         let mut state = reader.shared.lock();
         state.waiting.reserve(depth);
         state.ended.reserve(depth);
@@ -80,13 +91,16 @@ impl Threads {
             let shared = Arc::clone(&reader.shared);
             let thread = std::thread::Builder::new().name(format!("moec-read-{i}")).stack_size(STACK);
             // Threads that run already end when the reader is dropped.
-            reader.handles.push(thread.spawn(move || work(&shared)).map_err(Error::thread)?);
+            reader.handles.push(thread.spawn(move || work(&shared, core)).map_err(Error::thread)?);
         }
         Ok(reader)
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &Shared, core: Option<usize>) {
+    if let Some(core) = core {
+        CoreSet::of(&[core]).bind();
+    }
     let mut state = shared.lock();
     loop {
         if state.stop {

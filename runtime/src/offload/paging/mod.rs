@@ -35,7 +35,8 @@ use crate::exec::timeline::Timeline;
 use crate::exec::unit::{ExpertPart, Launch, LayerPart, PoolThread, StepFault};
 use crate::offload::disk::files::Files;
 use crate::offload::disk::{self, Buffers, Class, Extent, ExtentTable, FileEntry, SystemClock, ThreadedDisk};
-use crate::platform::cpu;
+use crate::platform::cores::{self, CoreUse};
+use crate::platform::cpu::{self, CoreSet};
 use crate::platform::memory::Addr;
 use crate::weights::store::{CheckLevel, MappedStore, Store};
 use moec_ir::op::DispatchLayout;
@@ -271,11 +272,20 @@ fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
     ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents)
 }
 
-/// Threads of a run: as requested, else the number of cores, at most the number in the budget.
+/// Cores of a run, where the plan names kinds of cores. `folder`: the operating system's description of the
+/// cores, in the form of [`cores::SYS`].
+pub(crate) fn cores(program: &Program, folder: &str) -> Option<CoreUse> {
+    let classes = program.paging.as_ref().map(|p| &p.cores).filter(|classes| !classes.is_empty())?;
+    let allowed = CoreSet::of_this_thread().map(|set| set.cores()).unwrap_or_default();
+    Some(cores::choose(classes, &cores::clusters(Path::new(folder)), &allowed))
+}
+
+/// Threads of a run: as requested, else the number of cores, or of those that compute, at most the number in
+/// the budget.
 ///
 /// # Errors
 /// More were requested than the budget allows.
-pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usize> {
+pub(crate) fn threads(program: &Program, requested: Option<usize>, cores: Option<&CoreUse>) -> Result<usize> {
     let found = cpu::threads(requested)?;
     let most = program.paging.as_ref().map_or(usize::MAX, |p| p.threads as usize);
     let request = requested.is_some() || std::env::var("MOEC_THREADS").is_ok_and(|v| !v.is_empty());
@@ -285,13 +295,16 @@ pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usi
         ))
         .with_hint("request fewer, build with more `threads` under `[memory]`, or run with `--no-budget`"));
     }
+    let computing = cores.map_or(0, |cores| cores.compute().len());
+    let most = if request || computing == 0 { most } else { most.min(computing) };
     Ok(found.min(most))
 }
 
 /// Description of the reader that a run here would use, for users: determined by opening it.
 pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
     let block_bytes = program.paging.as_ref().map_or(disk::LARGEST_BLOCK, |p| p.block_bytes);
-    let options = disk::Options { block_bytes, ..usual_disk()? };
+    let core = cores(program, cores::SYS).and_then(|cores| cores.reader());
+    let options = disk::Options { block_bytes, core, ..usual_disk()? };
     let files =
         Arc::new(Files::open(&table(program, &BundleFiles::open(program, bundle)?)?, options.direct)?);
     let buffers = Buffers::new(&[Class { bytes: disk::BLOCK, count: 1 }])?;

@@ -3,6 +3,7 @@
 use super::hooks::Hooks;
 use crate::error::Result;
 use crate::offload::disk::{self, Reader};
+use crate::platform::cores;
 use std::fmt;
 
 /// Options of a program whose experts stay on disk. The plan has the rest.
@@ -21,6 +22,8 @@ pub struct Paging {
     pub wrap: Option<Wrap>,
     /// Hooks of simulations and tests.
     pub hooks: Option<&'static dyn Hooks>,
+    /// Folder where the operating system describes the cores, in the form of [`cores::SYS`].
+    pub cores: &'static str,
 }
 
 /// A function that wraps a reader.
@@ -41,6 +44,6 @@ impl Paging {
     pub fn from_env() -> Result<Self> {
         let disk = super::usual_disk()?;
         let ahead = crate::offload::cache::prefetch::DEPTH;
-        Ok(Self { disk, budget: None, ahead, preload: true, wrap: None, hooks: None })
+        Ok(Self { disk, budget: None, ahead, preload: true, wrap: None, hooks: None, cores: cores::SYS })
     }
 }

@@ -19,6 +19,7 @@ fn layer(batch: i32) -> Tables {
         dense: vec![(128, 30e-6 + 128.0 * 8192.0 / 56e9), (14_336, 30e-6 + 14_336.0 * 8192.0 / 56e9)],
         sparse: 8192.0 / 43.9e9 * f64::from(batch).sqrt(),
         predict: 1e-8,
+        gate: 0.0,
         attention: 1e-3,
         bytes: 8192.0,
         disk: 4e9,
@@ -50,7 +51,7 @@ fn neurons_not_hidden_by_attention_stay_cold() {
 fn invalid_hot_share_tables_are_rejected() {
     for bad in [
         Tables { active: vec![], ..layer(1) },
-        Tables { active: vec![0.1, 0.2], ..layer(1) },
+        Tables { active: vec![0.1, 1.2], ..layer(1) },
         Tables { active: vec![f64::NAN], ..layer(1) },
         Tables { cluster: 0, ..layer(1) },
         Tables { cluster: 3, ..layer(1) },
@@ -96,6 +97,7 @@ fn small(trace: &Activations, held: usize, dense: f64, sparse: f64, read: f64) -
         dense: vec![(8, 8.0 * dense)],
         sparse,
         predict: 0.02,
+        gate: 0.0,
         attention: 4.0,
         bytes: 1.0,
         disk: 8.0,
@@ -187,14 +189,14 @@ proptest! {
     #[test]
     fn no_other_hot_share_is_better(
         cluster in 1..9_usize, batch in 1..4_usize, persistence in 0.0..0.95_f64, sparsity in 0.1..0.9_f64,
-        dense in proptest::collection::vec(0.0..3.0_f64, 1..6), sparse in 0.0..1.0_f64, predict in 0.0..0.1_f64,
+        dense in proptest::collection::vec(0.0..3.0_f64, 1..6), sparse in 0.0..1.0_f64, predict in 0.0..0.1_f64, gate in 0.0..1.0_f64,
         attention in 0.0..4.0_f64, read in 0.0..2.0_f64, held in 0..80_usize, memory in 1.0..30.0_f64, is_recorded: bool
     ) {
         let trace = sampled(batch, sparsity, persistence);
         let dense = dense.into_iter().enumerate().map(|(i, t)| (1 + 7 * i, t)).collect();
         let held = if is_recorded { held } else { 64 };
         let tables = Tables {
-            active: trace.frequencies(), cluster, dense, sparse, predict, attention, bytes: 1.0, disk: 4.0, read, memory, held,
+            active: trace.frequencies(), cluster, dense, sparse, predict, gate, attention, bytes: 1.0, disk: 4.0, read, memory, held,
         };
         let recorded = Recorded { activations: &trace, warmup: 8 };
         let recorded = is_recorded.then_some(&recorded);

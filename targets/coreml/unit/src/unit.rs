@@ -1,12 +1,13 @@
 //! Core ML itself: loads functions of packages, and predicts.
 
 use crate::cache::Cache;
-use crate::strides;
+use crate::{compute_plan, strides};
 use block2::RcBlock;
 use moec_ir::plan::{self, GraphDecl};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::graphs::{Graphs, f16};
+use moec_runtime::exec::operations::OperationReport;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{AnyObject, ProtocolObject};
 use objc2::{AnyThread as _, Message};
@@ -99,6 +100,22 @@ impl CoreMl {
         }
         Ok(Self { cache: Cache::open()?, loaded: Mutex::default() })
     }
+
+    /// Folder of a package, compiled for this machine. `compiled` has those that were found before.
+    fn compiled<'g>(
+        &self,
+        bundle: &BundleReader,
+        package: &'g str,
+        compiled: &mut BTreeMap<&'g str, PathBuf>,
+    ) -> Result<PathBuf> {
+        if let Some(path) = compiled.get(package) {
+            return Ok(path.clone());
+        }
+        let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
+        let path = self.cache.compiled(bundle, package, &system, &mut |path| compile(path, package))?;
+        compiled.insert(package, path.clone());
+        Ok(path)
+    }
 }
 
 impl Graphs for CoreMl {
@@ -107,20 +124,12 @@ impl Graphs for CoreMl {
     }
 
     fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
-        let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
-        let mut compiled: BTreeMap<&str, PathBuf> = BTreeMap::new();
+        let mut compiled = BTreeMap::new();
         let mut states: BTreeMap<&str, usize> = BTreeMap::new();
         let mut loaded = Loaded::default();
         for g in graphs {
             autoreleasepool(|_| {
-                let path = if let Some(path) = compiled.get(&*g.package) {
-                    path.clone()
-                } else {
-                    let compile = &mut |package: &Path| compile(package, &g.package);
-                    let path = self.cache.compiled(bundle, &g.package, &system, compile)?;
-                    compiled.insert(&g.package, path.clone());
-                    path
-                };
+                let path = self.compiled(bundle, &g.package, &mut compiled)?;
                 let mut graph = Graph::load(&path, g)?;
                 if g.stateful {
                     let index = *states.entry(&g.package).or_insert_with(|| {
@@ -137,6 +146,20 @@ impl Graphs for CoreMl {
         }
         self.loaded = Mutex::new(loaded);
         Ok(())
+    }
+
+    fn operations(&self, bundle: &BundleReader, graphs: &[GraphDecl]) -> Result<OperationReport> {
+        if !compute_plan::is_available() {
+            return Ok(OperationReport::Unknown("not reported by this macOS".to_owned()));
+        }
+        let mut compiled = BTreeMap::new();
+        let operations = graphs.iter().map(|g| {
+            autoreleasepool(|_| {
+                let path = self.compiled(bundle, &g.package, &mut compiled)?;
+                compute_plan::operations(&path, g)
+            })
+        });
+        Ok(OperationReport::Known(operations.collect::<Result<_>>()?))
     }
 
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
@@ -173,18 +196,23 @@ fn compile(package: &Path, name: &str) -> Result<PathBuf> {
         .ok_or_else(|| refused(name, "Core ML returned no folder of the compiled package".to_owned()))
 }
 
+/// Configuration of a function: it may use the Neural Engine and the CPU.
+pub(crate) fn configuration(function: &str) -> Retained<MLModelConfiguration> {
+    // SAFETY: a new object, and properties of it that take these types.
+    unsafe {
+        let new = MLModelConfiguration::new();
+        new.setComputeUnits(MLComputeUnits::CPUAndNeuralEngine);
+        new.setFunctionName(Some(&NSString::from_str(function)));
+        new
+    }
+}
+
 impl Graph {
     /// Loads a function and compares its signature with the plan's.
     fn load(compiled: &Path, g: &GraphDecl) -> Result<Self> {
         let name = format!("{}:{}", g.package, g.function);
         let url = url(compiled, &name)?;
-        // SAFETY: a new object, and properties of it that take these types.
-        let configuration = unsafe {
-            let new = MLModelConfiguration::new();
-            new.setComputeUnits(MLComputeUnits::CPUAndNeuralEngine);
-            new.setFunctionName(Some(&NSString::from_str(&g.function)));
-            new
-        };
+        let configuration = configuration(&g.function);
         // SAFETY: the URL names a folder that Core ML itself has written.
         let model = unsafe { MLModel::modelWithContentsOfURL_configuration_error(&url, &configuration) };
         let model =
@@ -406,17 +434,17 @@ fn dictionary<T: Message + AsRef<AnyObject>>(
     NSDictionary::from_slices(&names, &objects)
 }
 
-fn url(folder: &Path, graph: &str) -> Result<Retained<NSURL>> {
+pub(crate) fn url(folder: &Path, graph: &str) -> Result<Retained<NSURL>> {
     let none = || refused(graph, format!("`{}` is not a valid path for Foundation", folder.display()));
     NSURL::from_directory_path(folder).ok_or_else(none)
 }
 
-fn refused(graph: &str, why: String) -> Error {
+pub(crate) fn refused(graph: &str, why: String) -> Error {
     Error::graph(graph.to_owned(), why)
 }
 
 /// Text of an error, with its causes.
-fn error_text(error: &NSError) -> String {
+pub(crate) fn error_text(error: &NSError) -> String {
     let mut text = format!("{} ({} {})", error.localizedDescription(), error.domain(), error.code());
     let reasons = error.localizedFailureReason().map(|r| r.to_string());
     let causes =

@@ -21,7 +21,7 @@ pub use experts::measure_experts;
 pub use gpu::{GpuRates, measure_gpu};
 
 use moec_runtime::platform::cpu;
-use moec_runtime::sync::pool::Pool;
+use moec_runtime::sync::pool::{Binding, Pool};
 use std::sync::Barrier;
 use std::time::Instant;
 
@@ -183,7 +183,7 @@ fn fastest(threads: usize, work: &(dyn Fn(usize, usize) + Sync)) -> f64 {
 /// Microseconds from one meeting of all threads of a pool to the next.
 fn meeting(threads: usize) -> moec_runtime::Result<f64> {
     const MEETINGS: usize = 2000;
-    let mut pool = Pool::new(threads, 0, false)?;
+    let mut pool = Pool::new(threads, 0, Binding::None)?;
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let start = Instant::now();

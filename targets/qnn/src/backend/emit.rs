@@ -95,7 +95,8 @@ pub(super) fn limited(unit: &DeviceUnit, name: &str, bytes: u64, hint: &str) -> 
 /// Operand that the experts of a layer read.
 pub(super) fn read_by_experts(module: &Module, layer: u32) -> Result<Operand> {
     let nodes = module.entries.iter().flat_map(|graph| &graph.nodes);
-    let mut own = nodes.filter(|n| n.scope.layer == Some(layer) && n.op.expert_ffn().is_some());
+    let experts = |n: &&moec_ir::Node| n.op.expert_ffn().is_some() || n.op.pages_neurons();
+    let mut own = nodes.filter(|n| n.scope.layer == Some(layer)).filter(experts);
     let x = own.next().and_then(|n| n.inputs.first().copied());
     x.ok_or_else(|| Error::bug(format!("layer {layer} has no experts")))
 }

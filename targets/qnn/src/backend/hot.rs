@@ -237,8 +237,8 @@ pub(super) fn read(bundle: &BundleReader, module: &Module, hot: &[HotLayer]) -> 
         let inner = down.cols();
         let order = neurons(bundle, layer, down.matrices(), inner).map_err(|e| failed(&e))?;
         for &HotBatch { batch, neurons } in layer.batches.iter().filter(|b| (b.neurons as usize) < inner) {
-            let cold = cold(module, layer.layer, batch).map(|id| module.weight(id));
-            let alike = cold.is_some_and(|cold| complements(&cold.expr, &order, neurons as usize, inner));
+            let cold = cold(module, layer.layer, batch);
+            let alike = cold.is_some_and(|cold| cold.complements(module, &order, neurons as usize, inner));
             if !alike {
                 return Err(failed(&format!(
                     "Graph and `{NEURONS}` differ in the CPU's neurons for batch {batch}"
@@ -249,29 +249,55 @@ pub(super) fn read(bundle: &BundleReader, module: &Module, hot: &[HotLayer]) -> 
     Ok(())
 }
 
-/// The cold neurons of a layer at a batch; `None` where all are hot.
-pub(super) fn cold(module: &Module, layer: u32, batch: u32) -> Option<WeightId> {
+/// Node of the cold neurons of a layer at a batch; `None` where all are hot.
+pub(super) fn cold(module: &Module, layer: u32, batch: u32) -> Option<Cold> {
     let graph = module.entries.iter().find(|g| g.kind == EntryKind::Decode(batch))?;
-    graph.nodes.iter().filter(|n| n.scope.layer == Some(layer)).find_map(|node| {
-        match (&node.op, node.inputs.get(2)) {
-            (Op::NeuronFfn { .. }, Some(&Operand::Weight(id))) => Some(id),
-            _ => None,
-        }
-    })
+    let mut own = graph.nodes.iter().filter(|n| n.scope.layer == Some(layer));
+    let node = own.find(|n| matches!(n.op, Op::NeuronFfn { .. }))?;
+    let weights = node.inputs.iter().filter_map(|input| match input {
+        Operand::Weight(id) => Some(*id),
+        Operand::Value(_) | Operand::State(_) => None,
+    });
+    Some(Cold { op: node.op.clone(), weights: weights.collect() })
 }
 
-/// Whether a weight is the neurons of each expert after the `hot` first of an order, which `hottest` begins.
-fn complements(weight: &WeightExpr, hottest: &[Vec<usize>], hot: usize, inner: usize) -> bool {
-    let WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of } = weight else { return false };
+/// Cold neurons that the CPU computes.
+pub(super) struct Cold {
+    /// `neuron_ffn`
+    pub(super) op: Op,
+    /// Neurons in memory, the hot ones left out; or gates, and up and down, of all neurons, where they stay
+    /// on disk.
+    pub(super) weights: Vec<WeightId>,
+}
+
+impl Cold {
+    /// Whether these are the neurons of each expert after the `hot` first of an order, which `hottest`
+    /// begins.
+    fn complements(&self, module: &Module, hottest: &[Vec<usize>], hot: usize, inner: usize) -> bool {
+        let Op::NeuronFfn { hot: passed_over, .. } = self.op else { return false };
+        self.weights.iter().all(|&id| {
+            let weight = &module.weight(id).expr;
+            match (weight, passed_over) {
+                (WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of }, None) => {
+                    (*start, *len) == (hot, inner - hot) && begins(of, hottest, hot, inner)
+                }
+                (whole, Some(first)) => first == hot && begins(whole, hottest, hot, inner),
+                _ => false,
+            }
+        })
+    }
+}
+
+/// Whether the order of a weight's neurons begins with the `hot` first of each expert.
+fn begins(weight: &WeightExpr, hottest: &[Vec<usize>], hot: usize, inner: usize) -> bool {
     let same = |own: &[u32], hottest: &[usize]| own.iter().map(|&n| n as usize).eq(hottest.iter().copied());
-    let alike = match &**of {
+    match weight {
         WeightExpr::Arrange { order, .. } => order
             .chunks_exact(inner)
             .zip(hottest)
             .all(|(own, first)| own.get(..hot).zip(first.get(..hot)).is_some_and(|(a, b)| same(a, b))),
         _ => hottest.iter().all(|first| first.get(..hot).is_some_and(|f| f.iter().copied().eq(0..hot))),
-    };
-    (*start, *len) == (hot, inner - hot) && alike
+    }
 }
 
 /// Hot neurons of each expert, read from a bundle.

@@ -58,13 +58,22 @@ struct Tried<'a> {
     glu: Glu,
     /// `[E, 2 I, H]` and `[E, H, I]`
     weights: [Rc<Tensor>; 2],
-    /// By batch, the CPU's neurons `[E, I - n, 3 H]`, if it has some, and how far their format may be off.
-    cold: Vec<Option<(Rc<Tensor>, f64)>>,
+    /// By batch, the CPU's neurons, if it has some.
+    cold: Vec<Option<TriedCold>>,
     order: Vec<Vec<usize>>,
     /// Rows of each expert, `[n, H]`.
     rows: Vec<Vec<f32>>,
     hidden: usize,
     bound: f64,
+}
+
+/// Cold neurons of a batch.
+struct TriedCold {
+    op: Op,
+    /// Weights of all experts, as [`Cold`](super::hot::Cold) has them.
+    weights: Vec<Rc<Tensor>>,
+    /// Largest relative error of their format.
+    stored: f64,
 }
 
 impl<'a> Tried<'a> {
@@ -85,8 +94,11 @@ impl<'a> Tried<'a> {
         let stored = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
         let bound = WeightStorage::of(down.format).bound().hypot(stored(down.format));
         let cold = layer.batches.iter().map(|b| {
-            let Some(id) = cold(module, layer.layer, b.batch) else { return Ok(None) };
-            Ok(Some((trial.evaluator.weight(id)?, stored(module.weight(id).format))))
+            let Some(cold) = cold(module, layer.layer, b.batch) else { return Ok(None) };
+            let weights: Result<Vec<_>, Failed> =
+                cold.weights.iter().map(|&id| Ok(trial.evaluator.weight(id)?)).collect();
+            let formats = cold.weights.iter().map(|&id| stored(module.weight(id).format));
+            Ok(Some(TriedCold { op: cold.op, weights: weights?, stored: formats.fold(0.0, f64::max) }))
         });
         let cold = cold.collect::<Result<_, Failed>>()?;
         let rows = rows.chunks_exact(each).map(<[f32]>::to_vec).collect();
@@ -123,7 +135,7 @@ impl<'a> Tried<'a> {
                 function: format!("{TOGETHER}{}", b.batch),
                 experts: self.order.len(),
                 error,
-                bound: cold.as_ref().map_or(self.bound, |(_, stored)| self.bound.hypot(*stored)),
+                bound: cold.as_ref().map_or(self.bound, |cold| self.bound.hypot(cold.stored)),
                 findings: Vec::new(),
                 refused: false,
                 checks: Vec::new(),
@@ -160,12 +172,13 @@ impl<'a> Tried<'a> {
 
     /// Result of a network, and the CPU's contribution at the batch with that index.
     fn sum(&self, e: usize, at: usize, hot: &[f32]) -> Result<Vec<f32>, Failed> {
-        let Some((cold, _)) = self.cold.get(at).and_then(Option::as_ref) else { return Ok(hot.to_vec()) };
-        let x = self.rows_of(e);
-        let (all, width) = (cold.as_f32(), 3 * self.hidden);
-        let own = all.chunks_exact(all.len() / self.order.len()).nth(e).unwrap_or_default();
-        let weights = [Tensor::f32([1, own.len() / width, width], own.to_vec())];
-        let y = self.run(&Op::NeuronFfn { glu: self.glu, paged: None, predict: None }, x, &weights)?;
+        let Some(cold) = self.cold.get(at).and_then(Option::as_ref) else { return Ok(hot.to_vec()) };
+        let weights = cold.weights.iter().map(|w| {
+            let (all, width) = (w.as_f32(), w.ty.cols());
+            let own = all.chunks_exact(all.len() / self.order.len()).nth(e).unwrap_or_default();
+            Tensor::f32([1, own.len() / width, width], own.to_vec())
+        });
+        let y = self.run(&cold.op, self.rows_of(e), &weights.collect::<Vec<_>>())?;
         Ok(hot.iter().zip(y).map(|(hot, cold)| hot + cold).collect())
     }
 

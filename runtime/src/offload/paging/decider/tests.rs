@@ -29,6 +29,7 @@ fn plan(frames: u32, staging: u32, policy: &str, pinned: &[(u32, u32)]) -> plan:
         layers: vec![layer; LAYERS],
         checksums: Vec::new(),
         uses: (0..LAYERS as u32 * EXPERTS).map(|i| i % 4).collect(),
+        cores: Vec::new(),
     }
 }
 
