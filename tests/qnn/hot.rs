@@ -291,6 +291,9 @@ fn hot_networks_and_cold_neurons_from_flash_run_under_a_budget() {
         assert!(report["memory"]["frames"].as_u64().unwrap() <= held, "{report}");
         runs.push((report["ids"].as_array().unwrap().clone(), report));
     }
+    let inspected = String::from_utf8(ok(case.moec("inspect").arg(case.path("30.moec"))).stdout).unwrap();
+    assert!(inspected.contains("of all neurons, which decoding and prompts share"), "{inspected}");
+    assert!(!inspected.contains("the others are 0 bytes"), "{inspected}");
     // The networks' weights count in the budget.
     fs::write(&case.toml, format!("{with_experts}{}", keys(24))).unwrap();
     let mut build = case.moec("build");
