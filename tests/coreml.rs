@@ -12,6 +12,8 @@
 
 #[path = "coreml/case.rs"]
 mod case;
+#[path = "coreml/decode.rs"]
+mod decode;
 #[path = "coreml/engine.rs"]
 mod engines;
 #[path = "coreml/golden.rs"]

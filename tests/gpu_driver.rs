@@ -124,7 +124,8 @@ fn run_drives_a_gpu() {
     run.refused("MOEC_FAKE_REFUSE", "cuInit=803", &mismatch);
     let stopped = ["CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"];
     run.refused("MOEC_FAKE_REFUSE", "cuLaunchKernel=719", &stopped);
-    run.refused("MOEC_FAKE_REFUSE", "cuStreamQuery=719", &["a kernel stopped", stopped[0]]);
+    // The first wait is for the zeros of the memory.
+    run.refused("MOEC_FAKE_REFUSE", "cuStreamQuery=719", &["the unit `gpu` cannot be used", stopped[0]]);
     run.refused("MOEC_FAKE_REFUSE", "cuMemcpyHtoDAsync=719", &["a copy failed", stopped[0]]);
     run.refused("MOEC_FAKE_REFUSE", "cuMemcpyDtoHAsync=719", &[stopped[0]]);
 }

@@ -8,12 +8,16 @@ use moec_runtime::CheckLevel;
 
 use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
-use moec_ir::plan::{Arg, Builtin, Code, Plan};
+use moec_ir::plan::{Arg, Builtin, Code, Grid, Plan, Span};
 use moec_mirror::Modelled;
+use moec_runtime::bundle::program;
 use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::exec::unit::{ComputeUnit, Launch, PoolThread};
+use moec_runtime::platform::memory::Addr;
 use moec_runtime::schedule::ExpertUnit;
 use moec_runtime::schedule::cached::dispatcher::{CachedDispatcher, RowScores, Rows};
 use moec_runtime::schedule::dispatch::{Assigned, plan as of_plan};
+use moec_runtime::schedule::warm_up::{CostCheck, MeasuredUnit};
 use moec_runtime::{
     Decoder, Engine, LogitRows, Moment, Options, Program, Request, Row, Sampler, Sampling, StepView,
 };
@@ -21,6 +25,8 @@ use moec_sim::systems::CACHED as SYSTEMS;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 use support::{built, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok, root};
 
 /// Times with which transferring a tiny expert sometimes pays. The CPU takes 2 µs per row and thousand
@@ -80,9 +86,21 @@ fn compute_by(
     prompt: &[u32],
     decoder: &dyn Fn(&Program) -> Decoder,
 ) -> Computed {
+    compute_on(bundle, options, prompt, decoder, Box::new(Modelled::default()))
+}
+
+/// Like [`compute_by`], on another unit than the modelled one.
+fn compute_on(
+    bundle: &Bundle,
+    options: Options,
+    prompt: &[u32],
+    decoder: &dyn Fn(&Program) -> Decoder,
+    unit_of_experts: Box<dyn ComputeUnit>,
+) -> Computed {
+    let mut unit_of_experts = Some(unit_of_experts);
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
-    let mut bring = |_: &_| Some(Executor::Unit(Box::new(Modelled::default())));
+    let mut bring = |_: &_| unit_of_experts.take().map(Executor::Unit);
     let mut engine = Engine::with_units(
         &program,
         &bundle.folder,
@@ -202,6 +220,10 @@ fn follow(
             let rows = Rows { loads: &loads, prompt, k: k as usize };
             let division = dispatcher.divide(candidates.layer as usize, rows, &|_| true).unwrap();
             *on_gpu += division.units.iter().filter(|unit| **unit == ExpertUnit::Gpu).count() as u64;
+            // The table of the CPU, unit 0 of the layer, has the order of the decision.
+            let table: Vec<i32> = words(view, args.get(2)).into_iter().map(i32::from_le_bytes).collect();
+            let ordered: Vec<u16> = table[4..][..table[0] as usize].iter().map(|&e| e as u16).collect();
+            assert_eq!(ordered, division.cpu_order);
         }
         Code::Builtin(Builtin::RequestExperts { strides, .. }) => {
             let experts = plan.experts.layers[0].starts.len();
@@ -270,6 +292,150 @@ fn simulation_and_run_make_the_same_decisions() {
     }
 }
 
+/// An event of the unit in [`experts_are_computed_as_they_arrive`].
+#[derive(Clone, Debug)]
+enum Event {
+    /// The rows of a layer were copied to the unit.
+    Layer,
+    /// An expert's entry in a table of addresses was set, which ends its transfer.
+    Arrived(usize),
+    /// A launch on experts, each with its tokens, by a table of addresses.
+    Launched { addresses: usize, experts: Vec<(usize, i32)> },
+}
+
+/// Events in their order.
+#[derive(Default)]
+struct Log {
+    events: Mutex<Vec<Event>>,
+    changed: Condvar,
+}
+
+impl Log {
+    fn add(&self, event: Event) {
+        self.events.lock().unwrap().push(event);
+        self.changed.notify_all();
+    }
+
+    /// Waits until a launch is the last event. It gives up after a while: the unit may have nothing to launch
+    /// before this transfer.
+    fn wait_for_launch(&self) {
+        let others = |events: &mut Vec<Event>| !matches!(events.last(), Some(Event::Launched { .. }));
+        let events = self.events.lock().unwrap();
+        drop(self.changed.wait_timeout_while(events, Duration::from_millis(5), others).unwrap());
+    }
+}
+
+/// A modelled unit that records events, and whose transfers wait for launches.
+struct Recorded {
+    unit: Modelled,
+    log: Arc<Log>,
+    /// Bytes of the matrix of an expert that is transferred first.
+    matrix: usize,
+    /// Experts of a layer.
+    experts: usize,
+}
+
+impl ComputeUnit for Recorded {
+    fn name(&self) -> &'static str {
+        self.unit.name()
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        self.unit.executes(builtin)
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Option<Addr>, moec_runtime::Error> {
+        self.unit.take(bytes)
+    }
+
+    fn is_mapped(&self) -> bool {
+        self.unit.is_mapped()
+    }
+
+    unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
+        if bytes == self.matrix {
+            self.log.wait_for_launch();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.unit.copy(from, to, bytes) };
+        if bytes == size_of::<Addr>() {
+            self.log.add(Event::Arrived(to.ptr().addr()));
+        }
+    }
+
+    unsafe fn submit(&self, launch: &Launch<'_>, thread: PoolThread) {
+        // SAFETY: the caller's promise.
+        unsafe { self.unit.submit(launch, thread) };
+        match (launch.code, launch.grid) {
+            (program::Code::Builtin(Builtin::Copy { span: Span::Rows, .. }), _) => self.log.add(Event::Layer),
+            (_, Grid::Experts { table, .. }) => {
+                let table = launch.args[table as usize].of::<i32>();
+                // SAFETY: the table is in the modelled memory, which the test can read.
+                let word = |i: usize| unsafe { table.add(i).read() };
+                let (first, start) = (4, 4 + self.experts);
+                let expert = |i| (word(first + i) as usize, word(start + i + 1) - word(start + i));
+                let experts = (0..word(0) as usize).map(expert).collect();
+                self.log.add(Event::Launched { addresses: launch.args[2].ptr().addr(), experts });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The unit launches the experts that it holds before the transfers of the others end, the largest load
+/// first. Then it launches each of the others after its own transfer, in the order of the transfers. The bits
+/// are the CPU's.
+#[test]
+fn experts_are_computed_as_they_arrive() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
+    let on_cpu = build(&ferris(), folder.path(), "cpu", "[placement]\nexperts = \"cpu\"\n");
+    let want = compute(&on_cpu, threads(2), &prompt);
+    let more = "[placement]\npolicy = \"moec\"\nexperts = \"mirror:30%\"\n";
+    let bundle = build(&ferris(), folder.path(), "waves", more);
+    let layer = &bundle.plan.experts.layers[0];
+    let matrix = bundle.plan.segments[layer.to_bring()[0] as usize].matrix_bytes().unwrap() as usize;
+    let (log, experts) = (Arc::new(Log::default()), layer.starts.len());
+    let recorded = Recorded { unit: Modelled::default(), log: Arc::clone(&log), matrix, experts };
+    let got = compute_on(&bundle, threads(2), &prompt, &|_| Decoder::full(), Box::new(recorded));
+    assert!(got.logits == want.logits && got.ids == want.ids);
+    let events = std::mem::take(&mut *log.events.lock().unwrap());
+    let begins: Vec<usize> =
+        (0..events.len()).filter(|&i| matches!(events[i], Event::Layer)).chain([events.len()]).collect();
+    let (mut early, mut waves) = (0, 0);
+    for step in begins.windows(2) {
+        let launches = (step[0]..step[1]).filter_map(|at| match &events[at] {
+            Event::Launched { addresses, experts } => Some((at, *addresses, experts)),
+            _ => None,
+        });
+        let launches: Vec<_> = launches.collect();
+        // Gate and up, then down: each pair is a wave. A transfer ends with the address of down.
+        let (mut arrivals, mut held) = (Vec::new(), Vec::new());
+        for (wave, pair) in launches.chunks(2).enumerate() {
+            let [(at, _, experts), (_, addresses, again)] = pair else { panic!("{pair:?}") };
+            assert_eq!(experts, again);
+            waves += 1;
+            for &(expert, tokens) in *experts {
+                let entry = addresses + expert * size_of::<Addr>();
+                let arrived = |i: &usize| matches!(events[*i], Event::Arrived(of) if of == entry);
+                match (step[0]..step[1]).find(arrived) {
+                    Some(there) => {
+                        assert!(there < *at, "expert {expert} is computed before its transfer has ended");
+                        early += usize::from(wave > 0 && launches[0].0 < there);
+                        arrivals.extend((wave > 0).then_some(there));
+                    }
+                    None => held.push((wave, tokens)),
+                }
+            }
+        }
+        assert!(held.iter().all(|&(wave, _)| wave == 0), "{held:?}");
+        assert!(held.is_sorted_by_key(|&(_, tokens)| std::cmp::Reverse(tokens)), "{held:?}");
+        assert!(arrivals.is_sorted(), "{arrivals:?}");
+    }
+    println!("{} steps, {waves} waves, {early} experts arrived after the first", begins.len() - 1);
+    assert!(early > 20, "{early} of {waves}");
+}
+
 /// Emulated GPU kernels: experts are transferred row by row, and the logits and tokens are the reference's.
 #[test]
 fn emulated_gpu_matches_the_reference() {
@@ -301,6 +467,130 @@ fn emulated_gpu_matches_the_reference() {
         let frames = &report["assigned"]["frames"];
         let brought = ["fetched", "ahead", "kept"].iter().map(|k| frames[k].as_u64().unwrap()).sum::<u64>();
         assert!(brought > 0 && report["assigned"]["experts"]["hot"].as_u64() > Some(0), "{name}: {frames}");
+    }
+}
+
+/// The verifier refuses a plan whose down product overwrites the rows that gate and up of the next wave read.
+#[test]
+fn rows_of_experts_stay_until_the_last_wave() {
+    let folder = tempfile::tempdir().unwrap();
+    let more = "[placement]\npolicy = \"moec\"\nexperts = \"mirror:30%\"\n";
+    let mut plan = build(&checkpoint("olmoe"), folder.path(), "waves", more).plan;
+    moec_ir::verify::plan(&plan).unwrap();
+    let steps = plan.entries[0].steps.iter().filter(|step| plan.transferred_layer(step) == Some(0));
+    let ends = steps.map(|step| [step.args.first(), step.args.last()]).collect::<Vec<_>>();
+    let &[[Some(&Arg::Buffer(rows, _)), _], [_, Some(&Arg::Buffer(results, _))]] = ends.as_slice() else {
+        panic!("{ends:?}")
+    };
+    // Both at the end of the arena, where nothing else is.
+    let (buffers, arena) = (&mut plan.entries[0].buffers, &mut plan.memories[1].arena_bytes);
+    for b in [rows, results] {
+        buffers[b as usize].offset = *arena;
+    }
+    *arena += buffers[results as usize].bytes;
+    let error = moec_ir::verify::plan(&plan).unwrap_err();
+    assert!(error.message.contains("next wave"), "{error}");
+}
+
+/// Attention and dense layers are on the GPU by default where a token costs less there, and where half of
+/// its memory holds them. Emulated, the logits are the reference's.
+#[test]
+fn dense_layers_are_on_the_gpu_where_that_costs_less() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(root().join("targets/cuda/cuda.toml")).unwrap();
+    let slow = text.replace("ms = 0.02,", "ms = 20,").replace("ms = 0.13,", "ms = 400,");
+    let source = checkpoint("olmoe");
+    let want = expected(&source);
+    let budget = "[memory]\ndevice_budget = \"600 KiB\"\n";
+    for (name, device, more, there, why) in [
+        ("slow", &slow, "", true, "costs less there than on the CPU"),
+        ("fast", &text, "", false, "they cost less on the CPU"),
+        ("small", &slow, budget, false, "do not fit in the unit's memory"),
+    ] {
+        let [target, toml] = ["gpu", "model"].map(|of| folder.path().join(format!("{name}-{of}.toml")));
+        fs::write(&target, device).unwrap();
+        let config = format!(
+            "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\n[weights]\nexperts = \"f32\"\n\
+             attention = \"f32\"\nembeddings = \"f32\"\nactivations = \"f32\"\n[placement]\npolicy = \"moec\"\n\
+             experts = \"gpu:30%\"\n{more}"
+        );
+        fs::write(&toml, config).unwrap();
+        let out = folder.path().join(name);
+        built(&toml, &["--target", target.to_str().unwrap()], &out);
+        let bundle = Bundle::open(&out).unwrap();
+        let steps = || bundle.plan.entries.iter().flat_map(|e| &e.steps);
+        let attends = |args: &[Arg]| args.iter().any(|arg| matches!(arg, Arg::State(_)));
+        assert!(steps().filter(|s| attends(&s.args)).all(|s| (s.unit == 1) == there), "{name}");
+        let decisions = bundle.decisions().unwrap().decisions;
+        let of = decisions.iter().find(|d| d.subject == "attention and dense layers").unwrap();
+        assert!(of.reason.contains(why), "{name}: {of:?}");
+        let file = folder.path().join("logits.safetensors");
+        let ids = list(&want.ids);
+        ok(moec().args(["run", "--emulate"]).arg(&out).args(["logits", "--ids", &ids, "--out"]).arg(&file));
+        assert!(distance(&logits_file(&file).1, &want.logits) <= 2e-3, "{name}");
+    }
+}
+
+/// A unit whose time counts as that of the plan's device.
+struct Timed(Modelled);
+
+impl ComputeUnit for Timed {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        self.0.executes(builtin)
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Option<Addr>, moec_runtime::Error> {
+        self.0.take(bytes)
+    }
+
+    fn is_mapped(&self) -> bool {
+        self.0.is_mapped()
+    }
+
+    fn is_timed(&self) -> bool {
+        true
+    }
+
+    unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.copy(from, to, bytes) };
+    }
+
+    unsafe fn submit(&self, launch: &Launch<'_>, thread: PoolThread) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.submit(launch, thread) };
+    }
+}
+
+/// The first calls measure transfers, and experts on both units. The bits stay those of the CPU. Fixed costs
+/// are not measured, and no cost of a modelled unit is.
+#[test]
+fn first_calls_measure_costs() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
+    let on_cpu = build(&ferris(), folder.path(), "cpu", "[placement]\nexperts = \"cpu\"\n");
+    let want = compute(&on_cpu, threads(2), &prompt);
+    let more = "[placement]\npolicy = \"moec\"\nexperts = \"mirror:30%\"\n";
+    let bundle = build(&ferris(), folder.path(), "timed", more);
+    let timed = |fixed_costs| {
+        let options = Options { fixed_costs, ..threads(2) };
+        let unit = Box::new(Timed(Modelled::default()));
+        compute_on(&bundle, options, &prompt, &|_| Decoder::full(), unit)
+    };
+    let (measured, fixed, modelled) = (timed(false), timed(true), compute(&bundle, threads(2), &prompt));
+    for got in [&measured, &fixed, &modelled] {
+        assert!(got.logits == want.logits && got.ids == want.ids);
+    }
+    assert_eq!(fixed.assigned, modelled.assigned);
+    assert!(fixed.assigned.unwrap().costs.iter().all(Option::is_none));
+    let checks: Vec<CostCheck> = measured.assigned.unwrap().costs.into_iter().flatten().collect();
+    println!("{checks:?}");
+    for unit in [MeasuredUnit::Link, MeasuredUnit::Gpu, MeasuredUnit::Cpu] {
+        assert!(checks.iter().any(|c| c.unit == unit && c.measured_us > 0.0), "{unit:?}: {checks:?}");
     }
 }
 

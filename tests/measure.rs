@@ -3,8 +3,17 @@
 
 use crate::support;
 
+use moec_costs::units::Units;
 use moec_device::Device;
+use moec_ir::plan::GraphDecl;
+use moec_measure::npu::{self, Observer, Shape};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::exec::graphs::{Graphs, f16};
+use moec_testing::COREML;
 use serde_json::Value;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use support::{checkpoint, fails, moec, ok};
 
 #[test]
@@ -42,8 +51,12 @@ fn a_measured_device_is_a_target() {
     assert!(fails(moec().args(nameless)).1.contains("hint"));
 
     let device = dir.path().join("devices/here.toml");
+    let found = Device::find(device.to_str().unwrap()).unwrap();
+    let disk = found.memories.iter().find(|m| m.name == "disk").unwrap();
+    assert_eq!([disk.bandwidth.len(), disk.sequential.len()], [8, 8]);
+    assert!(matches!(&*disk.ranges, [near] if near.range_bytes == 512 << 10 && near.block_bytes == 4096));
     // The times of experts are read back exactly.
-    let unit = &Device::find(device.to_str().unwrap()).unwrap().units[0];
+    let unit = &found.units[0];
     for (entry, printed) in unit.matmul.iter().zip(matmul) {
         let us = unit.matmul_us(f64::from(entry.rows), entry.weights as f64).unwrap();
         assert!((us / 1e3 / printed["ms"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{entry:?} {printed}");
@@ -84,4 +97,121 @@ fn device_profile_without_matmul_has_no_expert_table() {
     let stdout = ok(moec().args(["profile-device", "--threads", "1", "--no-matmul"])).stdout;
     let text = String::from_utf8(stdout).unwrap();
     assert!(text.contains("[unit.peak.f32]") && !text.contains("matmul"), "{text}");
+}
+
+/// Nanoseconds of a clock that runs of a unit advance.
+#[derive(Clone, Default)]
+struct Clock(Arc<AtomicU64>);
+
+impl Observer for Clock {
+    fn now(&mut self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+
+    fn beside(&mut self, body: &mut dyn FnMut(&mut Self) -> moec_base::Result<()>) -> moec_base::Result<f64> {
+        body(self).map(|()| 10.0)
+    }
+}
+
+/// An emulator of a unit, with known times.
+struct Timed {
+    emulator: Box<dyn Graphs>,
+    clock: Clock,
+    rows: Vec<u64>,
+    ran: AtomicU64,
+}
+
+const LAUNCH_NS: u64 = 500_000;
+const ROW_NS: u64 = 7_000;
+
+impl Graphs for Timed {
+    fn name(&self) -> &'static str {
+        self.emulator.name()
+    }
+
+    fn load(
+        &mut self,
+        bundle: &BundleReader,
+        graphs: &[GraphDecl],
+        slots: usize,
+    ) -> moec_runtime::Result<()> {
+        self.rows = graphs.iter().map(|g| u64::from(g.inputs[0].shape[0])).collect();
+        self.emulator.load(bundle, graphs, slots)
+    }
+
+    fn run(
+        &self,
+        graph: usize,
+        slot: usize,
+        inputs: &[&[f16]],
+        outputs: &mut [&mut [f16]],
+    ) -> moec_runtime::Result<()> {
+        self.emulator.run(graph, slot, inputs, outputs)?;
+        assert!(outputs[0].iter().any(|x| *x != f16::ZERO), "experts of small numbers give some");
+        self.ran.fetch_add(1, Ordering::Relaxed);
+        // Slow enough that few runs fill the time of a measurement.
+        self.clock.0.fetch_add(100 * (LAUNCH_NS + self.rows[graph] * ROW_NS), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// The graphs that a measurement writes are those of a build: emulators load and execute them. Known times of
+/// a launch and of rows come out again.
+#[test]
+fn npu_is_measured_by_graphs_that_emulators_execute() {
+    let coreml = COREML.met_or_skip();
+    for name in ["snapdragon-8-gen-3", "m2-ultra"].into_iter().take(1 + usize::from(coreml)) {
+        let device = Device::find(name).unwrap();
+        let units = Units::of(&device).unwrap();
+        let shape = Shape { hidden: 64, inner: 32, experts: 3, rows: vec![32, 64, 128] };
+        let folder = tempfile::tempdir().unwrap();
+        let written = npu::write(&shape, units.npu, units.graphs, folder.path()).unwrap();
+        let mut clock = Clock::default();
+        let (emulator, rows, ran) = (units.graphs.host(), Vec::new(), AtomicU64::default());
+        let mut unit = Timed { emulator, clock: clock.clone(), rows, ran };
+        let found = npu::measure(&shape, &written, folder.path(), &mut unit, &mut clock, name).unwrap();
+        let near = |found: f64, known: u64| (found / known as f64 - 1.0).abs() < 1e-6;
+        assert!(near(found.launch_us, 100 * LAUNCH_NS / 1000), "{name}: {found:?}");
+        let table = found.experts.iter().map(|t| (t.rows, t.ms * 1e6));
+        assert!(
+            table.clone().all(|(rows, ns)| near(ns, 100 * u64::from(rows) * ROW_NS)),
+            "{name}: {found:?}"
+        );
+        assert_eq!(table.map(|(rows, _)| rows).collect::<Vec<_>>(), shape.rows, "{name}");
+        assert!(found.shared_gb_per_s[1] == 10.0 && near(found.shared_gb_per_s[0] / found.gb_per_s, 1));
+        assert!(unit.ran.into_inner() >= 7 * 6, "{name}: each graph runs several times");
+    }
+}
+
+/// Without an NPU, the reason is a warning, and the device has the published figures of the target.
+#[test]
+fn absent_npu_keeps_published_figures() {
+    let dir = tempfile::tempdir().unwrap();
+    let profile = |npu: &str| {
+        let mut command = moec();
+        command.current_dir(&dir).args([
+            "profile-device",
+            ".",
+            "--threads",
+            "1",
+            "--name",
+            "mine",
+            "--npu",
+            npu,
+        ]);
+        command
+    };
+    let (code, stderr) = fails(&mut profile("native"));
+    assert!(code == 2 && stderr.contains("`native` has no NPU"), "{stderr}");
+    let out = ok(&mut profile("m2-ultra"));
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    if !cfg!(target_os = "macos") {
+        assert!(stderr.contains("`npu` is not measured: this system has no driver"), "{stderr}");
+        let published = Device::find("m2-ultra").unwrap();
+        let mine = Device::find(dir.path().join("mine.toml").to_str().unwrap()).unwrap();
+        let [own, published] = [&mine, &published].map(|d| d.units.iter().find(|u| u.name == "npu").unwrap());
+        assert_eq!((&own.matmul, &own.dispatch_cost_us), (&published.matmul, &published.dispatch_cost_us));
+        assert_eq!(own.backend.as_deref(), Some("coreml"));
+    }
+    ok(moec().args(["targets", "--json"]).arg(dir.path().join("mine.toml")));
 }

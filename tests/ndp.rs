@@ -3,18 +3,22 @@
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod moves;
+
 use crate::support;
 use moec_runtime::CheckLevel;
 use moec_runtime::bundle::BundleReader;
 
 use moec_bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code};
+use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::exec::unit::ComputeUnit;
 use moec_runtime::schedule::dispatch::Assigned;
 use moec_runtime::{Decoder, Engine, LogitRows, Options, Program, Request, Sampler, Sampling};
 use moec_targets::backends;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use support::{MIXTURES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here};
 
 /// Largest difference of any logit where experts are rounded to bf16; the logits reach 4.
@@ -41,29 +45,45 @@ struct Computed {
 }
 
 fn compute(bundle: &Bundle, prompt: &[u32], n: usize, threads: usize) -> Computed {
+    compute_on(bundle, prompt, n, threads, &|_, unit| unit).unwrap()
+}
+
+/// Changes a unit, by its name.
+type Wrap<'a> = &'a dyn Fn(&str, Box<dyn ComputeUnit>) -> Box<dyn ComputeUnit>;
+
+/// Like [`compute`], with units that `wrap` changes.
+fn compute_on(
+    bundle: &Bundle,
+    prompt: &[u32],
+    n: usize,
+    threads: usize,
+    wrap: Wrap<'_>,
+) -> Result<Computed, moec_runtime::Error> {
     let unit = bundle.emulated_unit(&moec_base::progress::Progress::silent()).unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap().emulating(unit.emulated());
     let options = Options { threads: Some(threads), ..Options::default() };
-    let host = &mut |unit: &moec_ir::plan::UnitRef| backends::host(&unit.backend, &unit.name);
+    let host = &mut |unit: &moec_ir::plan::UnitRef| match backends::host(&unit.backend, &unit.name)? {
+        Executor::Unit(of) => Some(Executor::Unit(wrap(&unit.name, of))),
+        graphs @ Executor::Graphs(_) => Some(graphs),
+    };
     let mut engine = Engine::with_units(
         &program,
         &bundle.folder,
         host,
         &bundle.files(CheckLevel::Small).unwrap(),
         options,
-    )
-    .unwrap();
+    )?;
     let mut logits = Vec::new();
     let mut keep = |_: usize, row: &[f32]| {
         logits.extend_from_slice(row);
         Ok(())
     };
-    engine.prefill(0, 0, prompt, LogitRows::All, &mut keep).unwrap();
-    engine.reset(0).unwrap();
+    engine.prefill(0, 0, prompt, LogitRows::All, &mut keep)?;
+    engine.reset(0)?;
     let request = Request { slot: 0, prompt: &prompt[..prompt.len().min(16)], n, end: &[] };
     let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
     let made = moec_runtime::generate(&mut engine, &request, &mut decoder, &mut sampler, &mut |_| Ok(()));
-    Computed { logits, ids: made.unwrap().ids, assigned: engine.assigned() }
+    Ok(Computed { logits, ids: made?.ids, assigned: engine.assigned() })
 }
 
 /// Share of rows whose logits are near those of another run.
@@ -74,30 +94,41 @@ fn near(a: &[f32], b: &[f32], rows: usize) -> f64 {
     near as f64 / rows as f64
 }
 
-/// `moec eval --emulate` can measure on any machine a bundle whose CPU needs AMX and whose experts are on
-/// DIMMs. It reports what it emulates.
-#[test]
-fn bundle_for_dimms_and_amx_is_evaluated_by_emulation() {
+/// Whether this machine executes what [`emulated`] makes of a target.
+fn emulates() -> bool {
     let here = is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vbmi2")
         && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("avx512bf16")
         && is_x86_feature_detected!("avx512bitalg")
         && is_x86_feature_detected!("avx512vpopcntdq");
-    if !moec_testing::SAPPHIRE_RAPIDS.holds_or_skip(here) {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    // Not emulated: `spr-ndp` needs AVX-VNNI, which AMD's CPUs only have since Zen 5.
-    let device = fs::read_to_string(root().join("targets/devices/spr-ndp.toml")).unwrap();
-    let changes =
-        [("\"spr-ndp\"", "\"own\""), ("\"sapphirerapids\"", "\"cooperlake\""), ("\"avxvnni\", ", "")];
+    moec_testing::SAPPHIRE_RAPIDS.holds_or_skip(here)
+}
+
+/// A target with NDP DIMMs whose CPU needs no AVX-VNNI, which AMD's CPUs only have since Zen 5 and which is
+/// not emulated.
+fn emulated(folder: &Path, target: &str) -> PathBuf {
+    let device = fs::read_to_string(root().join(format!("targets/devices/{target}.toml"))).unwrap();
+    let name = format!("\"{target}\"");
+    let changes = [(&*name, "\"own\""), ("\"sapphirerapids\"", "\"cooperlake\""), ("\"avxvnni\", ", "")];
     let device = changes.iter().fold(device, |text, (from, to)| {
         assert!(text.contains(from), "{from}");
         text.replacen(from, to, 1)
     });
-    let target = folder.path().join("own.toml");
-    fs::write(&target, device).unwrap();
+    let path = folder.join("own.toml");
+    fs::write(&path, device).unwrap();
+    path
+}
+
+/// `moec eval --emulate` can measure on any machine a bundle whose CPU needs AMX and whose experts are on
+/// DIMMs. It reports what it emulates.
+#[test]
+fn bundle_for_dimms_and_amx_is_evaluated_by_emulation() {
+    if !emulates() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let target = emulated(folder.path(), "spr-ndp");
     let text = folder.path().join("text.txt");
     fs::write(&text, "The borrow checker reads what was lent, and says so at once. ".repeat(20)).unwrap();
     let eval = |bundle: &Bundle| {

@@ -20,18 +20,18 @@ use support::{built, checkpoint, expected, fails, ferris_relu, moec, ok, root};
 /// Number of tokens that are generated after the prompt.
 const DECODED: usize = 24;
 
-fn write(source: &Path, folder: &Path, format: &str, more: &str) -> PathBuf {
+pub(crate) fn write(source: &Path, folder: &Path, format: &str, more: &str) -> PathBuf {
     let toml = folder.join("model.toml");
     let text = format!(
         "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n\
-         [weights]\nexperts = \"{format}\"\n{more}\n",
+         [weights]\nexperts = \"{format}\"\nattention = \"{format}\"\n{more}\n",
         source.display(),
     );
     std::fs::write(&toml, text).unwrap();
     toml
 }
 
-fn build(source: &Path, folder: &Path, format: &str, more: &str) -> Bundle {
+pub(crate) fn build(source: &Path, folder: &Path, format: &str, more: &str) -> Bundle {
     let bundle = folder.join("b");
     built(&write(source, folder, format, more), &["--target", "native"], &bundle);
     Bundle::open(&bundle).unwrap()
@@ -41,15 +41,15 @@ const ON_DISK: &str = "[experts]\nskip = \"on\"\n[memory]\nbudget = \"1 GiB\"\nt
 
 /// Settings of a run that replace the plan's.
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    frames: u32,
-    staging: u32,
-    threads: usize,
-    reader: Choice,
+pub(crate) struct Case {
+    pub(crate) frames: u32,
+    pub(crate) staging: u32,
+    pub(crate) threads: usize,
+    pub(crate) reader: Choice,
 }
 
 /// Logits of a prompt in chunks, then of greedy tokens, then of two sequences in one batch.
-fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u32>> {
+pub(crate) fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u32>> {
     let mut all = Vec::new();
     let mut best = 0;
     let keep = |all: &mut Vec<u32>, logits: &[f32]| {
@@ -77,7 +77,7 @@ fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u
     Ok(all)
 }
 
-fn with_engine<R>(
+pub(crate) fn with_engine<R>(
     bundle: &Bundle,
     case: Option<Case>,
     (wrap, recorder): (Option<Wrap>, Option<&'static Recorder>),
@@ -98,7 +98,7 @@ fn with_engine<R>(
     f(&mut Engine::open(&program, &bundle.folder, options).unwrap())
 }
 
-fn in_memory(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
+pub(crate) fn in_memory(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
     with_engine(bundle, None, (None, None), |engine| {
         assert_eq!(engine.paging(), None);
         logits(engine, prompt).unwrap()
@@ -106,7 +106,7 @@ fn in_memory(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
 }
 
 /// Logits, the report, and the least units that any cache would have read, with the number of all uses.
-fn run(bundle: &Bundle, case: Case, prompt: &[u32]) -> (Vec<u32>, Report, (u64, u64)) {
+pub(crate) fn run(bundle: &Bundle, case: Case, prompt: &[u32]) -> (Vec<u32>, Report, (u64, u64)) {
     let recorder = recorder(bundle);
     with_engine(bundle, Some(case), (None, Some(recorder)), |engine| {
         let found = logits(engine, prompt).unwrap();
@@ -121,7 +121,7 @@ fn recorder(bundle: &Bundle) -> &'static Recorder {
 }
 
 /// Number of frames of an expert, and of all experts.
-fn frames(bundle: &Bundle) -> [u32; 2] {
+pub(crate) fn frames(bundle: &Bundle) -> [u32; 2] {
     let paging = bundle.plan.paging.as_ref().unwrap();
     let inter = bundle.plan.segments[paging.layers[0].down as usize].extents().1;
     let one = inter.div_ceil(paging.neurons);
@@ -165,12 +165,15 @@ fn families_with_relu_run_from_disk() {
         // With q8, scales are stored separately from codes.
         ("smallthinker_4b", "q8"),
         ("turbosparse_mixtral", "q8"),
+        // Dense networks are experts that every token takes.
+        ("bamboo", "f32"),
+        ("prosparse", "q8"),
     ] {
         let prompt = &expected(&checkpoint(family)).ids[..24];
         let folder = tempfile::tempdir().unwrap();
         let bundle = build(&checkpoint(family), folder.path(), format, ON_DISK);
         let down = bundle.plan.paging.as_ref().unwrap().layers[0].down;
-        let split_scales = bundle.plan.segments[down as usize].up_down().unwrap().has_split_scales();
+        let split_scales = bundle.plan.segments[down as usize].on_disk().unwrap().bundle.has_split_scales();
         assert_eq!(split_scales, format == "q8", "{family}");
         let [one, all] = frames(&bundle);
         let want = in_memory(&bundle, prompt);
@@ -329,7 +332,7 @@ fn failing_disk_is_an_error_and_the_next_call_is_correct() {
 }
 
 /// A wrapper of readers that lives as long as the tests, as hooks must.
-fn faulty(plan: fn(u32) -> Injected) -> Wrap {
+pub(crate) fn faulty(plan: fn(u32) -> Injected) -> Wrap {
     let wrap = move |reader| {
         let count = AtomicU32::new(0);
         let next = move |_: &disk::Read| plan(count.fetch_add(1, Ordering::Relaxed));

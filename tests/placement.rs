@@ -154,22 +154,34 @@ fn compile_with(
     let folder = tempfile::tempdir().unwrap();
     let toml = setup.write(source, folder.path());
     fs::write(&toml, fs::read_to_string(&toml).unwrap() + more).unwrap();
-    let config = Config::load(&toml).unwrap();
+    let until = |pass| Stops { stop_after: Some(pass), ..Stops::default() };
+    with_inputs(&toml, device, &mut |inputs| {
+        let mut c = Compilation::new(Inputs { quality, ..inputs });
+        c.run(until(pass), &Progress::silent(), &mut |_| {})?;
+        visit(&c);
+        Ok(())
+    })
+}
+
+/// Calls `visit` with the inputs of a build for a device, which have a [`skewed`] profile.
+fn with_inputs(
+    toml: &Path,
+    device: &Device,
+    visit: &mut dyn FnMut(Inputs<'_>) -> moec_base::Result<()>,
+) -> moec_base::Result<()> {
+    let config = Config::load(toml).unwrap();
     let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = moec_cpu::CpuTarget::new(device).unwrap();
     let mut lowered = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &target));
-    let until = |pass| Stops { stop_after: Some(pass), ..Stops::default() };
-    lowered.run(until("lower"), &Progress::silent(), &mut |_| {}).unwrap();
+    let until = Stops { stop_after: Some("lower"), ..Stops::default() };
+    lowered.run(until, &Progress::silent(), &mut |_| {}).unwrap();
     let routers = lowered.module.entries[0].nodes.iter().filter_map(|n| match &n.op {
         Op::Router(d) => Some((n.scope.layer.unwrap(), d.experts, d.k)),
         _ => None,
     });
     let profile = skewed(&spec, &routers.collect::<Vec<_>>());
-    let mut c = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &target));
-    (c.inputs.units, c.inputs.profile, c.inputs.quality) = (Units::of(device), Some(&profile), quality);
-    c.run(until(pass), &Progress::silent(), &mut |_| {})?;
-    visit(&c);
-    Ok(())
+    let inputs = Inputs::new(&config, &checkpoint, &spec, &target);
+    visit(Inputs { units: Units::of(device), profile: Some(&profile), ..inputs })
 }
 
 #[test]
@@ -336,6 +348,47 @@ fn attention_is_placed_where_a_request_takes_less_time() {
         })
         .unwrap();
     }
+}
+
+/// Launches and weights are paid once for a chunk, and padding at the end of a prompt (NPUMoE, §5.8).
+#[test]
+fn long_prompts_get_larger_chunks() {
+    let device = Device::find("m2-ultra").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    phi_layer(folder.path());
+    let written = tempfile::tempdir().unwrap();
+    let setup = Setup { format: "f16", chunk: 256, batch: &[1], context: 4096 };
+    let toml = setup.write(folder.path(), written.path());
+    let text = fs::read_to_string(&toml).unwrap().replace("prefill_chunk = 256", "prefill_chunk = \"auto\"");
+    let mut chosen = Vec::new();
+    for prompt in ["40", "200", "4000", "[40, 4000]"] {
+        fs::write(&toml, format!("{text}[placement]\nprompt = {prompt}\n")).unwrap();
+        with_inputs(&toml, &device, &mut |inputs| {
+            let (tokens, decision) = moec_measure::chunk::choose(&inputs)?.unwrap();
+            // All sizes that the context holds were simulated, and no other is faster.
+            let ms = |d: &moec_passes::decisions::Alternative| d.figures["request_ms"];
+            assert_eq!(decision.alternatives.len(), moec_measure::chunk::SIZES.len());
+            assert!(decision.alternatives.iter().all(|a| ms(a) >= decision.figure("request_ms").unwrap()));
+            assert_eq!(decision.chosen, tokens.to_string());
+            chosen.push(tokens);
+            // The build has that size.
+            let mut c = Compilation::new(Inputs { chunk: Some(tokens), ..inputs });
+            c.run(Stops { stop_after: Some("tier"), ..Stops::default() }, &Progress::silent(), &mut |_| {})?;
+            assert_eq!(c.placed.placement.as_ref().unwrap().chunk as usize, tokens);
+            assert_eq!(c.module.entries[0].kind, EntryKind::Prefill(tokens as u32));
+            Ok(())
+        })
+        .unwrap();
+    }
+    assert!(chosen[0] < chosen[2] && chosen.is_sorted_by(|a, b| a <= b || *b == chosen[3]), "{chosen:?}");
+    assert!((chosen[0]..=chosen[2]).contains(&chosen[3]), "{chosen:?}");
+    // A size in the file is not replaced.
+    setup.write(folder.path(), written.path());
+    with_inputs(&toml, &device, &mut |inputs| {
+        assert_eq!(moec_measure::chunk::choose(&inputs)?, None);
+        Ok(())
+    })
+    .unwrap();
 }
 
 /// A call takes the smallest size that fits its tokens. More sizes mean less padding, and no more dropped

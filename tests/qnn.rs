@@ -9,6 +9,8 @@
 
 #[path = "qnn/attention.rs"]
 mod attention;
+#[path = "qnn/decode.rs"]
+mod decode;
 #[path = "qnn/hot.rs"]
 mod hot;
 #[path = "qnn/library.rs"]
@@ -17,6 +19,8 @@ mod library;
 mod limits;
 #[path = "qnn/phone.rs"]
 mod phone;
+#[path = "qnn/regions.rs"]
+mod regions;
 #[path = "qnn/sizes.rs"]
 mod sizes;
 use crate::support;
@@ -248,8 +252,7 @@ fn every_stateless_part_becomes_networks_that_verify() {
         ("deepseek_v2", &["head", "layers.0.ffn", "layers.1.shared"]),
         ("glm4_moe", &["head", "layers.0.ffn", "layers.1.shared"]),
         ("mixtral", &["head"]),
-        // Networks have no operator for FATReLU.
-        ("prosparse", &["head"]),
+        ("prosparse", &["head", "layers.0.ffn", "layers.1.ffn"]),
         ("qwen2_moe", &["head", "layers.0.shared"]),
     ];
     for (model, network_parts) in models {

@@ -80,7 +80,9 @@ fn a_bundle_is_simulated() {
     let trace: Value = serde_json::from_str(&fs::read_to_string(case.path("t.json")).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let of = |pid: u64, ph: &str| events.iter().filter(|e| e["pid"] == pid && e["ph"] == ph).count();
-    assert_eq!((of(1, "M"), of(8, "M"), of(9, "M")), (3, 3, 0));
+    // Units, and further queues of the NPU where several graphs run at a time.
+    assert_eq!((of(1, "M"), of(9, "M")), (3, 0));
+    assert!((3..=18).contains(&of(8, "M")), "{}", of(8, "M"));
     assert!(of(1, "X") > 100);
 
     let json = |more: &[&str]| {
@@ -115,6 +117,34 @@ fn a_bundle_is_simulated() {
     assert!(seconds(&json(&["--decode", "8", "--prompt", "128"])) < seconds(&own));
     assert!(seconds(&json(&["--decode", "8", "--prompt", "128"])) > seconds(&json(&["--prompt", "128"])));
     assert!(seconds(&json(&["--target", "m2-max"])) > seconds(&own));
+}
+
+/// The chunk that a build chooses by costs is explained, and the simulation of the bundle takes the same time.
+#[test]
+fn chosen_chunk_is_explained_and_simulated_alike() {
+    let case = Case::new();
+    let toml = case.path("model.toml");
+    let text = fs::read_to_string(&toml).unwrap().replace("prefill_chunk = 64", "prefill_chunk = \"auto\"");
+    for (prompt, tokens) in [(60, 64), (248, 256)] {
+        fs::write(&toml, format!("{text}prompt = {prompt}\ngenerate = 8\n")).unwrap();
+        let name = format!("{prompt}.moec");
+        case.build(&toml, "m2-ultra", &name);
+        let bundle = Bundle::open(&case.path(&name)).unwrap();
+        let decisions = bundle.decisions().unwrap().decisions;
+        let chosen = decisions.iter().find(|d| d.pass == "prefill_chunk").unwrap();
+        assert_eq!((&*chosen.chosen, bundle.plan.placement.chunk), (&*tokens.to_string(), tokens));
+        assert_eq!(chosen.alternatives.len(), 3, "64, 128 and 256 tokens: {chosen:?}");
+        let explained = stdout(case.moec("explain").arg(case.path(&name)));
+        assert!(explained.contains("tokens per prefill step"), "{explained}");
+        let mut simulate = case.moec("simulate");
+        simulate.arg(case.path(&name)).arg("--trace").arg(case.path("a.trace"));
+        let prompt = prompt.to_string();
+        let simulated = stdout(simulate.args(["--prompt", &prompt, "--decode", "8", "--json"]));
+        let simulated: Value = serde_json::from_str(&simulated).unwrap();
+        let seconds = simulated["systems"][0]["latency_s"].as_f64().unwrap();
+        let ms = chosen.figure("request_ms").unwrap();
+        assert!((seconds * 1e3 / ms - 1.0).abs() < 1e-9, "{seconds} s and {ms} ms");
+    }
 }
 
 #[test]

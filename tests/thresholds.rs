@@ -181,6 +181,42 @@ fn quality_limit_selects_the_largest_threshold() {
     assert!(error.contains("static graphs"), "{error}");
 }
 
+/// The first layer of GLM-4.5 is dense: its network has a threshold, too, and becomes neurons; shared experts have
+/// none.
+#[test]
+fn dense_networks_have_thresholds_as_experts_do() {
+    let case = Case { folder: tempfile::tempdir().unwrap(), shapes: "max_context = 64" };
+    let source = checkpoint("glm4_moe");
+    let ids: Vec<String> = support::expected(&source).ids.iter().map(ToString::to_string).collect();
+    fs::write(case.path("ids.txt"), ids.join(" ")).unwrap();
+    let mut calibrate = case.moec("calibrate");
+    calibrate.arg(case.toml(&source, "")).arg("--quiet").arg("--ids").arg(case.path("ids.txt"));
+    ok(calibrate.arg("-o").arg(case.path("t.trace")));
+    let profile = case.path("t.trace");
+    let build = |skip: &str| {
+        let experts = format!("skip = \"{skip}\"\nthreshold = \"50%\"");
+        let formats = "[weights]\nexperts = \"f32\"\nattention = \"f32\"";
+        let more = format!("{formats}\n[calibrate]\nprofile = {profile:?}\n[experts]\n{experts}\n");
+        let bundle = case.path(&format!("{skip}.moec"));
+        ok(case
+            .moec("build")
+            .arg(case.toml(&source, &more))
+            .args(["--no-run", "--quiet", "-o"])
+            .arg(&bundle));
+        ok(case.moec("verify").arg(&bundle).arg("--quiet"));
+        let out = case.path(&format!("{skip}.safetensors"));
+        let mut run = case.moec("run");
+        run.arg(&bundle).args(["logits", "--ids", &ids[..32].join(","), "--out"]).arg(&out);
+        ok(&mut run);
+        (fs::read_to_string(bundle.join("plan.txt")).unwrap(), support::logits_file(&out).1)
+    };
+    let ((whole, expected), (neurons, found)) = (build("off"), build("on"));
+    assert!(whole.contains("_cats_at") && neurons.contains("_cats_at"));
+    assert!(neurons.contains("layers.0.ffn.neurons") && !neurons.contains("shared.neurons"), "{neurons}");
+    let off = support::distance(&found, &expected);
+    assert!(off < 1e-3, "a logit is off by {off}");
+}
+
 #[test]
 fn threshold_is_refused_for_relu_gates() {
     let case = Case { folder: tempfile::tempdir().unwrap(), shapes: "max_context = 64" };

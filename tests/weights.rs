@@ -172,6 +172,53 @@ fn memory_is_locked_on_request() {
     }
 }
 
+/// A command under a limit on locked memory, in KiB. A user who may exceed limits gives up that right.
+#[cfg(target_os = "linux")]
+fn with_lock_limit(command: &Command, kib: u32) -> Command {
+    const IPC_LOCK: u32 = 14;
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let rights = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    let may_exceed = u64::from_str_radix(rights.trim(), 16).unwrap() >> IPC_LOCK & 1 == 1;
+    let mut limited = Command::new(if may_exceed { "setpriv" } else { "sh" });
+    if may_exceed {
+        limited.args(["--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "sh"]);
+    }
+    limited.args(["-c", &format!("ulimit -l {kib} && exec \"$@\""), "sh"]);
+    limited.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    limited
+}
+
+/// Weights that stay in memory under a budget are locked as far as the user may lock memory. If that is too
+/// little, a warning gives the remedy, and the run goes on.
+#[cfg(target_os = "linux")]
+#[test]
+fn weights_that_stay_under_a_budget_are_locked_or_a_warning_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&checkpoint("olmoe"), folder.path(), "[memory]\nbudget = \"1 GiB\"\n");
+    let generate = run(&bundle, &["generate", "--ids", "1,2,3", "-n", "4", "--json"]);
+    let [all, none] = [4096, 0].map(|kib| {
+        let done = ok(&mut with_lock_limit(&generate, kib));
+        let report: Value = serde_json::from_slice(&done.stdout).unwrap();
+        let info = json(&mut with_lock_limit(&run(&bundle, &["info", "--json"]), kib));
+        assert_eq!(info["paging"]["locked_bytes"], report["memory"]["locked"], "{info}");
+        (report, String::from_utf8(done.stderr).unwrap())
+    });
+    let locked = |report: &Value| report["memory"]["locked"].as_u64().unwrap();
+    assert!(locked(&all.0) > 0 && locked(&none.0) == 0, "{} {}", all.0, none.0);
+    assert!(!all.1.contains("locked"), "{}", all.1);
+    let words = ["warning: 0 B of ", "that stay in memory are locked", "ulimit -l unlimited"];
+    assert!(words.iter().all(|words| none.1.contains(words)), "{}", none.1);
+    assert_eq!(all.0["ids"], none.0["ids"]);
+    let text = ok(&mut with_lock_limit(&run(&bundle, &["info"]), 0)).stdout;
+    assert!(String::from_utf8(text).unwrap().contains("locked        0 B of "));
+}
+
 #[test]
 fn ram_weights_are_refused_with_a_budget() {
     let folder = tempfile::tempdir().unwrap();

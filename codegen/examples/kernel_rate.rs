@@ -73,18 +73,12 @@ fn weight(format: Format, [rows, cols]: [usize; 2], nr: usize) -> (Layout, u64) 
     (layout, packed_bytes(layout, format, 1, rows, cols))
 }
 
-/// Its words: small numbers in every format, and outliers in every panel.
+/// Its words: small numbers in every format, and outliers all over a matrix.
 fn words(format: Format, [rows, cols]: [usize; 2], nr: usize) -> Vec<u32> {
     let (layout, bytes) = weight(format, [rows, cols], nr);
     let mut all = vec![0x3c00_3c00; bytes as usize / 4];
-    let (panels, count) = (rows / nr, format.outliers(rows));
-    if count > 0 {
-        let table = layout.row_bytes(format, cols) * rows / 4;
-        for p in 0..=panels {
-            all[table + p] = (p * count / panels) as u32;
-        }
-        (0..count).for_each(|i| all[table + panels + 1 + i] = (i % nr) as u32);
-    }
+    let (table, count) = (layout.row_bytes(format, cols) * rows / 4, format.outliers(cols));
+    (0..count).for_each(|i| all[table + i] = (i * cols / count) as u32);
     all
 }
 

@@ -22,6 +22,7 @@ fn geometries() -> impl Strategy<Value = Geometry> {
         any::<bool>().prop_map(|gate_bound| Layout::Neurons { gate_bound }),
         Just(Layout::Gates),
         Just(Layout::UpDown),
+        Just(Layout::Bundles),
     ];
     let format = prop::sample::select(Format::ALL.to_vec());
     let extent = || prop_oneof![1..70_usize, prop::sample::select(vec![1, 15, 17, 24, 56, 80])];

@@ -28,7 +28,7 @@ fn quantised(format: Format, rows: usize, cols: usize, values: &[f32], weighting
         out.copy_from_slice(&values[range.start * cols..range.end * cols]);
         Ok::<(), Infallible>(())
     };
-    let Ok(found) = quantise_q4o([rows, cols], format.outliers(rows), weighting, read);
+    let Ok(found) = quantise_q4o([rows, cols], format.outliers(cols), weighting, read);
     found
 }
 
@@ -71,7 +71,7 @@ proptest! {
         layout in layouts(),
         format in prop::sample::select(FORMATS.to_vec()),
         rows in 1..60_usize,
-        cols in 1..100_usize,
+        cols in 1..150_usize,
         seed in any::<u32>(),
         weighted in 0..3,
     ) {
@@ -87,11 +87,14 @@ proptest! {
         let bytes = packed(&g, &values, weighting);
         let one = quantised(format, rows, cols, &values, weighting);
         prop_assert_eq!(unpacked(&g, &bytes), one.dequantise());
-        prop_assert_eq!(one.outliers.len(), format.outliers(rows));
-        prop_assert_eq!(one.int4.len() + one.int8.len(), rows * cols);
+        let wide = one.outliers.len();
+        prop_assert_eq!(wide, format.outliers(cols));
+        prop_assert_eq!([one.int4.len(), one.int8.len()], [rows * cols, rows * wide]);
+        prop_assert!(one.outliers.iter().all(|&c| one.int4.iter().skip(c as usize).step_by(cols).all(|q| *q == 0)));
         prop_assert!(one.int4.iter().all(|q| (-8..=7).contains(q)));
         prop_assert!(one.int8.iter().all(|q| *q >= -127));
-        prop_assert!(one.scale.iter().all(|s| *s > 0.0 && s.to_bits().trailing_zeros() >= 8));
+        let scales = one.scale.iter().chain(&one.int8_scale);
+        prop_assert!(scales.copied().all(|s| s > 0.0 && s.to_bits().trailing_zeros() >= 8));
         // Rounding the checkpoint's numbers to the packed codes gives the same numbers.
         let mut again = values.clone();
         round_as_packed(&g, &bytes, 0, 0..rows, weighted == 2, &mut again).unwrap();
@@ -103,7 +106,7 @@ proptest! {
     fn repacking_unpacked_numbers_keeps_them(
         layouts in [layouts(), layouts()],
         rows in 1..40_usize,
-        cols in 1..70_usize,
+        cols in 1..150_usize,
         seed in any::<u32>(),
     ) {
         let [from, to] = layouts.map(|layout| Geometry { layout, format: Format::Q4o, matrices: 1, rows: 2 * rows, cols });
@@ -119,7 +122,7 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 0..6000),
         fed in any::<bool>(),
     ) {
-        let g = Geometry { layout, format: Format::Q4o, matrices: 1, rows: 64, cols: 40 };
+        let g = Geometry { layout, format: Format::Q4o, matrices: 1, rows: 24, cols: 80 };
         let mut out = vec![1.0; g.rows * g.cols];
         let whole = bytes.len() as u64 >= g.bytes();
         let read = unpack_rows(&g, &bytes, 0, 0..g.rows, &mut out);
@@ -129,23 +132,23 @@ proptest! {
 }
 
 #[test]
-fn outliers_are_the_rows_that_lose_most() {
-    let (rows, cols) = (4 * OUTLIERS, 96);
+fn outliers_are_the_columns_that_contribute_most() {
+    let (rows, cols) = (24, 4 * OUTLIERS);
     let mut values = noise(rows * cols, 3);
-    // Each of these rows has one number that is far from all others.
+    // Each of these columns has one number that is far from all others.
     let far = [7, 8, 30, 63];
-    for r in far {
-        values[r * cols + r] = 40.0;
+    for c in far {
+        values[c % rows * cols + c] = 40.0;
     }
     let [with, without] = FORMATS.map(|format| quantised(format, rows, cols, &values, Weighting::default()));
-    assert_eq!(with.outliers, far.map(|r| r as u32));
+    assert_eq!(with.outliers, far.map(|c| c as u32));
     assert!(without.outliers.is_empty() && without.int8.is_empty());
     assert!(missed(&values, &with.dequantise()) < 0.5 * missed(&values, &without.dequantise()));
     assert!(with.bits() > without.bits() && with.bits() < 5.0);
-    // If the input of that number is always 0, the rows lose nothing.
-    let importance: Vec<f32> = (0..cols).map(|c| f32::from(!far.contains(&c))).collect();
-    let by = quantised(Format::Q4o, rows, cols, &values, Weighting::of(Some(&importance)));
-    assert_ne!(by.outliers, with.outliers);
+    // Among equal columns, those with the largest inputs.
+    let importance: Vec<f32> = (0..cols).map(|c| if c % 40 == 2 { 100.0 } else { 1.0 }).collect();
+    let by = quantised(Format::Q4o, rows, cols, &noise(rows * cols, 3), Weighting::of(Some(&importance)));
+    assert_eq!(by.outliers, [2, 42, 82, 122]);
 }
 
 #[test]

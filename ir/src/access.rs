@@ -59,12 +59,17 @@ impl<'p> Accesses<'p> {
         let mut paged = HashMap::new();
         if let Some(paging) = &plan.paging {
             for (i, layer) in (0..).zip(&paging.layers) {
-                // Gates of neurons stay in memory.
+                // Gates of neurons stay in memory, or are in the segment of the rest.
                 let gates = (!paging.by_neurons()).then_some(layer.gate_up);
                 paged.extend(gates.into_iter().chain([layer.down]).map(|segment| (segment, i)));
             }
         }
         Self { plan, paged }
+    }
+
+    /// The plan.
+    pub const fn plan(&self) -> &'p Plan {
+        self.plan
     }
 
     /// Accesses of a step, argument by argument. Weights that are there before the first step are left out.
@@ -95,7 +100,9 @@ impl<'p> Accesses<'p> {
         let paging = self.plan.paging.as_ref()?;
         match step.code {
             Code::Builtin(Builtin::RequestExperts { layer, .. }) if !paging.by_neurons() => Some(layer),
-            Code::Builtin(Builtin::RequestNeurons { layer, .. }) => Some(layer),
+            Code::Builtin(Builtin::RequestGates { layer, .. } | Builtin::RequestNeurons { layer, .. }) => {
+                Some(layer)
+            }
             _ => None,
         }
     }

@@ -190,12 +190,148 @@ impl Bundle {
         if pitch < DISK_BLOCK { DISK_BLOCK / pitch } else { 1 }
     }
 
+    /// Bytes in memory of the gate of a neuron that is read from disk, too: with the scales of up and down, if
+    /// these are stored separately. Whole cache lines.
+    pub const fn gate_block_bytes(self) -> usize {
+        self.part_bytes() + (PARTS - 1) * self.up_down_scales_bytes()
+    }
+
     /// Largest error of a sum of `hidden` products in f32, in any order, as a share of the product of the
     /// operands' norms, doubled: for the gate and for its gate bound (Higham, Accuracy and Stability of
     /// Numerical Algorithms, §3.1).
     pub fn slack(self) -> f64 {
         let n = (self.hidden + GROUP) as f64 * f64::from(f32::EPSILON);
         2.0 * n / (1.0 - n).max(0.5)
+    }
+}
+
+/// Neurons on disk, in the layout in which they are read (PowerInfer-2, §4.4): up and down of each, and its gate
+/// where that stays on disk, too.
+///
+/// Neurons that are read together form a unit. With gates, a unit holds first the gates of its neurons, then
+/// up and down of each, both at multiples of a block of the disk. So a neuron is one bundle, and is read in two
+/// phases: the gate of a neuron that may be active, then up and down of one whose gate is not 0. Where a gate
+/// of 4 bits is up to a block, and up and down are, too, both are reads of 4 KiB. If scales of up and down are
+/// stored separately, they follow the gate.
+///
+/// Without gates a unit has only the second part; separate scales follow all units, and stay in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskNeurons {
+    /// Format and size of the parts.
+    pub bundle: Bundle,
+    /// Whether gates are stored with up and down.
+    pub gates: bool,
+}
+
+/// Part of a unit that one read gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitRead {
+    /// First byte in the unit.
+    pub first: usize,
+    /// Bytes of the read, of all neurons: whole blocks, unless a unit is smaller than a block.
+    pub read: usize,
+    /// Bytes from neuron to neuron on disk.
+    pub pitch: usize,
+    /// Bytes of a neuron in memory.
+    pub bytes: usize,
+}
+
+impl DiskNeurons {
+    /// Neurons of a unit: as many as a block of the disk holds of the smaller part, one at least.
+    pub const fn together(self) -> usize {
+        let (gate, up_down) = (read_bytes(self.bundle.gate_block_bytes()), self.bundle.up_down_pitch());
+        if !self.gates {
+            return self.bundle.read_together();
+        }
+        let pitch = if gate < up_down { gate } else { up_down };
+        let most = if pitch < DISK_BLOCK { DISK_BLOCK / pitch } else { 1 };
+        if most < BLOCK { most } else { BLOCK }
+    }
+
+    /// The read of gates; `None` where they are in memory.
+    pub const fn gate(self) -> Option<UnitRead> {
+        let bytes = self.bundle.gate_block_bytes();
+        let pitch = read_bytes(bytes);
+        let read = (self.together() * pitch).next_multiple_of(DISK_BLOCK);
+        if self.gates { Some(UnitRead { first: 0, read, pitch, bytes }) } else { None }
+    }
+
+    /// The read of up and down.
+    pub const fn up_down(self) -> UnitRead {
+        let (bytes, pitch) = (self.bundle.up_down_bytes(), self.bundle.up_down_pitch());
+        let read = self.together() * pitch;
+        match self.gate() {
+            Some(gate) => {
+                UnitRead { first: gate.read, read: read.next_multiple_of(DISK_BLOCK), pitch, bytes }
+            }
+            None => UnitRead { first: 0, read, pitch, bytes },
+        }
+    }
+
+    /// Bytes from unit to unit on disk.
+    pub const fn unit_pitch(self) -> usize {
+        let up_down = self.up_down();
+        up_down.first + up_down.read
+    }
+
+    /// Bytes of the largest read.
+    pub const fn largest_read(self) -> usize {
+        let up_down = self.up_down().read;
+        match self.gate() {
+            Some(gate) if gate.read > up_down => gate.read,
+            _ => up_down,
+        }
+    }
+
+    /// Bytes of a unit in memory.
+    pub const fn unit_bytes(self) -> usize {
+        let gate = match self.gate() {
+            Some(gate) => gate.bytes,
+            None => 0,
+        };
+        self.together() * (gate + self.up_down().bytes)
+    }
+
+    /// Bytes of a neuron's scales that stay in memory.
+    pub const fn resident_scales(self) -> usize {
+        if self.gates { 0 } else { (PARTS - 1) * self.bundle.up_down_scales_bytes() }
+    }
+
+    /// Whether up and down are computed with scales that were read with the gate.
+    pub const fn has_scales_with_gates(self) -> bool {
+        self.gates && self.bundle.has_split_scales()
+    }
+
+    /// Addresses of a neuron in a table: of up and down, then of its gate, or of its scales if these are stored
+    /// separately.
+    pub const fn addresses(self) -> usize {
+        if self.gates { 2 } else { self.bundle.up_down_addresses() }
+    }
+
+    /// First bytes of what these addresses name, of neuron `i` of a matrix of `inter`.
+    pub const fn at(self, i: usize, inter: usize) -> [usize; 2] {
+        let (unit, within) = (i / self.together() * self.unit_pitch(), i % self.together());
+        let up_down = self.up_down();
+        let first = unit + up_down.first + within * up_down.pitch;
+        match self.gate() {
+            Some(gate) => [first, unit + within * gate.pitch],
+            None => [first, self.bundle.up_down_scales_at(i, inter)],
+        }
+    }
+
+    /// First byte of the scales of up of neuron `i` of a matrix of `inter`, if they are stored separately.
+    /// Those of down follow.
+    pub const fn scales_at(self, i: usize, inter: usize) -> usize {
+        let [_, second] = self.at(i, inter);
+        if self.gates { second + self.bundle.part_bytes() } else { second }
+    }
+
+    /// Bytes of a matrix of `inter` neurons; `None` on overflow.
+    pub fn matrix_bytes(self, inter: u64) -> Option<u64> {
+        if self.gates {
+            return inter.div_ceil(self.together() as u64).checked_mul(self.unit_pitch() as u64);
+        }
+        inter.checked_mul(self.bundle.up_down_stored_bytes() as u64)
     }
 }
 
@@ -273,6 +409,51 @@ mod tests {
                 assert!(b.up_down_part_bytes() + scales >= format.row_bytes(hidden), "{b:?}");
             }
         }
+    }
+
+    #[test]
+    fn units_on_disk_hold_each_neuron_once_and_are_read_in_whole_blocks() {
+        for format in Format::ALL {
+            for (hidden, inter, gates) in
+                [(16, 70, true), (192, 96, true), (192, 97, false), (2048, 5, true), (4096, 3, false)]
+            {
+                let n = DiskNeurons { bundle: Bundle { format, hidden, gate_bound: false }, gates };
+                let up_down = n.up_down();
+                let second = n.gate().map_or(n.resident_scales(), |gate| gate.bytes);
+                let parts = |i| n.at(i, inter).into_iter().zip([up_down.bytes, second]).filter(|p| p.1 > 0);
+                let mut all: Vec<(usize, usize)> = (0..inter).flat_map(parts).collect();
+                all.sort_unstable();
+                assert!(all.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{n:?}: {all:?}");
+                let last = all.last().map_or(0, |p| p.0 + p.1) as u64;
+                assert!(n.matrix_bytes(inter as u64).is_some_and(|bytes| last <= bytes), "{n:?}");
+                let (of_one, all_first) = (n.together(), up_down.first.is_multiple_of(DISK_BLOCK));
+                assert!((1..=BLOCK).contains(&of_one) && all_first, "{n:?}");
+                if let Some(gate) = n.gate() {
+                    let whole = |read: UnitRead| {
+                        read.read.is_multiple_of(DISK_BLOCK) && read.pitch * of_one <= read.read
+                    };
+                    assert!(whole(gate) && whole(up_down) && n.unit_pitch().is_multiple_of(of_one), "{n:?}");
+                    assert_eq!(n.unit_pitch(), gate.read + up_down.read);
+                }
+            }
+        }
+    }
+
+    /// §4.4: a neuron of four bits is 8 KB, which are read as two blocks of 4 KB. The scales of all parts come
+    /// with the gate.
+    #[test]
+    fn a_neuron_of_four_bits_is_two_reads_of_4_kb() {
+        let stored = |format| {
+            let bundle = Bundle { format, hidden: 4096, gate_bound: false };
+            DiskNeurons { bundle, gates: true }
+        };
+        let n = stored(Format::Q4);
+        assert_eq!((n.together(), n.unit_pitch(), n.resident_scales()), (1, 8192, 0));
+        let gate = UnitRead { first: 0, read: 4096, pitch: 4096, bytes: 2048 + 3 * 256 };
+        assert_eq!(n.gate(), Some(gate));
+        assert_eq!(n.up_down(), UnitRead { first: 4096, read: 4096, pitch: 4096, bytes: 4096 });
+        // Of 16 bits it is 24 KB.
+        assert_eq!((stored(Format::F16).together(), stored(Format::F16).unit_pitch()), (1, 24576));
     }
 
     #[test]

@@ -72,6 +72,15 @@ attributes! {
         pub moves: bool,
         /// Refinement of the first assignment.
         pub refine: Refine,
+        /// Units of the experts of a prompt.
+        pub prefill: PromptUnits,
+        /// Time of attention and dense layers between the experts of two layers of a prompt, in which experts
+        /// move: points `(rows, µs)`, one for each entry point.
+        pub prompt_window: Vec<(u32, f64)>,
+        /// The same in decoding.
+        pub decode_window: Vec<(u32, f64)>,
+        /// Time for which values of the step use the link to the hot unit in a window: points `(rows, µs)`.
+        pub traffic: Vec<(u32, f64)>,
         /// Costs of an expert.
         pub costs: ExpertCosts,
     }
@@ -97,12 +106,18 @@ attributes! {
         /// Microseconds that the first expert of a layer takes more on the unit, on the CPU, and on the link
         /// (Figure 3e).
         pub first_us: [f64; 3],
+        /// Microseconds of a launch on the unit. Experts that it holds share one, which `first_us` includes;
+        /// an expert that arrives later has its own.
+        pub launch_us: f64,
         /// Experts per token.
         pub k: u32,
         /// Function that turns the router's logits into scores.
         pub score: Score,
         /// Experts that never leave their frames, by index into [`ExpertPlacement::layers`], ascending.
         pub pinned: Vec<(u32, u32)>,
+        /// Microseconds of attention and dense layers between the experts of two layers: transfers in it are
+        /// hidden.
+        pub window_us: f64,
         /// Costs of an expert.
         pub costs: ExpertCosts,
     }
@@ -119,6 +134,19 @@ words! {
         /// Further, over plateaus on which that stalls.
         #[default]
         Full = "full",
+    }
+}
+
+words! {
+    /// Units of the experts of a prompt.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
+    pub enum PromptUnits, "`auto` or `hot`" {
+        /// All units as in decoding, or the hot unit alone: what takes less time by the costs.
+        #[default]
+        Auto = "auto",
+        /// The hot unit alone; experts that it does not hold are streamed through the frames of all layers
+        /// (TriMoE, §4.1).
+        Hot = "hot",
     }
 }
 
@@ -142,8 +170,6 @@ attributes! {
         pub internal_us: f64,
         /// Moving them from one DIMM to another.
         pub link_us: f64,
-        /// Time of attention and dense layers between the experts of two layers: transfers in it are hidden.
-        pub window_us: f64,
         /// Bytes of the weights.
         pub expert_bytes: u64,
         /// Bytes of a row, to an expert and back.
@@ -176,6 +202,19 @@ impl ExpertPlacement {
     /// Units of the experts of a layer, with its index.
     pub fn of_layer(&self, layer: Option<u32>) -> Option<(u32, &ExpertLayer)> {
         (0..).zip(&self.layers).find(|(_, l)| Some(l.layer) == layer)
+    }
+}
+
+impl Scheduled {
+    /// Its curves over rows.
+    pub fn curves(&self) -> [&[(u32, f64)]; 3] {
+        [&self.prompt_window, &self.decode_window, &self.traffic]
+    }
+
+    /// Whether all experts of a layer can be streamed to the hot unit: the frames of all layers together hold
+    /// them, and the experts that lose their frames return by moves.
+    pub fn streams(&self, layers: usize, experts: usize) -> bool {
+        self.hot.is_some() && self.moves && self.frames as usize * layers >= experts
     }
 }
 
@@ -229,13 +268,15 @@ impl ExpertPolicy {
     /// Whether every time is finite and not negative.
     pub fn is_finite(&self) -> bool {
         let good = |us: &f64| us.is_finite() && *us >= 0.0;
-        let first = self.cached().iter().all(|c| c.first_us.iter().all(good));
-        first
-            && self.costs().is_none_or(|c| {
-                let single =
-                    [c.bring_us, c.striped_us, c.localized_us, c.internal_us, c.link_us, c.window_us];
-                let curves = [&c.hot, &c.cpu, &c.cold].into_iter().flatten();
-                single.iter().chain(curves.map(|(_, us)| us)).all(good)
-            })
+        let own = match self {
+            Self::Fixed => true,
+            Self::Scheduled(s) => s.curves().into_iter().flatten().all(|(_, us)| good(us)),
+            Self::Cached(c) => c.first_us.iter().chain([&c.launch_us, &c.window_us]).all(good),
+        };
+        own && self.costs().is_none_or(|c| {
+            let single = [c.bring_us, c.striped_us, c.localized_us, c.internal_us, c.link_us];
+            let curves = [&c.hot, &c.cpu, &c.cold].into_iter().flatten();
+            single.iter().chain(curves.map(|(_, us)| us)).all(good)
+        })
     }
 }

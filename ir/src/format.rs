@@ -10,8 +10,8 @@ use std::fmt;
 /// groups.
 pub const GROUP: usize = 32;
 
-/// Output channels of which [`Format::Q4o`] stores one in INT8.
-pub const OUTLIERS: usize = 16;
+/// Input channels of which [`Format::Q4o`] stores one in INT8.
+pub const OUTLIERS: usize = 32;
 
 /// Storage format of a weight in the bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
@@ -26,8 +26,9 @@ pub enum Format {
     Q8,
     /// Groups of [`GROUP`] numbers of a row: whole codes in −8..=7 times one bf16 scale of either sign.
     Q4,
-    /// Output channels (rows of a matrix) that share one f32 scale each: whole codes in −127..=127 of one row
-    /// in [`OUTLIERS`], those that lose most by fewer bits, and codes in −8..=7 of all others.
+    /// Output channels (rows of a matrix) that share one f32 scale each, with whole codes in −8..=7; but the
+    /// weights of one input channel (column) in [`OUTLIERS`], those that lose most by so few bits, have codes
+    /// in −127..=127 and a second f32 scale for each row.
     Q4o,
     /// Output channels that share one f32 scale each, all of them with codes in −8..=7: what [`Format::Q4o`]
     /// is without its outliers.
@@ -145,7 +146,7 @@ pub struct FormatSpec {
     pub scale: Format,
     /// Whether it exists for the codes and scales of published checkpoints, which it holds unchanged.
     pub published: bool,
-    /// One row of this many is stored in INT8, in addition to the others.
+    /// One column of this many is stored in INT8, in addition to the others.
     pub outliers: Option<usize>,
     /// Relative error of rounding a binary32 number, in formats without groups: half of the last place; else
     /// 0.
@@ -379,10 +380,10 @@ impl Format {
         }
     }
 
-    /// Number of a matrix's `rows` that are stored as INT8 beside the others.
-    pub const fn outliers(self, rows: usize) -> usize {
+    /// Number of a matrix's `cols` that are stored as INT8 beside the others.
+    pub const fn outliers(self, cols: usize) -> usize {
         match self.spec().outliers {
-            Some(one_in) => rows / one_in,
+            Some(one_in) => cols / one_in,
             None => 0,
         }
     }
@@ -393,13 +394,19 @@ impl Format {
     }
 
     /// Bytes of a row of `cols` numbers in row-major order. The last block is stored whole, and so are rows
-    /// of one scale; their outliers are stored elsewhere.
+    /// of one scale; their outliers, with the scale of these, come in addition.
     pub const fn row_bytes(self, cols: usize) -> usize {
         let blocks = cols.div_ceil(self.block());
         match self.spec().granularity {
             Granularity::Number => blocks * self.block_bytes(),
             Granularity::Group => blocks * (self.block_bytes() + GROUP_SCALE),
-            Granularity::Channel => blocks * self.block_bytes() + CHANNEL_SCALE,
+            Granularity::Channel => {
+                let outliers = match self.outliers(cols) {
+                    0 => 0,
+                    codes => codes + CHANNEL_SCALE,
+                };
+                blocks * self.block_bytes() + CHANNEL_SCALE + outliers
+            }
         }
     }
 
@@ -498,9 +505,9 @@ mod tests {
         assert_eq!(sizes(Format::Q5), (44, Some(22), 5.5, 0));
         assert_eq!(sizes(Format::Q3), (28, Some(14), 3.5, 0));
         assert_eq!(sizes(Format::Q2), (20, Some(10), 2.5, 0));
-        assert_eq!(sizes(Format::Q4o), (36, None, 4.5, 0));
+        assert_eq!(sizes(Format::Q4o), (41, None, 4.25, 0));
         assert_eq!(sizes(Format::Q4c), (36, None, 4.0, 0));
-        assert_eq!([Format::Q4o, Format::Q4c].map(|f| f.outliers(33)), [2, 0]);
+        assert_eq!([Format::Q4o, Format::Q4c].map(|f| f.outliers(65)), [2, 0]);
         let root = 32.0_f64.sqrt();
         assert_eq!(Format::Q8h.distance(), 0.5 / 127.0 * root);
         assert_eq!(Format::Q4c.distance(), 0.5 / 7.0 * root);

@@ -36,6 +36,7 @@ mod peak;
 pub mod placement;
 pub mod plan;
 pub mod read;
+pub mod regions;
 pub mod results;
 pub mod scope;
 pub mod segment;

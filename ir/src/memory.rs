@@ -17,12 +17,14 @@ pub struct UnitRef {
     pub backend: String,
     /// Index into [`crate::plan::Plan::memories`]: the memory of everything that it touches.
     pub memory: u32,
+    /// Static graphs of one step that it runs at a time, at least 1.
+    pub queues: u32,
 }
 
 impl UnitRef {
     /// The CPU of a plan, whose memory is the first.
     pub fn cpu() -> Self {
-        Self { name: "cpu".to_owned(), backend: "cpu".to_owned(), memory: 0 }
+        Self { name: "cpu".to_owned(), backend: "cpu".to_owned(), memory: 0, queues: 1 }
     }
 }
 

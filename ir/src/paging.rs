@@ -1,14 +1,15 @@
 //! Experts that stay on disk, and the memory that the others leave them.
 
 use crate::op::{Attributes, Score, attributes};
+use crate::regions::{ArtifactBytes, Regions};
 use crate::text::ops::{Parsed, Reader, Word, Writer};
 use bincode::{Decode, Encode};
 
 attributes! {
     /// Memory of a run whose experts do not all fit.
     ///
-    /// Everything else is resident: the sum of `resident`, `process` and all frames is the peak, and at most
-    /// `budget`.
+    /// Everything else is resident: the sum of `resident`, `process`, all frames and loaded artifacts is the
+    /// peak, and at most `budget`.
     #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
     pub struct Paging {
         /// Bytes that a run may take, the kernel's page cache included.
@@ -33,8 +34,8 @@ attributes! {
         /// Experts `(layer, expert)` that are read at the start and never go, the hottest first: fewer than
         /// there are frames. Under a smaller budget the first of them stay.
         pub pinned: Vec<(u32, u32)>,
-        /// Neurons that a frame holds up and down of; 0: a frame holds a whole expert. Where it is not 0,
-        /// gates are resident, nothing is pinned, and neither checksums nor uses are known.
+        /// Neurons that a frame holds up and down of, and gates if these stay on disk, too; 0: a frame holds a
+        /// whole expert. Where it is not 0, nothing is pinned, and neither checksums nor uses are known.
         pub neurons: u32,
         /// Layers with routed experts, in order.
         pub layers: Vec<PagedLayer>,
@@ -46,6 +47,12 @@ attributes! {
         /// Kinds of cores of the CPU, the fastest first, and what each does. Empty where the device file names
         /// none, or where all are alike.
         pub cores: Vec<CoreClass>,
+        /// Artifacts of static graphs that a run loads and frees. Empty where all stay in memory; their weights
+        /// then count in `resident`.
+        pub artifacts: Vec<ArtifactBytes>,
+        /// Regions by entry point, in the order of the plan's, if artifacts are loaded and freed. `frames` is
+        /// then the most of any.
+        pub regions: Vec<Regions>,
     }
 }
 
@@ -67,7 +74,7 @@ attributes! {
 
 attributes! {
     /// Experts of a layer on disk. Both segments are in one file, each expert's matrices next to each other.
-    /// If neurons are read one by one, only up and down are on disk.
+    /// If neurons are read one by one, up and down are on disk, and gates in memory or on disk.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
     pub struct PagedLayer as "layer" {
         /// Layer.
@@ -77,9 +84,10 @@ attributes! {
         /// Experts per token.
         pub k: u32,
         /// Segment of the gate and up matrices; of gates by themselves, which are resident, where neurons are
-        /// read one by one.
+        /// read one by one; where gates are read, too, the segment of [`PagedLayer::down`].
         pub gate_up: u32,
-        /// Segment of the down matrices; of up and down by neurons, where these are read one by one.
+        /// Segment of the down matrices; of up and down by neurons, or of whole neurons, where these are read
+        /// one by one.
         pub down: u32,
         /// Function that turns the router's logits into scores.
         pub score: Score,
@@ -101,6 +109,12 @@ impl Paging {
         self.neurons > 0
     }
 
+    /// Whether neurons are read one by one, with their gates: a predictor names the neurons whose gates are
+    /// read (PowerInfer-2, §4.3).
+    pub fn gates_on_disk(&self) -> bool {
+        self.by_neurons() && self.layers.iter().any(|l| l.gate_up == l.down)
+    }
+
     /// Segments that stay on disk, layer by layer.
     pub fn segments(&self) -> impl Iterator<Item = u32> {
         let by_neurons = self.by_neurons();
@@ -115,6 +129,12 @@ impl Paging {
 
     /// Most bytes that a run takes; `None` where that overflows.
     pub fn peak(&self) -> Option<u64> {
-        self.resident.checked_add(self.process)?.checked_add(self.cache_bytes()?)
+        let fixed = self.resident.checked_add(self.process)?;
+        let of = |regions: &Regions| {
+            let frames = u64::from(regions.frames).checked_add(u64::from(self.staging))?;
+            frames.checked_mul(self.frame_bytes)?.checked_add(regions.graphs)?.checked_add(fixed)
+        };
+        let peaks: Vec<u64> = self.regions.iter().map(of).collect::<Option<_>>()?;
+        peaks.into_iter().max().or_else(|| of(&self.regions_of(0)))
     }
 }

@@ -1,6 +1,6 @@
 //! Contents of memories under a plan, and their peaks.
 
-use crate::plan::{ALIGN, Arg, Plan, Resident, Segment};
+use crate::plan::{ALIGN, Arg, Paging, Plan, Resident, Segment};
 use std::collections::BTreeSet;
 
 impl Resident {
@@ -55,8 +55,7 @@ impl Plan {
         }
         if memory == 0 {
             add(self.scratch_bytes.checked_next_multiple_of(ALIGN)?.checked_mul(threads)?)?;
-            let paged: Vec<u32> =
-                self.paging.iter().flat_map(|p| &p.layers).flat_map(|l| [l.gate_up, l.down]).collect();
+            let paged: Vec<u32> = self.paging.iter().flat_map(Paging::segments).collect();
             for index in self.segments_of(0).into_iter().filter(|i| !paged.contains(i)) {
                 add(self.segments.get(index as usize)?.bytes.checked_next_multiple_of(ALIGN)?)?;
             }

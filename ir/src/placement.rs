@@ -124,10 +124,38 @@ attributes! {
         pub cost_us: Vec<f32>,
         /// Reason for the unit.
         pub why: String,
+        /// Its unit in entry points that decode, by ascending batch; the CPU in those that are not here.
+        pub decode: Vec<DecodeUnit>,
+    }
+}
+
+attributes! {
+    /// Unit of a group's experts in entry points that decode a batch.
+    #[derive(Clone, Debug, PartialEq, Encode, Decode)]
+    pub struct DecodeUnit as "decode" {
+        /// Rows of the entry points.
+        pub batch: u32,
+        /// Index of the unit.
+        pub unit: u32,
+        /// Expected microseconds per call on each unit, as [`ExpertGroup::cost_us`].
+        pub cost_us: Vec<f32>,
+        /// Reason for the unit.
+        pub why: String,
     }
 }
 
 impl ExpertGroup {
+    /// Index of the unit that runs it: in prompts, or in entry points that decode `batch` rows.
+    pub fn unit_in(&self, batch: Option<u32>) -> u32 {
+        let of = |batch: u32| self.decode.iter().find(|d| d.batch == batch).map_or(0, |d| d.unit);
+        batch.map_or(self.unit, of)
+    }
+
+    /// Whether a unit runs it in any entry point.
+    pub fn is_on(&self, unit: u32) -> bool {
+        self.unit == unit || self.decode.iter().any(|d| d.unit == unit)
+    }
+
     /// Rows of each expert in a call whose busiest expert has `most` tokens, where the tier's capacity is
     /// `capacity`.
     pub fn rows(&self, most: u32, capacity: u32) -> u32 {
@@ -171,7 +199,9 @@ impl Placement {
     pub fn is_finite(&self) -> bool {
         self.experts.iter().all(|table| {
             let rates = table.expected.iter().flat_map(|e| [e.imbalance, e.overflow, e.padding]);
-            let costs = table.groups.iter().flat_map(|g| &g.cost_us).copied();
+            let groups = || table.groups.iter();
+            let decode = groups().flat_map(|g| &g.decode).flat_map(|d| &d.cost_us);
+            let costs = groups().flat_map(|g| &g.cost_us).chain(decode).copied();
             let loads = table.experts.iter().filter_map(|row| row.load);
             rates.chain(costs).chain(loads).all(f32::is_finite)
         })

@@ -6,7 +6,8 @@
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
 pub use crate::experts::{
-    Cached, ExpertCosts, ExpertLayer, ExpertPlacement, ExpertPolicy, Refine, Scheduled, StreamSet,
+    Cached, ExpertCosts, ExpertLayer, ExpertPlacement, ExpertPolicy, PromptUnits, Refine, Scheduled,
+    StreamSet,
 };
 use crate::graph::EntryKind;
 pub use crate::launch::{Extent, GpuKernel, Launch};
@@ -15,15 +16,14 @@ pub use crate::op::MAX_REQUEST_SCORES;
 use crate::op::{Attributes, attributes};
 pub use crate::paging::{CoreClass, PagedLayer, Paging};
 pub use crate::placement::{
-    Expected, ExpertGroup, ExpertRow, ExpertTable, OpAssignment, Overflow, Placement,
+    DecodeUnit, Expected, ExpertGroup, ExpertRow, ExpertTable, OpAssignment, Overflow, Placement,
 };
+pub use crate::regions::{ArtifactBytes, Regions};
 pub use crate::results::Results;
 pub use crate::segment::{Layout, Segment};
 use crate::state;
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
-pub use crate::static_graph::{
-    ExpertSet, GraphDecl, GraphGroup, GraphTensor, HotNeurons, Subgraph, SubgraphAttention,
-};
+pub use crate::static_graph::{ExpertSet, GraphDecl, GraphGroup, GraphTensor, Subgraph, SubgraphAttention};
 pub use crate::step::{Arg, Builtin, Candidates, Code, Grid, KernelRef, RowSpace, Span, Step};
 use crate::text::ops::{Parsed, Reader, Word, Writer};
 use crate::types::{DType, Format};
@@ -31,7 +31,7 @@ use bincode::{Decode, Encode};
 use std::collections::BTreeSet;
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 18;
+pub const PLAN_VERSION: u32 = 19;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -69,7 +69,8 @@ pub struct Plan {
     pub launches: Vec<GpuKernel>,
     /// Static graphs of artifacts.
     pub graphs: Vec<GraphDecl>,
-    /// Experts that static graphs compute, at most one set per layer.
+    /// Experts that static graphs compute: at most one set per layer for prompts, and one for each batch that
+    /// is decoded.
     pub expert_sets: Vec<ExpertSet>,
     /// Other parts that static graphs compute, entry point by entry point.
     pub subgraphs: Vec<Subgraph>,
@@ -272,6 +273,19 @@ impl Plan {
             experts.extend((0..).zip(&of.starts).filter(|(_, at)| away(at)).map(|(e, _)| (i, e)));
         }
         experts
+    }
+
+    /// Layer whose transferred experts a step reads, counted over those whose experts are assigned at run
+    /// time. Steps of a layer that follow each other on their unit are executed together, once for each wave
+    /// of experts that have arrived.
+    pub fn transferred_layer(&self, step: &Step) -> Option<usize> {
+        self.experts.policy.hot().filter(|&hot| hot == step.unit)?;
+        let reads = |layer: &ExpertLayer| {
+            let of =
+                |arg: &Arg| matches!(*arg, Arg::Matrices(segment) if layer.to_bring().contains(&segment));
+            step.args.iter().any(of)
+        };
+        self.experts.layers.iter().position(reads)
     }
 
     /// Segments that are read to bring their matrices to another memory, and that no step of the CPU reads.

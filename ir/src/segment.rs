@@ -1,8 +1,8 @@
 //! Packed weights of a plan: their places in their files, and their layouts.
 
-use crate::bundle::{Bundle, PARTS};
+use crate::bundle::{Bundle, DiskNeurons, PARTS};
 use crate::plan::ALIGN;
-use crate::types::{Format, GROUP};
+use crate::types::Format;
 use bincode::{Decode, Encode};
 
 /// Layout of a packed weight in its file.
@@ -16,10 +16,10 @@ use bincode::{Decode, Encode};
 /// * `q8h`, `q4h`: as `q8` and `q4`, with scales of f16.
 /// * `mxfp4`: as `q4`, a code being its place in [`E2M1`](crate::types::E2M1).
 /// * `q4c`: as `q4` without the groups' scales; after the last group, `nr` f32 scales.
-/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. The outliers of a matrix follow its last
-///   panel, in the order of panels and columns: for each panel and once more, how many come before it (u32);
-///   for each outlier its column in the panel (u32); for each outlier its codes (i8, whole groups); zeros up
-///   to a multiple of [`ALIGN`]. Its scale is in the panel.
+/// * `q4o`: as `q4c`, where the codes of outliers, whole input channels, are 0. After a panel's scales, for
+///   each outlier `nr` codes (i8), then `nr` f32 scales of these. After the last panel of a matrix the input
+///   channels of its outliers (u32; [`u32::MAX`] with codes 0 where a matrix has fewer), zeros up to a multiple
+///   of [`ALIGN`].
 ///
 /// A row of a row-major grouped weight holds its codes in order (half a byte each: per group 16 bytes, byte
 /// `j` the codes of `j` and `16 + j`), then its scales. What pads a panel, a pair or a group is zero.
@@ -49,6 +49,8 @@ pub enum Layout {
     /// bytes from one neuron to the next. Split scales ([`Bundle::has_split_scales`]) follow all neurons of a
     /// matrix: of up and of down of each, [`Bundle::up_down_scales_bytes`] bytes.
     UpDown,
+    /// Neurons whose gates are read from disk, too, `[matrices, rows, 3H]`: unit after unit of [`DiskNeurons`].
+    Bundles,
 }
 
 impl Layout {
@@ -56,7 +58,7 @@ impl Layout {
     /// not fit.
     pub const fn stored_rows(self, rows: u64) -> Option<u64> {
         match self {
-            Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown => Some(rows),
+            Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown | Self::Bundles => Some(rows),
             Self::Panels { nr } if nr > 0 => rows.div_ceil(nr as u64).checked_mul(nr as u64),
             Self::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows.is_multiple_of(2) => {
                 (rows / 2).div_ceil(nr as u64 / 2).checked_mul(nr as u64)
@@ -65,52 +67,47 @@ impl Layout {
         }
     }
 
-    /// Panels of a matrix of `rows` rows; 0 in rows, and `None` where the layout does not fit.
-    pub const fn panels(self, rows: u64) -> Option<u64> {
-        match (self, self.stored_rows(rows)) {
-            (Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown, Some(_)) => Some(0),
-            (Self::Panels { nr } | Self::GluPanels { nr }, Some(stored)) => Some(stored / nr as u64),
-            (_, None) => None,
-        }
-    }
-
     /// Whether rows are contiguous, and not in panels.
     pub const fn is_by_rows(self) -> bool {
-        matches!(self, Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown)
+        matches!(self, Self::Rows | Self::Neurons { .. } | Self::Gates | Self::UpDown | Self::Bundles)
     }
 
     /// Parts of a row, each of which is stored as a row of its own.
     pub const fn parts(self) -> usize {
         match self {
-            Self::Neurons { .. } => PARTS,
+            Self::Neurons { .. } | Self::Bundles => PARTS,
             Self::UpDown => PARTS - 1,
             Self::Rows | Self::Panels { .. } | Self::GluPanels { .. } | Self::Gates => 1,
         }
     }
 
-    /// Bytes of a matrix, padding of the last panel and outliers included; `None` where that overflows or the
-    /// layout fits neither the rows nor the format.
+    /// Bytes of a matrix, padding of the last panel and the table of outliers included; `None` where that
+    /// overflows or the layout fits neither the rows nor the format.
     pub fn matrix_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
         if format.is_by_channel() && self.is_by_rows() {
             return None;
         }
-        let panels = self.stored_rows(rows)?.checked_mul(self.row_bytes(format, cols) as u64)?;
-        panels.checked_add(self.outlier_bytes(format, rows, cols)?)
-    }
-
-    /// Bytes of the outliers after a matrix's panels: 0 if a matrix with this many rows has none.
-    pub fn outlier_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
-        match format.outliers(usize::try_from(rows).ok()?) as u64 {
-            0 => Some(0),
-            count => {
-                let codes = (cols as u64).checked_next_multiple_of(GROUP as u64)?.checked_add(4)?;
-                let table = self.panels(rows)?.checked_add(1)?.checked_mul(4)?;
-                count.checked_mul(codes)?.checked_add(table)?.checked_next_multiple_of(ALIGN)
-            }
+        if let Some(neurons) = self.on_disk(format, cols) {
+            return neurons.matrix_bytes(rows);
         }
+        let panels = self.stored_rows(rows)?.checked_mul(self.row_bytes(format, cols) as u64)?;
+        panels.checked_add(Self::outlier_table_bytes(format, cols))
     }
 
-    /// Bytes of one stored row, separate scales included.
+    /// Bytes of the table of a matrix's outliers, after its panels: 0 if the format has none for so many
+    /// columns.
+    pub const fn outlier_table_bytes(format: Format, cols: usize) -> u64 {
+        (format.outliers(cols) as u64 * 4).next_multiple_of(ALIGN)
+    }
+
+    /// Neurons of rows of `cols` numbers, in layouts that are read from disk neuron by neuron.
+    pub const fn on_disk(self, format: Format, cols: usize) -> Option<DiskNeurons> {
+        let gates = matches!(self, Self::Bundles);
+        let bundle = Bundle { format, hidden: cols / self.parts(), gate_bound: false };
+        if gates || matches!(self, Self::UpDown) { Some(DiskNeurons { bundle, gates }) } else { None }
+    }
+
+    /// Bytes of one stored row, separate scales and a row's share of padding included.
     pub const fn row_bytes(self, format: Format, cols: usize) -> usize {
         match self {
             Self::Rows => format.row_bytes(cols),
@@ -119,6 +116,11 @@ impl Layout {
             Self::Gates => Bundle { format, hidden: cols, gate_bound: false }.part_bytes(),
             Self::UpDown => {
                 Bundle { format, hidden: cols / (PARTS - 1), gate_bound: false }.up_down_stored_bytes()
+            }
+            Self::Bundles => {
+                let bundle = Bundle { format, hidden: cols / PARTS, gate_bound: false };
+                let neurons = DiskNeurons { bundle, gates: true };
+                neurons.unit_pitch() / neurons.together()
             }
         }
     }
@@ -165,10 +167,9 @@ impl Segment {
         self.layout.matrix_bytes(self.format, u64::from(rows), cols as usize).filter(|_| whole)
     }
 
-    /// The bundle that its up and down are of, where its layout is [`Layout::UpDown`].
-    pub fn up_down(&self) -> Option<Bundle> {
-        let hidden = self.extents().2 as usize / (PARTS - 1);
-        (self.layout == Layout::UpDown).then_some(Bundle { format: self.format, hidden, gate_bound: false })
+    /// Its neurons, where its layout is one that is read from disk neuron by neuron.
+    pub fn on_disk(&self) -> Option<DiskNeurons> {
+        self.layout.on_disk(self.format, self.extents().2 as usize)
     }
 
     /// Start of matrix `i` in the file; `None` if there is no such matrix.

@@ -1,5 +1,6 @@
 //! Static graphs of a plan: functions of artifacts, and what they compute of it.
 
+use crate::graph::EntryKind;
 use crate::op::{Attributes, attributes};
 use crate::placement::Overflow;
 use crate::text::ops::{Parsed, Reader, Word, Writer};
@@ -70,20 +71,26 @@ attributes! {
         /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the
         /// other.
         pub groups: Vec<GraphGroup>,
-        /// Hot neurons that the graphs compute, if not all: one graph for each expert, for calls that decode.
-        pub hot: Option<HotNeurons>,
+        /// Rows of the entry points that decode and that it is for; none: it is for prompts. Each expert has
+        /// room for all of these rows.
+        pub batch: Option<u32>,
+        /// Hot neurons of each expert that the graphs compute, if not all: for each cluster of neurons one
+        /// graph of each expert, for a batch that is decoded. Kernels compute the others, and the sums are
+        /// added (PowerInfer-2, §4.1.3).
+        pub hot: Option<u32>,
     }
 }
 
-attributes! {
-    /// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels
-    /// the others, and the sums are added.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-    pub struct HotNeurons as "hot" {
-        /// Rows of the entry points that they are for, and so the capacity of each expert: no row is past it.
-        pub batch: u32,
-        /// Neurons of each expert.
-        pub neurons: u32,
+impl ExpertSet {
+    /// Groups whose results are added: all of them, or of hot neurons those of each cluster.
+    pub fn addends(&self) -> std::slice::Chunks<'_, GraphGroup> {
+        let each = if self.hot.is_some() { self.capacities.len() } else { self.groups.len() };
+        self.groups.chunks(each.max(1))
+    }
+
+    /// Whether steps of `rows` rows in such an entry point may call it.
+    pub fn is_called(&self, entry: EntryKind, rows: u32) -> bool {
+        self.batch.is_none_or(|batch| !entry.is_prefill() && batch == rows)
     }
 }
 

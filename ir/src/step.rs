@@ -80,9 +80,19 @@ pub enum Builtin {
         /// Elements from one row of each operand's scores to the next; 0 for absent operands.
         strides: [u32; MAX_REQUEST_SCORES],
     },
+    /// `[table, lists of neurons]`: requests from the store the gates of the neurons that a predictor listed
+    /// ([`crate::bundle::active_list_words`]), where gates stay on disk.
+    RequestGates {
+        /// Index into [`Paging::layers`](crate::plan::Paging::layers).
+        layer: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token that the table is laid out for.
+        k: u32,
+    },
     /// `[table, (lists of active neurons)]`: requests from the store up and down of the neurons that a step
-    /// after `neuron_gate` listed ([`crate::bundle::active_list_words`]). Without lists it requests all
-    /// neurons of the experts that the table names.
+    /// after `neuron_gate` listed ([`crate::bundle::active_list_words`]). Without lists it requests all that
+    /// stays on disk of the neurons of the experts that the table names.
     RequestNeurons {
         /// Index into [`Paging::layers`](crate::plan::Paging::layers).
         layer: u32,
@@ -144,7 +154,7 @@ pub enum Span {
 
 impl Builtin {
     /// Number of its last arguments that it writes; 0 for a launch, whose kernel writes some of them.
-    /// `RequestExperts` and `RequestNeurons` leave their last argument unchanged, but its readers come after
+    /// `RequestExperts`, `RequestGates` and `RequestNeurons` leave their last argument unchanged, but its readers come after
     /// them, as if they wrote it.
     pub const fn results(self) -> usize {
         match self {
@@ -156,6 +166,7 @@ impl Builtin {
             | Self::Experts { .. }
             | Self::Streams { .. }
             | Self::RequestExperts { .. }
+            | Self::RequestGates { .. }
             | Self::RequestNeurons { .. }
             | Self::Subgraph { .. } => 1,
             Self::LimitCapacity { .. } => 2,
@@ -180,9 +191,8 @@ pub enum Arg {
     /// Segment of the plan.
     Segment(u32),
     /// Addresses of the matrices of a segment, one after the other, since experts may be anywhere. For a
-    /// segment with the layout [`Layout::UpDown`](crate::plan::Layout::UpDown) the addresses of its rows,
-    /// matrix after matrix. If scales are split, each is followed by the address of the row's scales
-    /// ([`Bundle::up_down_addresses`](crate::Bundle::up_down_addresses)).
+    /// segment of neurons on disk the addresses of its rows, matrix after matrix: those of
+    /// [`DiskNeurons::addresses`](crate::bundle::DiskNeurons::addresses).
     Matrices(u32),
     /// State of the plan.
     State(u32),

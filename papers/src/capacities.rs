@@ -179,7 +179,7 @@ impl Case {
             dense: Queue::Npu,
             decode_dense: Queue::Npu,
             tables: Some(tables.to_vec()),
-            decode_graphs: false,
+            decode_batch: 1,
             resident: true,
         };
         let each = |[whole, short]: &[Prompt; 2]| {

@@ -4,17 +4,22 @@
 
 use clap::Parser;
 use moec::output;
+use moec_base::progress::Progress;
 use moec_base::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_costs::Model;
 use moec_costs::units::Units;
 use moec_papers::capacities::{profiled, recorded, table};
-use moec_papers::npumoe::reproduce::DEVICES;
-use moec_papers::npumoe::{page, report, tables};
+use moec_papers::npumoe::drops::{Extent, SHARES};
+use moec_papers::npumoe::reproduce::{DEVICES, serial};
+use moec_papers::npumoe::{drops, page, report, tables};
 use moec_papers::{hybrimoe, mechanisms, mobile, outliers, powerinfer2, trimoe};
 use moec_profile::Profile;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+/// Most tokens of either text that `drops` records loads of, and most that it measures.
+const TOKENS: [usize; 2] = [16 << 10, 32 << 10];
 
 /// Published evaluations again, simulated
 #[derive(Debug, Parser)]
@@ -49,6 +54,18 @@ enum Commands {
     Outliers {
         /// A folder with a checkpoint
         checkpoint: PathBuf,
+    },
+    /// Measure a checkpoint's quality with tokens past capacities dropped and spilled, and print the figures of
+    /// docs/npumoe.md
+    Drops {
+        /// A folder with a checkpoint
+        checkpoint: PathBuf,
+        /// Text that capacities come from
+        #[arg(long, value_name = "FILE")]
+        calibration: PathBuf,
+        /// Text that is measured
+        #[arg(long, value_name = "FILE")]
+        text: PathBuf,
     },
     /// Compare settings of `[experts]`: of a bundle with the loads of a profile, else of published shapes
     /// with recorded routing
@@ -119,6 +136,11 @@ fn run(command: &Commands) -> Result<()> {
             publish(mobile::pages(size)?, run, "mobile")
         }
         Commands::Outliers { checkpoint } => output::data(&outliers::table(&outliers::rows(checkpoint)?)),
+        Commands::Drops { checkpoint, calibration, text } => {
+            let [recorded, tokens] = TOKENS;
+            let extent = Extent { calibration, text, recorded, tokens, shares: &SHARES };
+            output::data(&drops::file(&drops::measure(checkpoint, &extent, &Progress::new(false, false))?)?)
+        }
         Commands::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }
 }
@@ -148,7 +170,8 @@ fn publish(pages: Vec<(String, String)>, run: &Run, command: &str) -> Result<()>
 /// Settings of `[experts]`, as tables in Markdown.
 fn padding(measured: Option<(&Path, &Path)>) -> Result<()> {
     let bundle = measured.map(|(bundle, _)| Bundle::open(bundle)).transpose()?;
-    let device = bundle.as_ref().map_or_else(|| moec_targets::device("m2-ultra"), Bundle::device)?;
+    let device =
+        bundle.as_ref().map_or_else(|| moec_targets::device("m2-ultra").map(serial), Bundle::device)?;
     let units = Units::of(&device)
         .ok_or_else(|| Error::input(format!("`{}` has no neural processing unit", device.name)))?;
     let models = match bundle.zip(measured) {

@@ -1,5 +1,5 @@
-//! Number of output channels that should have 8 bits where the others have 4 (PowerInfer-2, §6 and §7.6):
-//! relative error of the experts of a checkpoint by the share of such channels. `cargo xtask accuracy` writes
+//! Number of input channels whose weights should have 8 bits where the others have 4 (PowerInfer-2, §6 and
+//! §7.6): relative error of the experts of a checkpoint by the share of such channels. `cargo xtask accuracy` writes
 //! docs/qnn-networks.md with it.
 
 use moec_base::{Error, Result};
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// One channel in so many has 8 bits; 0: none, 1: every one.
-pub const SHARES: [usize; 6] = [0, 32, 16, 8, 4, 1];
+pub const SHARES: [usize; 6] = [0, 64, 32, 16, 8, 1];
 
 /// Cost and gain of a share.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -72,7 +72,7 @@ fn matrices(checkpoint: &Checkpoint) -> Result<Vec<Matrix>> {
 fn row(share: usize, matrices: &[Matrix]) -> Result<Row> {
     let (mut missed, mut energy, mut bits, mut count) = (0.0, 0.0, 0.0, 0.0);
     for ([rows, cols], numbers) in matrices {
-        let outliers = rows.checked_div(share).unwrap_or(0);
+        let outliers = cols.checked_div(share).unwrap_or(0);
         let made = rounded([*rows, *cols], numbers, outliers)?;
         let squares = |x: f64| x * x;
         let pairs = numbers.iter().zip(made.dequantise());

@@ -74,6 +74,20 @@ pub static ACTIONLINT: Need = Need {
     help: Help::Command("cargo xtask actionlint"),
     find: || actionlint().is_some(),
 };
+/// Checker of manifests by Kubernetes' schemas.
+pub static KUBERNETES: Need = Need {
+    name: "kubernetes",
+    what: "kubernetes-validate",
+    help: Help::Command("cargo xtask kubernetes"),
+    find: || kubernetes().is_some(),
+};
+/// Checker of units of systemd.
+pub static SYSTEMD: Need = Need {
+    name: "systemd",
+    what: "systemd-analyze",
+    help: Help::Packages(&["systemd"]),
+    find: || starts("systemd-analyze", &["--version"]),
+};
 /// A browser without a window.
 pub static CHROMIUM: Need = Need {
     name: "chromium",
@@ -108,6 +122,13 @@ pub static MINISIGN: Need = Need {
     what: "minisign",
     help: Help::Packages(&["minisign"]),
     find: || starts("minisign", &["-v"]),
+};
+/// A proxy before replicas of the server.
+pub static HAPROXY: Need = Need {
+    name: "haproxy",
+    what: "HAProxy",
+    help: Help::Packages(&["haproxy"]),
+    find: || starts("haproxy", &["-v"]),
 };
 /// The runtime that moec carries.
 pub static PREBUILT: Need = Need {
@@ -202,7 +223,7 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 24] = [
+pub static NEEDS: [&Need; 27] = [
     &COREML,
     &QNN,
     &ONNXRUNTIME,
@@ -214,6 +235,9 @@ pub static NEEDS: [&Need; 24] = [
     &AARCH64,
     &STRACE,
     &MINISIGN,
+    &HAPROXY,
+    &KUBERNETES,
+    &SYSTEMD,
     &PYTHON,
     &PREBUILT,
     &ASSERTIONS,
@@ -266,6 +290,12 @@ pub fn gguf() -> Option<PathBuf> {
 /// The Python with OpenAI's client: `MOEC_OPENAI`, or the one that `cargo xtask openai` installs.
 pub fn openai() -> Option<PathBuf> {
     from("MOEC_OPENAI").or_else(|| Some(cache()?.join("openai/bin/python")))
+}
+
+/// Checker of manifests, if it is here: `MOEC_KUBERNETES`, or the one that `cargo xtask kubernetes` installs.
+pub fn kubernetes() -> Option<PathBuf> {
+    let installed = || Some(cache()?.join("kubernetes/bin/kubernetes-validate"));
+    from("MOEC_KUBERNETES").or_else(installed).filter(|path| path.is_file())
 }
 
 /// Checker of workflows, if it is here: `MOEC_ACTIONLINT`, the one that `cargo xtask actionlint` installs, or

@@ -102,11 +102,8 @@ fn golden(family: &str) {
     for (name, functions) in functions {
         let path = case.path(&format!("out.moec/artifacts/{name}.mlpackage"));
         let package = Package::open(&BundleReader::unchecked(&path)).unwrap();
-        assert_eq!(
-            check::check(&package, &check::Limits { last_axis_bytes: 64, ..check::Limits::default() }),
-            [],
-            "{name}"
-        );
+        let limits = check::Limits { last_axis_bytes: 64, row_bytes: 16, ..check::Limits::default() };
+        assert_eq!(check::check(&package, &limits), [], "{name}");
         let own: BTreeSet<String> = package.program.functions.keys().cloned().collect();
         assert_eq!(own, functions, "{name}");
         let attention = name.split('.').any(|word| word == "attn");

@@ -131,7 +131,7 @@ impl Graphs for Recorder {
         Ok(())
     }
 
-    fn prepare(&self, graphs: &[usize]) {
+    fn prepare(&self, graphs: &[usize], _: Option<u64>) {
         self.0.lock().unwrap().push(Event::Prepare(graphs.to_vec()));
     }
 

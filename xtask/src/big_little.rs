@@ -3,8 +3,11 @@
 //!
 //! The model of golden/models/ferris is built with little entry points. A profile chooses γ for some shares of
 //! fallbacks. For each γ it measures the perplexity of a text, read token by token, and the questions. Then it
-//! measures the speed of generating after pieces of that text. The table goes to stdout and into
-//! docs/benchmarks.md.
+//! measures the speed of generating after pieces of that text. A second table counts the experts that are
+//! brought ahead, from the disk and over the link to a unit with frames. The tables go to stdout and into
+//! docs/benchmarks.md. `cargo xtask big-little --transfers` writes the second one only, which is not timed.
+
+mod transfers;
 
 use crate::quality::{BENCHMARKS, number, write_table};
 use crate::setup;
@@ -48,7 +51,7 @@ struct Row {
 }
 
 /// Builds, measures, writes the table.
-pub(crate) fn run() -> Result<(), Failed> {
+pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
     let moec = setup::moec()?;
     let folder = root().join(FOLDER);
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
@@ -69,6 +72,12 @@ pub(crate) fn run() -> Result<(), Failed> {
     let of_profile = shell::output(inspect.arg("inspect").arg(&profile).arg("--json")).unwrap_or_default();
     let gammas = gammas(&of_profile)?;
     let config = format!("{config}profile = \"{}\"\n", profile.display());
+    let corpus = fs::read_to_string(&text).map_err(failed)?;
+    let prompts = prompts(&corpus);
+    transfers::run(&moec, &folder, &config, &prompts)?;
+    if options.iter().any(|option| option == transfers::ALONE) {
+        return Ok(());
+    }
     let bundles = ["memory", "disk"].map(|storage| folder.join(format!("{storage}.moec")));
     // The routing of the calibration text decides which experts stay in memory.
     for (bundle, budget) in bundles.iter().zip(["", BUDGET]) {
@@ -98,10 +107,6 @@ pub(crate) fn run() -> Result<(), Failed> {
     let mut rows: Vec<Row> = gammas.into_iter().zip(&each).map(row).collect();
 
     stage("Measuring", "speed");
-    let corpus = fs::read_to_string(&text).map_err(failed)?;
-    let chars: Vec<char> = corpus.chars().collect();
-    let step = chars.len() / PROMPTS;
-    let prompts = (0..PROMPTS).map(|i| chars[i * step..].iter().take(PROMPT).collect::<String>());
     for prompt in prompts {
         for _ in 0..ROUNDS {
             for row in &mut rows {
@@ -133,6 +138,13 @@ pub(crate) fn run() -> Result<(), Failed> {
     let table = table(&rows)?;
     println!("\n{table}");
     write_table(BENCHMARKS, MARKS, &table)
+}
+
+/// Pieces of a text.
+fn prompts(text: &str) -> Vec<String> {
+    let chars: Vec<char> = text.chars().collect();
+    let step = chars.len() / PROMPTS;
+    (0..PROMPTS).map(|i| chars.iter().skip(i * step).take(PROMPT).collect()).collect()
 }
 
 /// All γ of the table, with the share of fallbacks that the profile chose it for; `profile` is the output of

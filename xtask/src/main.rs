@@ -85,6 +85,11 @@ const COMMANDS: &[Command] = &[
         venv::run(&venv::ACTIONLINT)
     }),
     (
+        "kubernetes",
+        "install kubernetes-validate, with which tests check manifests, in a folder of its own",
+        || venv::run(&venv::KUBERNETES),
+    ),
+    (
         "cuda",
         "install NVIDIA's assembler of PTX, for machine code in bundles, in moec's cache folder",
         cuda::run,
@@ -164,8 +169,8 @@ const COMMANDS: &[Command] = &[
     ),
     (
         "big-little",
-        "measure what big-little decoding costs and gains, for docs/benchmarks.md; some three minutes",
-        big_little::run,
+        "measure what big-little decoding costs and gains, for docs/benchmarks.md; some five minutes, or one with `--transfers`",
+        || big_little::run(&options()),
     ),
     (
         "hit-rates",

@@ -60,16 +60,21 @@ struct Row {
     report: String,
 }
 
-/// Builds, measures, writes the table. `--capacities` and `--roundings` measure one of the two alone.
+/// Builds, measures, writes the table. `--capacities` and `--roundings` measure one of the two alone, and
+/// `--drops` the figures of docs/npumoe.md.
 pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     let (capacities, roundings) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => (true, true),
         ["--capacities"] => (true, false),
         ["--roundings"] => (false, true),
+        ["--drops"] => return drops(),
         ["--help" | "-h"] => {
-            println!("cargo xtask quality [--capacities | --roundings]");
+            println!("cargo xtask quality [--capacities | --roundings | --drops]");
             println!("--capacities  measure only the loss by static capacities");
             println!("--roundings   measure only the loss by formats and roundings of weights");
+            println!(
+                "--drops       measure only quality by dropped tokens, for docs/npumoe.md (`cargo xtask docs`)"
+            );
             return Ok(());
         }
         _ => {
@@ -98,6 +103,16 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
         println!("\n{roundings}");
     }
     Ok(())
+}
+
+/// Measures the quality of ferris by the share of dropped tokens, and writes the figures of docs/npumoe.md.
+fn drops() -> Result<(), Failed> {
+    let mut command = program(&crate::papers::program()?);
+    command.arg("drops").arg(root().join(FERRIS));
+    command.arg("--calibration").arg(eval("calibration.txt")).arg("--text").arg(eval("text.txt"));
+    let text = shell::output(&mut command).ok_or_else(|| Failed::new("ferris cannot be measured"))?;
+    let path = root().join("papers/measured/drops.toml");
+    fs::write(&path, text + "\n").map_err(|e| Failed::new(format!("`{}`: {e}", path.display())))
 }
 
 /// A file of the texts and questions, which both models share.

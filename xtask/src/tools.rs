@@ -2,7 +2,7 @@
 
 use crate::shell::Failed;
 use crate::{apt, coreml, cuda, qnn, venv};
-use moec_testing::{ACTIONLINT, COREML, GGUF, Help, NEEDS, Need, OPENAI, PTXAS, QNN};
+use moec_testing::{ACTIONLINT, COREML, GGUF, Help, KUBERNETES, NEEDS, Need, OPENAI, PTXAS, QNN};
 
 /// Need of a test, and the command of this program that installs it.
 type Installer = (&'static Need, fn() -> Result<(), Failed>);
@@ -14,6 +14,7 @@ const INSTALLERS: &[Installer] = &[
     (&GGUF, || venv::run(&venv::GGUF)),
     (&OPENAI, || venv::run(&venv::OPENAI)),
     (&ACTIONLINT, || venv::run(&venv::ACTIONLINT)),
+    (&KUBERNETES, || venv::run(&venv::KUBERNETES)),
     (&PTXAS, cuda::run),
 ];
 

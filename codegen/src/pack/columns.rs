@@ -1,8 +1,9 @@
 //! Matrices whose rows have a scale each, in the order of [`Layout`]: panels of nibbles with their columns'
-//! scales, and the rows of wider codes after the last panel.
+//! scales and the wider codes of outliers, and the table of these after the last panel.
 
 use super::channel::{Channel, Width};
-use super::{Geometry, Weighting, feedback, q4o};
+use super::q4o::{self, Row};
+use super::{Geometry, Weighting, feedback};
 #[cfg(doc)]
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
@@ -29,32 +30,35 @@ struct ColumnLayout {
     group: usize,
     codes: usize,
     panel: usize,
-    /// Outliers, and the bytes of each one's codes.
     outliers: usize,
-    row: usize,
 }
 
 impl ColumnLayout {
     fn of(g: &Geometry) -> Self {
         let (nr, groups) = (g.nr(), g.cols.div_ceil(GROUP));
         let group = nr * GROUP / 2;
-        let codes = groups * group;
         Self {
             nr,
             panels: g.panels(),
             group,
-            codes,
-            panel: codes + 4 * nr,
-            outliers: g.format.outliers(g.rows),
-            row: groups * GROUP,
+            codes: groups * group,
+            panel: nr * g.row_bytes(),
+            outliers: g.format.outliers(g.cols),
         }
     }
 
-    /// First byte of the table of outliers, of their columns, and of their codes.
-    const fn table(&self) -> [usize; 3] {
-        let starts = self.panels * self.panel;
-        let columns = starts + 4 * (self.panels + 1);
-        [starts, columns, columns + 4 * self.outliers]
+    /// Byte of a panel with the scale of a column; with the code of an outlier of a column, and of the scale
+    /// of these.
+    const fn scale(&self, column: usize) -> usize {
+        self.codes + 4 * column
+    }
+
+    const fn outlier(&self, i: usize, column: usize) -> usize {
+        self.codes + 4 * self.nr + i * self.nr + column
+    }
+
+    const fn outlier_scale(&self, column: usize) -> usize {
+        self.outlier(self.outliers, 0) + 4 * column
     }
 
     /// Byte of a panel that holds code `i` of a column, and whether in the upper nibble.
@@ -62,6 +66,55 @@ impl ColumnLayout {
         let (group, i) = (i / GROUP, i % GROUP);
         let quad = i % (GROUP / 2) / QUAD;
         (group * self.group + (quad * self.nr + column) * QUAD + i % QUAD, i >= GROUP / 2)
+    }
+
+    /// Puts a row into a column of a panel.
+    fn put(&self, panel: &mut [u8], column: usize, row: &Row) {
+        let mut put = |at: usize, bytes: &[u8]| {
+            if let Some(cells) = panel.get_mut(at..at + bytes.len()) {
+                cells.copy_from_slice(bytes);
+            }
+        };
+        put(self.scale(column), &row.int4.scale.to_le_bytes());
+        if self.outliers > 0 {
+            put(self.outlier_scale(column), &row.int8.scale.to_le_bytes());
+        }
+        for (i, code) in row.int8.codes.iter().enumerate() {
+            put(self.outlier(i, column), &[code.cast_unsigned()]);
+        }
+        for (i, &code) in row.int4.codes.iter().enumerate() {
+            let (at, upper) = self.nibble(column, i);
+            let Some(cell) = panel.get_mut(at) else { continue };
+            let code = code.cast_unsigned().wrapping_add(8) & 15;
+            *cell = if upper { *cell & 15 | code << 4 } else { *cell & 0xf0 | code };
+        }
+    }
+
+    /// The row in a column of a panel of `cols` input channels; `None` if the bytes end before it.
+    fn get(&self, panel: &[u8], column: usize, cols: usize) -> Option<Row> {
+        let scale = |at: usize| Some(f32::from_le_bytes(*panel.get(at..)?.first_chunk()?));
+        let code = |i: usize| {
+            let (at, upper) = self.nibble(column, i);
+            let byte = *panel.get(at)?;
+            Some((if upper { byte >> 4 } else { byte & 15 }).cast_signed() - 8)
+        };
+        let wide = |i: usize| panel.get(self.outlier(i, column)).map(|b| b.cast_signed());
+        let int4 =
+            Channel { scale: scale(self.scale(column))?, codes: (0..cols).map(code).collect::<Option<_>>()? };
+        let int8 = match self.outliers {
+            0 => Channel { scale: 1.0, codes: Vec::new() },
+            n => Channel {
+                scale: scale(self.outlier_scale(column))?,
+                codes: (0..n).map(wide).collect::<Option<_>>()?,
+            },
+        };
+        Some(Row { int4, int8 })
+    }
+
+    /// The table of a matrix's outliers; `None` if the bytes end before it.
+    fn table(&self, matrix: &[u8]) -> Option<Vec<u32>> {
+        let words = matrix.get(self.panels * self.panel..)?.as_chunks::<4>().0;
+        words.get(..self.outliers).map(|words| words.iter().map(|w| u32::from_le_bytes(*w)).collect())
     }
 }
 
@@ -74,103 +127,46 @@ pub(super) fn pack_panels<E>(
     mut read: impl FnMut(Range<usize>, &mut [f32]) -> Result<(), E>,
     out: &mut Vec<u8>,
 ) -> Result<(), E> {
-    let (layout, outliers) = (ColumnLayout::of(g), weighting.outliers.unwrap_or_default());
+    let layout = ColumnLayout::of(g);
     let mut numbers = Vec::new();
     for p in panels {
-        let (mut ids, mut first) = (Vec::new(), 0);
+        let (mut columns, mut first) = (Vec::new(), 0);
         numbers.clear();
-        for (range, columns) in g.panel_rows(p) {
+        for (range, count) in g.panel_rows(p) {
             let from = numbers.len();
             numbers.resize(from + range.len() * g.cols, 0.0);
-            read(range.clone(), numbers.get_mut(from..).unwrap_or_default())?;
-            ids.extend(range.enumerate().map(|(i, row)| (row, first + i)));
-            first += columns;
+            columns.extend(first..first + range.len());
+            read(range, numbers.get_mut(from..).unwrap_or_default())?;
+            first += count;
         }
-        let width = |i: usize| ids.get(i).map_or(Width::Int4, |(row, _)| q4o::width(outliers, *row));
-        let channels = q4o::round(g.cols, &numbers, width, weighting);
         let start = out.len();
         out.resize(start + layout.codes, ZEROS);
         out.resize(start + layout.panel, 0);
         let panel = out.get_mut(start..).unwrap_or_default();
-        for (channel, &(row, column)) in channels.iter().zip(&ids) {
-            let at = layout.codes + 4 * column;
-            if let Some(cell) = panel.get_mut(at..at + 4) {
-                cell.copy_from_slice(&channel.scale.to_le_bytes());
-            }
-            if q4o::width(outliers, row) == Width::Int8 {
-                continue;
-            }
-            for (i, &code) in channel.codes.iter().enumerate() {
-                let (at, upper) = layout.nibble(column, i);
-                let Some(cell) = panel.get_mut(at) else { continue };
-                let code = code.cast_unsigned().wrapping_add(8) & 15;
-                *cell = if upper { *cell & 15 | code << 4 } else { *cell & 0xf0 | code };
-            }
+        for (row, column) in q4o::round(g.cols, &numbers, weighting).iter().zip(columns) {
+            layout.put(panel, column, row);
         }
     }
     Ok(())
 }
 
-/// Packs the outliers of a matrix after what `out` holds; `read` is that of [`pack_panels`].
-pub(super) fn pack_outliers<E>(
-    g: &Geometry,
-    weighting: Weighting<'_>,
-    mut read: impl FnMut(Range<usize>, &mut [f32]) -> Result<(), E>,
-    out: &mut Vec<u8>,
-) -> Result<(), E> {
-    let (layout, start) = (ColumnLayout::of(g), out.len());
-    let outliers = weighting.outliers.unwrap_or_default();
-    let mut order: Vec<_> = outliers.iter().map(|&row| (g.column_of(row as usize), row as usize)).collect();
-    order.sort_unstable();
-    for panel in 0..=layout.panels {
-        let before = order.partition_point(|((p, _), _)| *p < panel);
-        out.extend((before as u32).to_le_bytes());
-    }
-    out.extend(order.iter().flat_map(|((_, column), _)| (*column as u32).to_le_bytes()));
-    let mut numbers = vec![0.0; g.cols];
-    for (_, row) in order {
-        read(row..row + 1, &mut numbers)?;
-        for channel in q4o::round(g.cols, &numbers, |_| Width::Int8, weighting) {
-            let end = out.len() + layout.row;
-            out.extend(channel.codes.into_iter().map(i8::cast_unsigned));
-            out.resize(end, 0);
-        }
-    }
-    out.resize(start + g.outlier_bytes(), 0);
-    Ok(())
-}
-
-/// Column of a row of `matrix`, read back; `None` if the bytes end before it, or their table is invalid.
-fn channel(g: &Geometry, matrix: &[u8], row: usize) -> Option<(Width, Channel)> {
-    let layout = ColumnLayout::of(g);
-    let (p, column) = g.column_of(row);
-    let panel = matrix.get(p.checked_mul(layout.panel)?..)?;
-    let scale = f32::from_le_bytes(*panel.get(layout.codes + 4 * column..)?.first_chunk()?);
-    let [starts, columns, codes] = layout.table();
-    let word = |at: usize| Some(u32::from_le_bytes(*matrix.get(at..)?.first_chunk()?) as usize);
-    if layout.outliers > 0 {
-        let (first, end) = (word(starts + 4 * p)?, word(starts + 4 * (p + 1))?);
-        for i in first..end.min(layout.outliers) {
-            if word(columns + 4 * i)? == column {
-                let found = matrix.get(codes + i * layout.row..)?.get(..g.cols)?;
-                let codes = found.iter().map(|b| b.cast_signed()).collect();
-                return Some((Width::Int8, Channel { scale, codes }));
-            }
-        }
-    }
-    let code = |i: usize| {
-        let (at, upper) = layout.nibble(column, i);
-        let byte = *panel.get(at)?;
-        Some((if upper { byte >> 4 } else { byte & 15 }).cast_signed() - 8)
-    };
-    Some((Width::Int4, Channel { scale, codes: (0..g.cols).map(code).collect::<Option<_>>()? }))
+/// Appends the table of a matrix's outliers.
+pub(super) fn pack_table(g: &Geometry, weighting: Weighting<'_>, out: &mut Vec<u8>) {
+    let end = out.len() + g.outlier_table_bytes();
+    let own = weighting.outliers.unwrap_or_default().iter().copied();
+    let all = own.chain(std::iter::repeat(u32::MAX)).take(g.format.outliers(g.cols));
+    out.extend(all.flat_map(u32::to_le_bytes));
+    out.resize(end, 0);
 }
 
 /// Reads rows of a matrix back, row-major; `None` where its bytes end before them.
 pub(super) fn unpack(g: &Geometry, matrix: &[u8], rows: Range<usize>, out: &mut [f32]) -> Option<()> {
+    let layout = ColumnLayout::of(g);
+    let outliers = layout.table(matrix)?;
     for (row, out) in rows.zip(out.chunks_exact_mut(g.cols.max(1))) {
-        let (_, channel) = channel(g, matrix, row)?;
-        out.iter_mut().zip(channel.values()).for_each(|(to, x)| *to = x);
+        let (p, column) = g.column_of(row);
+        let stored = layout.get(matrix.get(p.checked_mul(layout.panel)?..)?, column, g.cols)?;
+        out.copy_from_slice(&stored.values(&outliers));
     }
     Some(())
 }
@@ -183,17 +179,24 @@ pub(super) fn round_as_packed(
     fed: bool,
     values: &mut [f32],
 ) -> Option<()> {
+    let layout = ColumnLayout::of(g);
+    let outliers = layout.table(matrix)?;
     for (row, x) in rows.zip(values.chunks_exact_mut(g.cols.max(1))) {
-        let (width, mut stored) = channel(g, matrix, row)?;
+        let (p, column) = g.column_of(row);
+        let mut stored = layout.get(matrix.get(p.checked_mul(layout.panel)?..)?, column, g.cols)?;
         // With an invalid scale, nothing equals what is stored.
-        if !(stored.scale.is_finite() && stored.scale > 0.0) {
+        let valid = |c: &Channel| c.scale.is_finite() && c.scale > 0.0;
+        if !(valid(&stored.int4) && valid(&stored.int8)) {
             continue;
         }
-        let by_feedback = fed && width == Width::Int4;
-        if !(by_feedback && feedback::is_plausible(x, &stored.values().collect::<Vec<_>>(), LOST)) {
-            stored = Channel::with_scale(width, x, stored.scale);
+        if !(fed && feedback::is_plausible(x, &stored.values(&outliers), LOST)) {
+            let mut rest = x.to_vec();
+            let wide = outliers.iter().map(|&c| rest.get_mut(c as usize).map_or(0.0, std::mem::take));
+            let wide: Vec<f32> = wide.collect();
+            stored.int8 = Channel::with_scale(Width::Int8, &wide, stored.int8.scale);
+            stored.int4 = Channel::with_scale(Width::Int4, &rest, stored.int4.scale);
         }
-        x.iter_mut().zip(stored.values()).for_each(|(to, x)| *to = x);
+        x.copy_from_slice(&stored.values(&outliers));
     }
     Some(())
 }
@@ -206,6 +209,6 @@ pub(super) fn round_matrix(format: Format, cols: usize, values: &mut [f32]) {
         out.copy_from_slice(&exact[rows.start * width..rows.end * width]);
         Ok::<(), Infallible>(())
     };
-    let Ok(found) = q4o::quantise_q4o([rows, width], format.outliers(rows), Weighting::default(), read);
+    let Ok(found) = q4o::quantise_q4o([rows, width], format.outliers(width), Weighting::default(), read);
     values.copy_from_slice(&found.dequantise());
 }

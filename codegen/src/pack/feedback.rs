@@ -76,6 +76,25 @@ impl Feedback {
         Some(Self { cols, blocks: all })
     }
 
+    /// Feedback between the other columns, where those of `columns`, ascending, err by nothing: that of their
+    /// own second moments. `None` if none are left.
+    pub fn without(&self, columns: &[u32]) -> Option<Self> {
+        let mut out = Self { cols: 0, blocks: Vec::new() };
+        for Block { cols, moments, .. } in &self.blocks {
+            let left = |c: &usize| columns.binary_search(&(*c as u32)).is_err();
+            let left: Vec<usize> = cols.clone().filter(left).map(|c| c - cols.start).collect();
+            let lower = left.iter().enumerate().flat_map(|(i, row)| {
+                left.iter().take(i + 1).map(move |col| f64::from(moments[row * cols.len() + col]))
+            });
+            if !left.is_empty() {
+                let range = out.cols..out.cols + left.len();
+                out.cols = range.end;
+                out.blocks.push(Block::new(range, lower.collect())?);
+            }
+        }
+        (out.cols > 0).then_some(out)
+    }
+
     /// Input channels.
     pub fn cols(&self) -> usize {
         self.cols

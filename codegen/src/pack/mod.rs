@@ -28,7 +28,7 @@ mod weighting;
 pub use blocks::{Block, Rows, Scratch, groups, outliers, pack, pack_block};
 pub use feedback::Feedback;
 use half::{bf16, f16};
-use moec_ir::bundle::{BLOCK, Bundle, PARTS, Part};
+use moec_ir::bundle::{BLOCK, Bundle, DiskNeurons, PARTS, Part};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
 use order::PackedRow;
@@ -72,9 +72,9 @@ impl Geometry {
         self.layout.matrix_bytes(self.format, self.rows as u64, self.cols).unwrap_or(0)
     }
 
-    /// Bytes of a matrix's outliers, after its panels.
-    fn outlier_bytes(&self) -> usize {
-        self.layout.outlier_bytes(self.format, self.rows as u64, self.cols).unwrap_or(0) as usize
+    /// Bytes of the table of a matrix's outliers, after its panels.
+    const fn outlier_table_bytes(&self) -> usize {
+        Layout::outlier_table_bytes(self.format, self.cols) as usize
     }
 
     /// Bytes of a stored row.
@@ -87,10 +87,11 @@ impl Geometry {
     fn panel_rows(&self, p: usize) -> Vec<(Range<usize>, usize)> {
         let cut = |start: usize, len: usize, end: usize| (start.min(end)..(start + len).min(end), len);
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => {
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown | Layout::Bundles => {
                 let (rows, _) = cut(p * self.at_once(), self.at_once(), self.rows);
-                let available = rows.len();
-                vec![(rows, available)]
+                // The last unit of neurons is padded.
+                let columns = if self.layout == Layout::Bundles { self.at_once() } else { rows.len() };
+                vec![(rows, columns)]
             }
             Layout::Panels { nr } => vec![cut(p * nr as usize, nr as usize, self.rows)],
             Layout::GluPanels { nr } => {
@@ -104,7 +105,7 @@ impl Geometry {
 
     fn panels(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => {
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown | Layout::Bundles => {
                 self.rows.div_ceil(self.at_once())
             }
             Layout::Panels { nr } => self.rows.div_ceil(nr as usize),
@@ -118,6 +119,7 @@ impl Geometry {
             Layout::UpDown if self.bundle().is_some_and(Bundle::has_split_scales) => self.rows.max(1),
             Layout::Rows | Layout::Gates | Layout::UpDown => ROWS_AT_ONCE,
             Layout::Neurons { .. } => BLOCK,
+            Layout::Bundles => self.on_disk().map_or(1, DiskNeurons::together),
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         }
     }
@@ -127,9 +129,14 @@ impl Geometry {
         let bundle = |gate_bound| Some(Bundle { format: self.format, hidden: self.part_cols(), gate_bound });
         match self.layout {
             Layout::Neurons { gate_bound } => bundle(gate_bound),
-            Layout::Gates | Layout::UpDown => bundle(false),
+            Layout::Gates | Layout::UpDown | Layout::Bundles => bundle(false),
             Layout::Rows | Layout::Panels { .. } | Layout::GluPanels { .. } => None,
         }
+    }
+
+    /// Neurons on disk, in the layouts of these.
+    const fn on_disk(&self) -> Option<DiskNeurons> {
+        self.layout.on_disk(self.format, self.cols)
     }
 
     /// Parts of a row, each of which is stored as a row of its own.
@@ -145,7 +152,7 @@ impl Geometry {
     /// Columns of a panel; 0 in rows.
     const fn nr(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => 0,
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown | Layout::Bundles => 0,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         }
     }
@@ -153,7 +160,9 @@ impl Geometry {
     /// Panel and column of a row.
     fn column_of(&self, row: usize) -> (usize, usize) {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => (row, 0),
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown | Layout::Bundles => {
+                (row, 0)
+            }
             Layout::Panels { nr } => (row / nr as usize, row % nr as usize),
             Layout::GluPanels { nr } => {
                 let (half, inter) = (nr as usize / 2, self.rows / 2);
@@ -184,13 +193,22 @@ impl Geometry {
                 (at, PackedRow::of_row(self.format, self.part_cols()))
             }
             Layout::Gates => (column * self.row_bytes(), PackedRow::of_row(self.format, self.part_cols())),
-            Layout::UpDown => {
+            Layout::UpDown | Layout::Bundles => {
                 let (row, part) = (column / self.parts(), column % self.parts());
                 let lane = PackedRow::of_row(self.format, self.part_cols());
-                let Some(b) = self.bundle() else { return (0, lane) };
-                let at = row * b.up_down_pitch() + part * b.up_down_part_bytes();
-                let scales = b.up_down_scales_at(row, rows) + part * b.up_down_scales_bytes();
-                (at, if b.has_split_scales() { lane.with_scales(scales - at) } else { lane })
+                let Some(neurons) = self.on_disk() else { return (0, lane) };
+                let (b, [up_down, gate]) = (neurons.bundle, neurons.at(row, rows));
+                // Parts of up and down: those after a gate, if there is one.
+                let Some(second) = part.checked_sub(usize::from(neurons.gates)) else {
+                    return (gate, lane);
+                };
+                let at = up_down + second * b.up_down_part_bytes();
+                if !b.has_split_scales() {
+                    return (at, lane);
+                }
+                let scales = neurons.scales_at(row, rows) + second * b.up_down_scales_bytes();
+                let first = at.min(scales);
+                (first, lane.after(at - first).with_scales(scales - first))
             }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {
                 (0, PackedRow::of_panel(self.format, nr as usize, column))

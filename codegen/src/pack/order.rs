@@ -56,6 +56,11 @@ impl PackedRow {
         Self { scale, ..self }
     }
 
+    /// The same, this many bytes later.
+    pub(super) const fn after(self, bytes: usize) -> Self {
+        Self { first: self.first + bytes, scale: self.scale + bytes, ..self }
+    }
+
     /// Byte of number `i`, in formats without groups.
     fn cell(&self, i: usize) -> usize {
         self.first + i / self.side * self.step + i % self.side * 2

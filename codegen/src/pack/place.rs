@@ -47,7 +47,7 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
     }
     let nr = match g.layout {
         // They are stored as they came.
-        Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown => {
+        Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::UpDown | Layout::Bundles => {
             let n = rows.len().min(panel.len());
             return panel[..n].copy_from_slice(&rows[..n]);
         }
@@ -74,12 +74,17 @@ fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
     let bytes = g.format.row_bytes(g.part_cols()).max(1);
     let parts = g.parts().max(1);
     let available = rows.len() / (parts * bytes);
+    let on_disk = g.on_disk();
     for (i, part) in rows.chunks_exact(bytes).enumerate() {
         let (row, part_of) = (i / parts, i % parts);
-        let at = match g.layout {
-            Layout::Neurons { .. } => bundle.at(Part::OF_ROW[part_of], row, available),
-            // Formats without groups have no scales.
-            _ => row * g.row_bytes() + part_of * bundle.up_down_part_bytes(),
+        // Formats without groups have no scales.
+        let at = match (on_disk.map(|n| (n.at(row, available), n.gates)), g.layout) {
+            (Some(([_, gate], true)), _) if part_of == 0 => gate,
+            (Some(([up_down, _], gates)), _) => {
+                up_down + (part_of - usize::from(gates)) * bundle.up_down_part_bytes()
+            }
+            (None, Layout::Neurons { .. }) => bundle.at(Part::OF_ROW[part_of], row, available),
+            (None, _) => row * g.row_bytes(),
         };
         if let Some(to) = panel.get_mut(at..at + bytes) {
             to.copy_from_slice(part);

@@ -15,7 +15,7 @@ pub struct Weighting<'a> {
     pub feedback: Option<&'a Feedback>,
     /// The numbers were read back from codes and scales, and become these again.
     pub stored: bool,
-    /// Rows that are stored as INT8 where others are INT4, in ascending order: as many as
+    /// Columns that are stored as INT8 where others are INT4, in ascending order: at most as many as
     /// [`Format::outliers`] says.
     pub outliers: Option<&'a [u32]>,
 }

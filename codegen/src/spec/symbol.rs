@@ -50,6 +50,7 @@ impl Symbol {
             WeightOrder::Panels => self,
             WeightOrder::Neurons { gate_bound } => self.word("neurons").flag("bounded", gate_bound),
             WeightOrder::Split => self.word("split"),
+            WeightOrder::Bundles => self.word("bundles"),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::simple::glu;
 use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{NeuronDown, NeuronPredict, NeuronUp};
 use moec_codegen::{ComputeType, KernelSpec, compile};
-use moec_ir::op::{Activation, Glu};
+use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
 
 /// Predictions for the neurons of slots by the evaluator's formula. `right` is used if there is one; the rows
@@ -68,11 +68,17 @@ fn neuron_predictors_equal_their_matrices() {
             operands.push(Operand::Weight(format, [experts, inter, cols], left.clone()));
             operands.push(Operand::Weight(Format::F32, [experts, 1, inter], margins.clone()));
             operands.push(Operand::Floats(vec![0.0; net.slots() * inter]));
+            operands.push(Operand::Floats(vec![0.0; net.words()]));
             let (layout, x_ld) = (net.layout, hidden + 3);
+            let hot = rng.pick(&[None, Some(inter / 2)]).filter(|&hot| hot > 0);
+            let expected = expected.enumerate().map(|(at, x)| match hot {
+                Some(hot) if at % inter < hot && !x.is_nan() => 0.0,
+                _ => x,
+            });
             cases.push(Case {
-                spec: NeuronPredict { layout, hidden, inter, rank, format, x_ld }.into(),
+                spec: NeuronPredict { layout, hidden, inter, rank, format, x_ld, hot }.into(),
                 n: net.n,
-                expect: vec![(operands.len() - 1, Expect::Floats(expected.collect(), 5e-5))],
+                expect: vec![(operands.len() - 2, Expect::Floats(expected.collect(), 5e-5))],
                 operands,
             });
         }
@@ -103,13 +109,16 @@ fn gates_are_evaluated_of_neurons_predicted_active() {
                 *x = if rng.below(2) == 0 { 1.0 } else { -rng.float().abs() };
             }
             let taken: Vec<bool> = h.iter().map(|&x| x > 0.0).collect();
+            let Operand::Ints(table) = &plain.operands[1] else { unreachable!() };
+            let Operand::Floats(lists) = &mut predicted.operands[4] else { unreachable!() };
+            let listed = predicted_lists(table, layout, inter, lists.len(), &taken);
+            *lists = listed.into_iter().map(f32::from_bits).collect();
             let specs = [predicted.spec.clone(), plain.spec.clone()];
             let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap()).unwrap();
             let [(who, h), (all, exact)] = [&predicted, plain].map(|c| {
                 let words = run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
                 (is_active(c, &words[4]), words[3].clone())
             });
-            let Operand::Ints(table) = &plain.operands[1] else { unreachable!() };
             let (mut lost, mut kept) = (0, 0);
             for (list, ids) in who.iter().enumerate() {
                 let active = list / inter.div_ceil(BLOCK);
@@ -138,6 +147,28 @@ fn gates_are_evaluated_of_neurons_predicted_active() {
             assert!(inter < 32 || (lost > 0 && kept > 0), "{lost} lost, {kept} kept: {:?}", predicted.spec);
         }
     }
+}
+
+/// Lists of the neurons that are `taken` by any row of their expert; `taken` is by slot and neuron.
+fn predicted_lists(
+    table: &[i32],
+    layout: DispatchLayout,
+    inter: usize,
+    words: usize,
+    taken: &[bool],
+) -> Vec<u32> {
+    let mut lists = vec![u32::MAX; words];
+    let blocks = inter.div_ceil(BLOCK);
+    for (at, list) in lists.chunks_mut(BLOCK + 1).take(table[0] as usize * blocks).enumerate() {
+        let active = layout.start() + at / blocks;
+        let slots = table[active] as usize..table[active + 1] as usize;
+        let first = at % blocks * BLOCK;
+        let any = |i: &usize| slots.clone().any(|slot| taken[slot * inter + i]);
+        let found: Vec<usize> = (first..inter.min(first + BLOCK)).filter(any).collect();
+        list[0] = found.len() as u32;
+        list[1..].iter_mut().zip(found).for_each(|(to, i)| *to = i as u32);
+    }
+    lists
 }
 
 /// Lists of active neurons that contain every neuron of every active expert.

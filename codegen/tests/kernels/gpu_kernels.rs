@@ -161,7 +161,7 @@ fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> OperandMemory 
             Operand::States(..) => panic!("a state of no GPU kernel"),
             Operand::Cache(cache) => memory.add(&name, &cache.pack_in(CACHE_ORDER)),
             Operand::Same(again) => held.buffers[*again],
-            Operand::UpDown(..) => panic!("neurons of split storage stay with the CPU: {case:?}"),
+            Operand::OnDisk(..) => panic!("neurons of split storage stay with the CPU: {case:?}"),
             Operand::Weight(format, [matrices, rows, cols], values) => {
                 let layout = kernel.layout().expect("a weight");
                 let geometry =

@@ -12,7 +12,6 @@ use moec_codegen::{
     ByteDot, ComputeType, Isa, KernelSpec, Machine, Schedule, compile, delta_order, neurons_multiply,
     packed_words,
 };
-use moec_ir::bundle::Bundle;
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::state::CacheHead;
 use moec_ir::types::{Format, GROUP};
@@ -26,8 +25,9 @@ pub(crate) enum Operand {
     Ints(Vec<i32>),
     /// `[matrices, rows, cols]`, packed for the kernel.
     Weight(Format, [usize; 3], Vec<f32>),
-    /// Up and down of neurons, `[matrices, rows, 2 · cols]`, each at an address of its own.
-    UpDown(Format, [usize; 3], Vec<f32>),
+    /// Neurons in a layout that is read from disk, `[matrices, rows, cols]`: what each address names is at a
+    /// place of its own.
+    OnDisk(Layout, Format, [usize; 3], Vec<f32>),
     /// A KV-cache tensor.
     Cache(Cache),
     /// States `[key, value]` of the delta rule, one after another.
@@ -421,7 +421,7 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
                 Geometry { layout, format: *format, matrices: *matrices, rows: *rows, cols: *cols };
             Ok(packed(&geometry, values))
         }
-        Operand::UpDown(format, shape, values) => Ok(pieces(*format, *shape, values)),
+        Operand::OnDisk(layout, format, shape, values) => Ok(pieces(*layout, *format, *shape, values)),
         Operand::Cache(cache) => Ok(cache.pack(isa)),
         Operand::States([key, value], numbers) => {
             let head = state([*key, *value], isa);
@@ -438,22 +438,22 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
     }
 }
 
-/// Up and down parts of neurons, one after another, padded with ones to equal sizes. Each part gets an
-/// address of its own.
-fn pieces(format: Format, [matrices, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
-    let geometry = Geometry { layout: Layout::UpDown, format, matrices, rows, cols };
+/// Targets of the addresses of neurons on disk, one after another, padded with ones to equal sizes.
+fn pieces(layout: Layout, format: Format, [matrices, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
+    let geometry = Geometry { layout, format, matrices, rows, cols };
     let packed = pack_slice(&geometry, values).expect("packs");
-    let b = Bundle { format, hidden: cols / 2, gate_bound: false };
-    let scales = b.up_down_stored_bytes() - b.up_down_pitch();
-    let size = b.up_down_bytes().max(scales);
+    let n = layout.on_disk(format, cols).expect("neurons on disk");
+    let second = n.gate().map_or(n.resident_scales(), |gate| gate.bytes);
+    let sizes = [n.up_down().bytes, second];
+    let size = sizes[0].max(sizes[1]);
     let of = |matrix: &[u8], i: usize| {
-        let places = [(i * b.up_down_pitch(), b.up_down_bytes()), (b.up_down_scales_at(i, rows), scales)];
+        let places = n.at(i, rows).into_iter().zip(sizes).take(n.addresses());
         let piece = |(at, bytes)| {
             let mut piece: Vec<u8> = matrix[at..at + bytes].to_vec();
             piece.resize(size, 0xff);
             piece
         };
-        places.map(piece).into_iter().take(b.up_down_addresses()).flatten().collect::<Vec<u8>>()
+        places.flat_map(piece).collect::<Vec<u8>>()
     };
     packed
         .chunks_exact(packed.len() / matrices)
@@ -464,9 +464,8 @@ fn pieces(format: Format, [matrices, rows, cols]: [usize; 3], values: &[f32]) ->
 /// Number of an operand's matrices, if the kernel finds them by a table of addresses.
 pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
     match (operand, spec) {
-        (Operand::UpDown(format, [matrices, rows, cols], _), _) => {
-            let bundle = Bundle { format: *format, hidden: cols / 2, gate_bound: false };
-            Some(matrices * rows * bundle.up_down_addresses())
+        (Operand::OnDisk(layout, format, [matrices, rows, cols], _), _) => {
+            layout.on_disk(*format, *cols).map(|n| matrices * rows * n.addresses())
         }
         (
             Operand::Weight(_, [matrices, ..], _),

@@ -1,5 +1,5 @@
 //! Neurons with split storage: gates are stored together, and up and down of each neuron at any address.
-//! Scales have addresses of their own.
+//! Scales have addresses of their own. Or all is at any address: gates with scales, up with down.
 
 use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, stored, strided};
 use crate::neurons::{BLOCK, LAYOUTS, Network, dot};
@@ -7,6 +7,7 @@ use crate::simple::glu;
 use moec_codegen::spec::{ExpertDown, ExpertGateUp, NeuronDownAt, NeuronGate, NeuronUpAt};
 use moec_codegen::{ComputeType, RowFormat, Schedule, WeightOrder};
 use moec_ir::op::{Activation, Glu};
+use moec_ir::plan::Layout;
 use moec_ir::types::Format;
 
 /// Formats with their compute types for gate and up.
@@ -27,7 +28,13 @@ fn operands(net: &Network, format: Format) -> [Operand; 2] {
     let gates = rows.clone().flat_map(|row| &row[..net.hidden]).copied().collect();
     let up_down = rows.flat_map(|row| &row[net.hidden..]).copied().collect();
     let shape = |parts| [net.layout.experts, net.inter, parts * net.hidden];
-    [Operand::Weight(format, shape(1), gates), Operand::UpDown(format, shape(2), up_down)]
+    [Operand::Weight(format, shape(1), gates), Operand::OnDisk(Layout::UpDown, format, shape(2), up_down)]
+}
+
+/// A network whose gates are read with the rest.
+fn bundles(net: &Network, format: Format) -> Operand {
+    let shape = [net.layout.experts, net.inter, 3 * net.hidden];
+    Operand::OnDisk(Layout::Bundles, format, shape, net.weights.clone())
 }
 
 /// Lists of the active experts' neurons for which `is_active(expert, neuron)` is true, as words.
@@ -61,6 +68,33 @@ fn gates_by_themselves_then_up_of_active_neurons() {
             let [gates, up_down] = operands(&net, format);
             let found = strided(net.slots(), inter, inter, |slot, i| part(slot, i, 0).unwrap_or(f32::NAN));
             let zeros = |n| Operand::Floats(vec![0.0; n]);
+            // Two of three neurons are listed, some of them with gates that are not positive.
+            let listed = |e: usize, i: usize| !(e + i).is_multiple_of(3);
+            let (bundled, hot) = (true, None);
+            // A predictor takes the listed neurons to be active, of rows with an even slot.
+            let takes = |slot: usize, i: usize| {
+                slot.is_multiple_of(2) && net.of_slot.get(slot).is_some_and(|&e| listed(e, i))
+            };
+            let taken = strided(net.slots(), inter, inter, |slot, i| if takes(slot, i) { 1.0 } else { -1.0 });
+            let gated = strided(net.slots(), inter, inter, |slot, i| match net.of_slot.get(slot) {
+                Some(&e) if listed(e, i) && takes(slot, i) => found[slot * inter + i],
+                // Minus infinity, which has no distance.
+                Some(&e) if listed(e, i) => f32::NAN,
+                _ => -1.0,
+            });
+            cases.push(Case {
+                spec: NeuronGate { layout, hidden, inter, format, compute, x_ld, glu: RELU, hot, bundled }
+                    .into(),
+                n,
+                operands: vec![
+                    rows.clone(),
+                    Operand::Ints(net.table.clone()),
+                    bundles(&net, format),
+                    Operand::Floats(taken),
+                    lists(&net, listed),
+                ],
+                expect: vec![(3, Expect::Floats(gated, 5e-5))],
+            });
             // Gates of hot neurons are not computed, so that these are not listed either.
             let hot = rng.pick(&[None, Some(1), Some(inter / 2), Some(inter - 1)]).filter(|&n| n > 0);
             let cold = strided(net.slots(), inter, inter, |slot, i| match found[slot * inter + i] {
@@ -68,7 +102,18 @@ fn gates_by_themselves_then_up_of_active_neurons() {
                 gate => gate,
             });
             cases.push(Case {
-                spec: NeuronGate { layout, hidden, inter, format, compute, x_ld, glu: RELU, hot }.into(),
+                spec: NeuronGate {
+                    layout,
+                    hidden,
+                    inter,
+                    format,
+                    compute,
+                    x_ld,
+                    glu: RELU,
+                    hot,
+                    bundled: false,
+                }
+                .into(),
                 n,
                 operands: vec![
                     rows.clone(),
@@ -79,8 +124,6 @@ fn gates_by_themselves_then_up_of_active_neurons() {
                 ],
                 expect: vec![(3, Expect::Floats(cold, 5e-5))],
             });
-            // Two of three neurons are listed, some of them with gates that are not positive.
-            let listed = |e: usize, i: usize| !(e + i).is_multiple_of(3);
             let h = strided(net.slots(), inter, inter, |slot, i| match found[slot * inter + i] {
                 gate if gate.is_nan() => 0.0,
                 gate => gate,
@@ -92,18 +135,21 @@ fn gates_by_themselves_then_up_of_active_neurons() {
                     _ => gate,
                 }
             });
-            cases.push(Case {
-                spec: NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu: RELU }.into(),
-                n,
-                operands: vec![
-                    rows,
-                    Operand::Ints(net.table.clone()),
-                    up_down,
-                    Operand::Floats(h),
-                    lists(&net, listed),
-                ],
-                expect: vec![(3, Expect::Floats(joined, 5e-5))],
-            });
+            for (bundled, weights) in [(false, up_down), (true, bundles(&net, format))] {
+                cases.push(Case {
+                    spec: NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu: RELU, bundled }
+                        .into(),
+                    n,
+                    operands: vec![
+                        rows.clone(),
+                        Operand::Ints(net.table.clone()),
+                        weights,
+                        Operand::Floats(h.clone()),
+                        lists(&net, listed),
+                    ],
+                    expect: vec![(3, Expect::Floats(joined.clone(), 5e-5))],
+                });
+            }
         }
     }
     check(&cases);
@@ -130,18 +176,20 @@ fn columns_of_active_neurons_in_split_storage() {
                 is_active.map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
             });
             let [_, up_down] = operands(&net, format);
-            cases.push(Case {
-                spec: NeuronDownAt { layout, hidden, inter, format }.into(),
-                n: net.n,
-                operands: vec![
-                    Operand::Floats(h),
-                    Operand::Ints(net.table.clone()),
-                    up_down,
-                    lists(&net, |e, i| is_active[e * inter + i]),
-                    Operand::Floats(vec![0.0; net.slots() * hidden]),
-                ],
-                expect: vec![(4, Expect::Floats(expected, 5e-5))],
-            });
+            for (bundled, weights) in [(false, up_down), (true, bundles(&net, format))] {
+                cases.push(Case {
+                    spec: NeuronDownAt { layout, hidden, inter, format, bundled }.into(),
+                    n: net.n,
+                    operands: vec![
+                        Operand::Floats(h.clone()),
+                        Operand::Ints(net.table.clone()),
+                        weights,
+                        lists(&net, |e, i| is_active[e * inter + i]),
+                        Operand::Floats(vec![0.0; net.slots() * hidden]),
+                    ],
+                    expect: vec![(4, Expect::Floats(expected.clone(), 5e-5))],
+                });
+            }
         }
     }
     check(&cases);
@@ -165,7 +213,7 @@ fn many_rows_are_multiplied_by_panels_of_split_neurons() {
         let mut net = Network::new(rng, (33, 4, 8, 9), format);
         net.held = stored(format, compute, [3 * net.inter, net.hidden], &net.weights);
         let (layout, hidden, inter, n) = (net.layout, net.hidden, net.inter, net.n);
-        let (order, schedule) = (WeightOrder::Split, Schedule::default());
+        let schedule = Schedule::default();
         let (rows, x_ld, x) = rows_as(compute, &random(rng, n, hidden, hidden), [1, hidden, hidden]);
         let joined = strided(net.slots(), inter, inter, |slot, i| {
             let (Some(gate), Some(up)) = (net.part(slot, i, 0), net.part(slot, i, 1)) else { return 0.0 };
@@ -175,37 +223,59 @@ fn many_rows_are_multiplied_by_panels_of_split_neurons() {
         let [gates, up_down] = operands(&net, format);
         let (table, zeros) = (Operand::Ints(net.table.clone()), |n| Operand::Floats(vec![0.0; n]));
         let out = RowFormat::f32(inter);
-        cases.push(Case {
-            spec: ExpertGateUp {
-                layout,
-                hidden,
-                inter,
-                format,
-                compute,
-                x_ld,
-                glu: RELU,
-                bias: false,
-                out,
-                order,
-                schedule,
-            }
-            .into(),
-            n,
-            operands: vec![rows, table.clone(), gates, up_down.clone(), zeros(net.slots() * inter)],
-            expect: vec![(4, Expect::Floats(joined, 2e-4))],
-        });
+        let places = [
+            (WeightOrder::Split, vec![gates, up_down.clone()]),
+            (WeightOrder::Bundles, vec![bundles(&net, format)]),
+        ];
+        for (order, weights) in places {
+            let mut operands = vec![rows.clone(), table.clone()];
+            operands.extend(weights);
+            operands.push(zeros(net.slots() * inter));
+            cases.push(Case {
+                spec: ExpertGateUp {
+                    layout,
+                    hidden,
+                    inter,
+                    format,
+                    compute,
+                    x_ld,
+                    glu: RELU,
+                    bias: false,
+                    out,
+                    order,
+                    schedule,
+                }
+                .into(),
+                n,
+                expect: vec![(operands.len() - 1, Expect::Floats(joined.clone(), 2e-4))],
+                operands,
+            });
+        }
         let (rows, h_ld, h) = rows_as(compute, &rng.floats(net.slots() * inter), [1, inter, inter]);
         let expected = strided(net.slots(), hidden, hidden, |slot, c| {
             let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
             (0..inter).map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
         });
-        cases.push(Case {
-            spec: ExpertDown { layout, inter, hidden, format, compute, h_ld, bias: false, order, schedule }
+        for (order, weights) in [(WeightOrder::Split, up_down), (WeightOrder::Bundles, bundles(&net, format))]
+        {
+            cases.push(Case {
+                spec: ExpertDown {
+                    layout,
+                    inter,
+                    hidden,
+                    format,
+                    compute,
+                    h_ld,
+                    bias: false,
+                    order,
+                    schedule,
+                }
                 .into(),
-            n,
-            operands: vec![rows, table, up_down, zeros(net.slots() * hidden)],
-            expect: vec![(3, Expect::Floats(expected, 2e-4))],
-        });
+                n,
+                operands: vec![rows.clone(), table.clone(), weights, zeros(net.slots() * hidden)],
+                expect: vec![(3, Expect::Floats(expected.clone(), 2e-4))],
+            });
+        }
     }
     check(&cases);
 }

@@ -164,6 +164,11 @@ fn write_graphs(
     Ok(written)
 }
 
+/// Weights of a source as backends read them, without a profile: rounded to the nearest codes.
+pub fn numbers(source: &dyn Source) -> impl Numbers {
+    Checkpoint { source, importance: None, samples: None }
+}
+
 /// Weights of a checkpoint, rounded as packing rounds them.
 struct Checkpoint<'a> {
     source: &'a dyn Source,
@@ -229,7 +234,8 @@ impl Rounding for Groups<'_> {
             None => Err(f32::NAN),
         };
         let made = quantise_q4o([numbers.len() / cols.max(1), cols], outliers, weighting, read)?;
-        let Q4o { scale: scales, outliers, int4: four, int8: eight, .. } = made;
-        Ok(Channels { scales, outliers, four, eight })
+        let Q4o { outliers, int4, scale: scales, int8: eight, int8_scale: eight_scales, .. } = made;
+        let four = if outliers.len() == cols { Vec::new() } else { int4 };
+        Ok(Channels { outliers, four, scales, eight, eight_scales })
     }
 }

@@ -77,7 +77,7 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
     rows.extend(snapshots(plan).map(|what| row("snapshots", what)));
     rows.push(row("arena", text("arena")));
     rows.push(row("kernels", plan.kernels.len().to_string()));
-    rows.extend(plan.paging.iter().flat_map(paging::rows));
+    rows.extend(paging::rows(plan));
     if let Ok(decisions) = bundle.decisions() {
         let timed = decisions.kernels.iter().filter(|d| d.by == ScheduleSource::Measured).count();
         let method = if timed > 0 { "measured" } else { "chosen by the cost model" };

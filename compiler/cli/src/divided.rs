@@ -24,7 +24,7 @@ fn divided(plan: &Plan) -> Vec<ExpertDivision> {
             Code::Builtin(Builtin::Experts { set, .. }) => plan.expert_sets.get(set as usize)?.hot,
             _ => None,
         });
-        let hot: Vec<u32> = sets.map(|hot| hot.neurons).collect();
+        let hot: Vec<u32> = sets.collect();
         let cold: BTreeSet<u32> = entry.steps.iter().flat_map(|s| neurons(plan, &s.args)).collect();
         (!hot.is_empty()).then(|| {
             let (layers, all) = (hot.len(), bytes(plan, &cold));

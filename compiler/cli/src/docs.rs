@@ -176,6 +176,8 @@ fn static_forms(out: &mut String) -> Result<()> {
          tensors inside of a graph are `[1, channels, 1, rows]`, experts stand side by side in the channels, and grouped\n  \
          convolutions compute several of them; a tensor inside with a last axis of 1 is refused. Without the key they are\n  \
          `[rows, channels, 1, 1]`, as every graph takes and gives them (NPUMoE, §4.2).\n\
+         * `row_bytes`: what rows of a graph's inputs, results and states are multiples of; packages are read back and checked\n  \
+         for it (NPUMoE, §3.2).\n\
          * `weights`: formats besides f16 that a graph may store, `q8` and `q4`. Codes and scales are then those of the\n  \
          CPU's weights, in `constexpr_blockwise_shift_scale`; matrices whose rows are not whole groups of 32 stay f16.\n\
          * `counted`: whether the limit on a graph counts the bytes that are `stored`, or those of f16 (`dense`).\n\

@@ -145,7 +145,7 @@ pub fn run(args: &Args) -> Result<()> {
     let units = placement::units(&bundle.plan, args.layer, args.expert);
     let placed = placement::shown(placement, args.layer, args.expert) + &units;
     let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
-    head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
+    head.extend(paging::rows(&bundle.plan));
     let mut text = output::table(&head);
     if args.expert.is_none() {
         text += &decided::shown(&decisions.decisions, args.layer);
@@ -441,6 +441,9 @@ fn placement_json(p: &Placement, args: &Args) -> Option<Value> {
             "groups": t.groups.iter().map(|g| json!({
                 "tier": g.tier, "unit": p.unit(g.unit), "experts": g.experts, "bytes": g.bytes,
                 "cost_us": g.cost_us, "why": g.why,
+                "decode": g.decode.iter().map(|d| json!({
+                    "batch": d.batch, "unit": p.unit(d.unit), "cost_us": d.cost_us, "why": d.why,
+                })).collect::<Vec<_>>(),
             })).collect::<Vec<_>>(),
             "experts": all.map(|e| expert(t, e)).collect::<Vec<_>>(),
         })

@@ -159,7 +159,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
             format!(
                 "{} tokens, prefill by {}, decode by {}",
                 shapes.max_context,
-                shapes.prefill_chunk,
+                config.shapes.prefill_chunk.map_or("auto".to_owned(), |_| shapes.prefill_chunk.to_string()),
                 batch.join(", ")
             ),
         ),

@@ -1,11 +1,25 @@
 //! Output of `moec explain` and `moec inspect` about experts on disk.
 
 use moec_base::human;
-use moec_ir::plan::Paging;
+use moec_ir::plan::{Paging, Plan};
 use serde_json::{Value, json};
 
-/// First rows of the table: budget and cache.
-pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
+/// First rows of the table: budget and cache; none without experts on disk.
+pub(super) fn rows(plan: &Plan) -> Vec<Vec<String>> {
+    let Some(p) = &plan.paging else { return Vec::new() };
+    let mut rows = budget(p);
+    let of = |(entry, r): (&moec_ir::plan::Entry, &moec_ir::plan::Regions)| {
+        let frames = u64::from(r.frames).saturating_mul(p.frame_bytes);
+        format!("{}: {} of graphs, {} of experts", entry.kind, human::bytes(r.graphs), human::bytes(frames))
+    };
+    if !p.regions.is_empty() {
+        let all: Vec<String> = plan.entries.iter().zip(&p.regions).map(of).collect();
+        rows.push(vec!["regions".to_owned(), all.join("; ")]);
+    }
+    rows
+}
+
+fn budget(p: &Paging) -> Vec<Vec<String>> {
     let experts: u32 = p.layers.iter().map(|l| l.experts).sum();
     let frames = u64::from(p.frames) * p.frame_bytes;
     let row = |name: &str, value: String| vec![name.to_owned(), value];
@@ -44,10 +58,12 @@ fn in_memory(p: &Paging, experts: u32, frames: u64) -> Vec<String> {
             1 => String::new(),
             n => format!(" {n} at a time,"),
         };
-        format!(
-            "all gates in memory, up and down rows of {neurons} neurons ({frames}),{together} {} threads",
-            p.threads
-        )
+        let what = if p.gates_on_disk() {
+            "gates read where predictors name them, gates, up and down"
+        } else {
+            "all gates in memory, up and down"
+        };
+        format!("{what} rows of {neurons} neurons ({frames}),{together} {} threads", p.threads)
     } else {
         format!(
             "{} of {experts} in memory ({}), {} staging frames, {} threads",
@@ -70,8 +86,12 @@ pub(super) fn value(p: &Paging) -> Value {
         "threads": p.threads,
         "frame_bytes": p.frame_bytes,
         "neurons_per_frame": p.neurons,
+        "gates_on_disk": p.gates_on_disk(),
         "frames": p.frames,
         "staging_frames": p.staging,
+        "regions": p.regions.iter().map(|r| {
+            json!({ "graph_bytes": r.graphs, "frames": r.frames })
+        }).collect::<Vec<_>>(),
         "block_bytes": p.block_bytes,
         "policy": p.policy,
         "pinned": p.pinned.len(),

@@ -3,7 +3,7 @@
 use super::output;
 use moec_device::GraphForm;
 use moec_ir::placement::{ExpertTable, Placement};
-use moec_ir::plan::{ExpertLayer, ExpertPlacement, ExpertPolicy, Plan};
+use moec_ir::plan::{Cached, DecodeUnit, ExpertLayer, ExpertPlacement, ExpertPolicy, Plan, PromptUnits};
 use moec_runtime::schedule::dispatch::plan;
 use moec_runtime::schedule::scheduled::Layout;
 use serde_json::{Value, json};
@@ -66,12 +66,33 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
         vec![format!("  {i}"), experts.join(","), capacity, placement.unit(g.unit).to_owned(), g.why.clone()]
     }));
     text += &output::table(&rows);
+    text += &decoding_text(placement, table);
     let few: Vec<String> =
         table.experts.iter().enumerate().filter(|(_, r)| r.few).map(|(e, _)| e.to_string()).collect();
     if !few.is_empty() {
         let _ = writeln!(text, "  too few tokens in calibration: {}", few.join(", "));
     }
     text
+}
+
+/// Units of a layer's groups in decoding: those that another unit than the CPU has, or else an example.
+fn decoding_text(placement: &Placement, table: &ExpertTable) -> String {
+    let all = || table.groups.iter().enumerate().flat_map(|(i, g)| g.decode.iter().map(move |d| (i, d)));
+    let there: Vec<_> = all().filter(|(_, d)| d.unit != 0).collect();
+    let row = |(i, d): (usize, &DecodeUnit)| {
+        vec![format!("  {i}"), d.batch.to_string(), placement.unit(d.unit).to_owned(), d.why.clone()]
+    };
+    match (all().next(), there.is_empty()) {
+        (None, _) => String::new(),
+        (Some((i, d)), true) => {
+            let unit = placement.unit(0);
+            format!("  decoding runs all groups on {unit}, as group {i} for {} rows: {}\n", d.batch, d.why)
+        }
+        (Some(_), false) => {
+            let head = ["  group", "decoded rows", "runs on", "reason"].map(str::to_owned).to_vec();
+            output::table(&[head].into_iter().chain(there.into_iter().map(row)).collect::<Vec<_>>())
+        }
+    }
 }
 
 /// Rows that costs are shown for.
@@ -103,7 +124,7 @@ pub(super) fn policy(plan: &Plan) -> String {
             format!(
                 "divided in every step: prompts by `{prompt}`, tokens by `{token}`; lookahead of {} layers; \
                  {:.2} µs between the experts of two layers; the tables of the layers show the initial cache",
-                c.ahead, c.costs.window_us
+                c.ahead, c.window_us
             )
         }
         ExpertPolicy::Scheduled(s) => {
@@ -112,13 +133,20 @@ pub(super) fn policy(plan: &Plan) -> String {
                 None => "no unit caches hot experts".to_owned(),
             };
             let moves = if s.moves {
-                format!("experts move between steps, within {:.2} µs per layer", s.costs.window_us)
+                let (rows, us) = s.decode_window.last().copied().unwrap_or_default();
+                format!(
+                    "experts move beside attention and dense layers: {us:.2} µs per layer for {rows} rows"
+                )
             } else {
                 "experts do not move".to_owned()
             };
             let refine = s.refine.name();
+            let prompts = match s.prefill {
+                PromptUnits::Auto => "",
+                PromptUnits::Hot => "; prompts run there alone, streamed through these frames",
+            };
             format!(
-                "assigned to units in every step, refined by `{refine}`; {frames}; {moves}; the tables of the layers show the first units"
+                "assigned to units in every step, refined by `{refine}`; {frames}{prompts}; {moves}; the tables of the layers show the first units"
             )
         }
     };
@@ -141,17 +169,27 @@ pub(super) fn policy_json(plan: &Plan) -> Value {
         ExpertPolicy::Fixed => ("fixed", Value::Null),
         ExpertPolicy::Scheduled(s) => (
             "scheduled",
-            json!({"refine": s.refine.name(), "moves": s.moves, "dimms": s.dimms, "frames": s.frames}),
+            json!({
+                "refine": s.refine.name(), "moves": s.moves, "dimms": s.dimms, "frames": s.frames,
+                "prefill": s.prefill.name(), "prompt_window": s.prompt_window, "decode_window": s.decode_window,
+                "traffic": s.traffic,
+            }),
         ),
         ExpertPolicy::Cached(c) => {
-            ("cached", json!({"divides": c.divides, "keeps": c.keeps, "ahead": c.ahead, "frames": c.frames}))
+            let Cached { divides, keeps, ahead, frames, window_us, .. } = c;
+            (
+                "cached",
+                json!({
+                    "divides": divides, "keeps": keeps, "ahead": ahead, "frames": frames, "window_us": window_us,
+                }),
+            )
         }
     };
     let layer = |l: &ExpertLayer| json!({"layer": l.layer, "units": l.units, "starts": l.starts});
     let cost = |(unit, us): (String, Vec<f64>)| json!({"unit": unit, "us": us});
     json!({
         "policy": name, "parameters": parameters, "layers": layers.iter().map(layer).collect::<Vec<_>>(),
-        "window_us": policy.costs().map(|c| c.window_us), "rows": ROWS,
+        "rows": ROWS,
         "costs": costs(plan).into_iter().map(cost).collect::<Vec<_>>(),
     })
 }

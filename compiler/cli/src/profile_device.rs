@@ -1,6 +1,8 @@
 //! `moec profile-device`: measures this machine and writes a device file.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
+mod npu;
+
 use super::output;
 use moec_base::progress::Progress;
 use moec_base::{Error, Result, disk, human};
@@ -8,7 +10,7 @@ use moec_cpu::roofline::{self, GpuRates, Roofline};
 use moec_cpu::{CpuTarget, DISK, TuneError};
 use moec_device::{
     Bandwidth, CPU_BACKEND, Device, DeviceUnit, Figure, LegalOps, Link, MatmulTime, Memory, NATIVE, Peak,
-    UnitKind,
+    RangeBandwidth, UnitKind,
 };
 use moec_runtime::offload::disk::{Choice, Options};
 use moec_runtime::platform::cpu;
@@ -45,6 +47,11 @@ pub struct Args {
     /// time of an expert by its number of rows
     #[arg(long)]
     pub gpu: bool,
+    /// Also measure the NPU of this machine, which the file of this target describes: launches, the time of an
+    /// expert by its number of rows, and bandwidth, alone and while the CPU reads. Limits and operators stay
+    /// those of that file; so do all figures if the machine has no such NPU
+    #[arg(long, value_name = "TARGET", conflicts_with = "no_matmul")]
+    pub npu: Option<String>,
     /// Do not measure the time of an expert by its number of rows (`matmul`), which takes longest; costs are
     /// then estimated from peak rates and bandwidth
     #[arg(long)]
@@ -82,6 +89,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     }
     // A missing GPU is reported before the measurements, which take seconds.
     let gpu = args.gpu.then(moec_targets::backends::bench).transpose()?;
+    let npu = args.npu.as_ref().map(|target| npu::measure(target, threads, progress)).transpose()?;
     let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
         .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
     let disk = args.disk.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
@@ -113,6 +121,9 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     if let Some((backend, gpu)) = &gpu {
         add_gpu(&mut device, backend, gpu);
     }
+    if let Some(npu) = &npu {
+        npu::add(&mut device, npu, found.read_gb_per_s.all);
+    }
     let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
     // The written text must parse: the name may be invalid.
     let device = Device::parse(&text, path.as_deref().unwrap_or(Path::new("stdout")))
@@ -129,7 +140,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         (true, path) => output::json(&report(
             &device,
             &found,
-            (disk.as_ref(), gpu.as_ref().map(|(_, gpu)| gpu)),
+            (disk.as_ref(), gpu.as_ref().map(|(_, gpu)| gpu), npu.as_ref()),
             path.as_deref(),
         )),
         (false, None) => output::data(&text),
@@ -275,20 +286,32 @@ fn measure_disk(path: &Path, args: &Args, progress: &Progress) -> Result<DiskRat
 }
 
 fn disk_memory(disk: &DiskRates) -> Memory {
+    let source = |r: &Rate| {
+        let order = if r.point.random { "random" } else { "sequential" };
+        format!(
+            "moec profile-device: {order} reads within {} MiB, {} in flight; {}",
+            r.point.range_bytes >> 20,
+            r.point.depth,
+            if disk.direct { "direct" } else { "through the page cache" },
+        )
+    };
     let figure = |r: Rate| Bandwidth {
         block_bytes: u64::from(r.point.block_bytes),
         gb_per_s: rounded(r.gb_per_s),
         achieved: None,
-        source: format!(
-            "moec profile-device: random reads within {} MiB, {} in flight; {}",
-            r.point.range_bytes >> 20,
-            r.point.depth,
-            if disk.direct { "direct" } else { "through the page cache" },
-        ),
+        source: source(&r),
+    };
+    let narrow = |r: &Rate| RangeBandwidth {
+        range_bytes: r.point.range_bytes,
+        block_bytes: u64::from(r.point.block_bytes),
+        gb_per_s: rounded(r.gb_per_s),
+        source: source(r),
     };
     Memory {
         name: DISK.to_owned(),
-        bandwidth: disk.best().into_iter().map(figure).collect(),
+        bandwidth: disk.random().into_iter().map(figure).collect(),
+        sequential: disk.sequential().into_iter().map(figure).collect(),
+        ranges: disk.narrow().map(narrow).collect(),
         ..Memory::default()
     }
 }
@@ -326,7 +349,7 @@ fn mac() -> Option<String> {
 fn report(
     device: &Device,
     found: &Roofline,
-    (disk, gpu): (Option<&DiskRates>, Option<&GpuRates>),
+    (disk, gpu, npu): (Option<&DiskRates>, Option<&GpuRates>, Option<&npu::Npu>),
     path: Option<&Path>,
 ) -> Value {
     json!({
@@ -363,6 +386,7 @@ fn report(
                 "rows": t.rows, "ms": t.ms, "gops": GpuRates::gops(t), "gb_per_s": GpuRates::gb_per_s(t),
             })).collect::<Vec<_>>(),
         })),
+        "npu": npu.map(npu::report),
         "disk": disk.map(|disk| json!({
             "reader": disk.reader,
             "direct": disk.direct,

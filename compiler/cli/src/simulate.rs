@@ -103,6 +103,11 @@ pub fn run(args: &Args) -> Result<()> {
     if let ExpertPolicy::Scheduled(schedule) = policy {
         return from_modules(&device, &assigned(&bundle, schedule, &request, args.batch)?, args);
     }
+    if bundle.plan.paging.as_ref().is_some_and(moec_ir::plan::Paging::gates_on_disk) {
+        return Err(Error::limit("bundles whose gates stay on disk cannot be simulated")
+            .because("the simulation of hot and cold neurons has all gates in memory")
+            .hint("build without `predict`, or measure with `run bench`"));
+    }
     if by_neurons {
         let simulated = phone(&bundle, &hot, &request, args.batch, args.memory)?;
         if let Some(path) = &args.timeline {

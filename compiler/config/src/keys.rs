@@ -8,7 +8,7 @@ use super::{
 use moec_base::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
-use moec_ir::plan::Refine;
+use moec_ir::plan::{PromptUnits, Refine};
 use moec_runtime::offload::cache::Setting;
 use moec_sim::cache::Pin;
 use moec_sim::systems;
@@ -90,9 +90,19 @@ pub const KEYS: &[Key] = &[
         section: "shapes",
         name: "prefill_chunk",
         default: "256",
-        range: "1..=4096",
-        help: &["Tokens of the prompt per step. Larger is faster on long prompts and takes more memory."],
-        set: |c, v| v.integer(1..=4096).map(|n| c.shapes.prefill_chunk = n),
+        range: "\"auto\" or 1..=4096",
+        help: &[
+            "Tokens of the prompt per step. Larger is faster on long prompts and takes more memory. `auto`, on targets with static",
+            "graphs: of 64, 128, … 2048 tokens the size with which the prompts under `[placement]` take the least time, simulated.",
+        ],
+        set: |c, v| {
+            c.shapes.prefill_chunk = match v.text() {
+                Ok("auto") => None,
+                Ok(_) => return Err(ValueError::Range),
+                Err(_) => Some(v.integer(1..=4096).map_err(|w| w.of("\"auto\" or an integer"))?),
+            };
+            Ok(())
+        },
     },
     Key {
         section: "shapes",
@@ -420,10 +430,10 @@ pub const KEYS: &[Key] = &[
         default: "\"off\"",
         range: "\"off\", \"auto\", \"low-rank\" or \"coarse\"",
         help: &[
-            "Predictor of the neurons that a token activates, used before their gates are read if experts are stored by neuron in",
-            "memory: low-rank matrices, or gates in four bits, trained on the profile. Neurons that it misses are skipped, which changes",
-            "results. `auto` chooses the one that reads least, if it reads less than gates or their int8 bounds, and",
-            "`max_perplexity_increase` allows it.",
+            "Predictor of the neurons that a token activates, used before their gates are read if experts are stored by neuron:",
+            "low-rank matrices, or gates in four bits, trained on the profile. Neurons that it misses are skipped, which changes",
+            "results. With a memory budget, gates then stay on disk, and those of predicted neurons are read. `auto` chooses the one",
+            "that reads least, if it reads less than gates or their int8 bounds, and `max_perplexity_increase` allows it.",
         ],
         set: |c, v| Predict::parse(v.text()?).map(|p| c.experts.predict = p).ok_or(ValueError::Range),
     },
@@ -445,7 +455,7 @@ pub const KEYS: &[Key] = &[
         help: &[
             "Share of the neurons of experts with SiLU that count as 0, those with the smallest gates (\"50%\"). The profile gives",
             "the threshold of each layer, and `skip` skips the neurons below it. This is an approximation; its loss is measured on the",
-            "text of `[quality]` or `[calibrate]`. `auto`: as many as `max_perplexity_increase` allows. Not with static graphs.",
+            "text of `[quality]` or `[calibrate]`. `auto`: as many as `max_perplexity_increase` allows. Not with graphs of Core ML.",
         ],
         set: |c, v| Threshold::parse(v.text()?).map(|t| c.experts.threshold = t).ok_or(ValueError::Range),
     },
@@ -497,7 +507,8 @@ pub const KEYS: &[Key] = &[
             "request of `prompt` and `generate` tokens with attention on each unit and chooses the faster one: the KV cache is on one",
             "unit. Dense networks and the head use the unit where a call costs less. Operators that cannot be part of a graph stay on",
             "the CPU; with the name of a unit, such a model is an error. On a unit with dynamic shapes, this key is for attention",
-            "alone. If graphs keep no state (Hexagon), `auto` is the CPU for attention.",
+            "alone. If graphs keep no state (Hexagon), `auto` is the CPU for attention. With `policy` it is the unit of cache frames",
+            "for attention, `mixer` and `rest`, if a token costs less there and they take half of its memory at most.",
         ],
         set: |c, v| {
             let unit = UnitSetting::parse(v.text()?).filter(|h| !matches!(h, UnitSetting::Share(..)));
@@ -508,12 +519,26 @@ pub const KEYS: &[Key] = &[
         section: "placement",
         name: "prompt",
         default: "4096",
-        range: "1..=1048576",
+        range: "1..=1048576, or a list of such numbers",
         help: &[
             "Tokens of the prompt in a typical request, at most as many as the context holds. The default is the long prompt",
-            "that NPUMoE measures.",
+            "that NPUMoE measures. A list has lengths that are equally likely: `prefill_chunk = \"auto\"` is for all of them, and",
+            "`attention = \"auto\"` for their mean.",
         ],
-        set: |c, v| v.integer(1..=1 << 20).map(|n| c.mix.prompt = n),
+        set: |c, v| {
+            let range = 1..=1 << 20;
+            c.prompts = match v.integer(range.clone()) {
+                Err(ValueError::Type(_)) => {
+                    let list = v.integers(range).map_err(|w| w.of("an integer or a list of integers"))?;
+                    list.into_iter().map(|n| u32::try_from(n).map_err(|_| ValueError::Range)).collect()
+                }
+                one => one.map(|n| vec![n]),
+            }?;
+            let sum: u64 = c.prompts.iter().map(|&n| u64::from(n)).sum();
+            let mean = sum.checked_div(c.prompts.len() as u64).ok_or(ValueError::Range)?;
+            c.mix.prompt = u32::try_from(mean).map_err(|_| ValueError::Range)?;
+            Ok(())
+        },
     },
     Key {
         section: "placement",
@@ -536,6 +561,21 @@ pub const KEYS: &[Key] = &[
             "dynamic shapes this share of the experts of each layer: those with the most tokens in calibration.",
         ],
         set: |c, v| UnitSetting::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(ValueError::Range),
+    },
+    Key {
+        section: "placement",
+        name: "decode",
+        default: "\"auto\"",
+        range: UNITS,
+        help: &[
+            "Unit of experts in decoding, on targets with static graphs, whose groups are those of prompts. `auto` is the unit with",
+            "the least cost for the rows of each `decode_batch`: a launch for few rows is mostly padding. With `experts = \"cpu\"` it",
+            "is the CPU.",
+        ],
+        set: |c, v| {
+            let unit = UnitSetting::parse(v.text()?).filter(|h| !matches!(h, UnitSetting::Share(..)));
+            unit.map(|h| c.placement.decode = h).ok_or(ValueError::Range)
+        },
     },
     Key {
         section: "placement",
@@ -595,7 +635,7 @@ pub const KEYS: &[Key] = &[
         help: &[
             "Unit of the hot neurons of experts in decoding, if their gates set neurons to 0. A unit with static graphs gets graphs",
             "of the hot neurons of calibration, one for each expert and batch. Meanwhile the CPU computes the other neurons and",
-            "skips those at 0. Prompts use whole experts.",
+            "skips those at 0. Prompts use whole experts. A dense network counts as one expert.",
         ],
         set: |c, v| {
             let unit = UnitSetting::parse(v.text()?).filter(|h| matches!(h, UnitSetting::Unit(_)));
@@ -633,6 +673,21 @@ pub const KEYS: &[Key] = &[
             let text = v.text()?;
             let found = Refine::ALL.into_iter().find(|r| r.name() == text);
             found.map(|r| c.placement.refine = r).ok_or(ValueError::Range)
+        },
+    },
+    Key {
+        section: "placement",
+        name: "prefill",
+        default: "\"auto\"",
+        range: "\"auto\" or \"hot\"",
+        help: &[
+            "Units of the experts of a prompt, on targets with NDP DIMMs. `hot`: the GPU computes all, and those that it does not",
+            "hold are streamed through its frames (TriMoE, §4.1). `auto`: so, or on all units, by the costs of each step.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let found = PromptUnits::ALL.into_iter().find(|p| p.name() == text);
+            found.map(|p| c.placement.prefill = p).ok_or(ValueError::Range)
         },
     },
     Key {

@@ -19,7 +19,7 @@ pub use template::{Facts, template};
 use moec_base::{Error, Result};
 pub use moec_cpu::Activations;
 pub use moec_ir::placement::Overflow;
-use moec_ir::plan::Refine;
+use moec_ir::plan::{PromptUnits, Refine};
 use moec_ir::{Format, WeightClass};
 use moec_runtime::platform::regular;
 use moec_runtime::schedule::System;
@@ -32,6 +32,9 @@ pub const POLICY: &System = &moec_sim::systems::MOEC;
 
 /// Default of `shapes.max_context`, unless the model's own limit is shorter.
 pub const DEFAULT_MAX_CONTEXT: usize = 4096;
+
+/// Default of `shapes.prefill_chunk`.
+pub const DEFAULT_PREFILL_CHUNK: usize = 256;
 
 /// A checked `model.toml`.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +59,8 @@ pub struct Config {
     pub placement: PlacementConfig,
     /// `[placement]`: the typical request.
     pub mix: Mix,
+    /// `[placement]`: tokens of prompts, all equally likely; [`Mix::prompt`] is their mean.
+    pub prompts: Vec<u32>,
     /// `[quality]`.
     pub quality: Quality,
 }
@@ -74,8 +79,8 @@ pub struct Model {
 pub struct ShapesKeys {
     /// Longest sequence in tokens; `None`: the smaller of [`DEFAULT_MAX_CONTEXT`] and the model's limit.
     pub max_context: Option<usize>,
-    /// Tokens per prefill step.
-    pub prefill_chunk: usize,
+    /// Tokens per prefill step; `None`: the number with the least cost of [`Config::prompts`].
+    pub prefill_chunk: Option<usize>,
     /// Sequences per decode step, ascending.
     pub decode_batch: Vec<usize>,
 }
@@ -85,7 +90,8 @@ pub struct ShapesKeys {
 pub struct Shapes {
     /// Longest sequence in tokens.
     pub max_context: usize,
-    /// Tokens per prefill step, at most `max_context`.
+    /// Tokens per prefill step, at most `max_context`; [`DEFAULT_PREFILL_CHUNK`] as long as no cost has
+    /// chosen them.
     pub prefill_chunk: usize,
     /// Sequences per decode step, ascending.
     pub decode_batch: Vec<usize>,
@@ -372,6 +378,8 @@ pub struct PlacementConfig {
     pub mixer: UnitSetting,
     /// Experts.
     pub experts: UnitSetting,
+    /// Whole experts in decoding, where graphs are static.
+    pub decode: UnitSetting,
     /// Everything else.
     pub rest: UnitSetting,
     /// Unit of experts' hot neurons; the CPU has the others.
@@ -382,6 +390,8 @@ pub struct PlacementConfig {
     pub cached: Option<u32>,
     /// Refinement of the run-time assignment of experts to units.
     pub refine: Refine,
+    /// Units of the experts of a prompt, where experts are assigned to units at run time.
+    pub prefill: PromptUnits,
     /// Whether experts may change their location between steps: GPU memory, one DIMM or all DIMMs.
     pub moves: bool,
 }
@@ -393,11 +403,13 @@ impl PlacementConfig {
             attention: UnitSetting::Auto,
             mixer: UnitSetting::Auto,
             experts: UnitSetting::Auto,
+            decode: UnitSetting::Auto,
             rest: UnitSetting::Auto,
             hot: UnitSetting::Unit("cpu".to_owned()),
             policy: None,
             cached: None,
             refine: Refine::Full,
+            prefill: PromptUnits::Auto,
             moves: true,
         }
     }
@@ -573,7 +585,11 @@ impl Config {
         Self {
             path: path.into(),
             model: Model { source: folder(path).into(), allow_nonfinite: false },
-            shapes: ShapesKeys { max_context: None, prefill_chunk: 256, decode_batch: vec![1] },
+            shapes: ShapesKeys {
+                max_context: None,
+                prefill_chunk: Some(DEFAULT_PREFILL_CHUNK),
+                decode_batch: vec![1],
+            },
             weights: Weights {
                 experts: Format::Bf16,
                 attention: Format::Bf16,
@@ -588,6 +604,7 @@ impl Config {
             decode: Decoding::DEFAULT,
             placement: PlacementConfig::defaults(),
             mix: Mix::DEFAULT,
+            prompts: vec![Mix::DEFAULT.prompt],
             quality: Quality::default(),
         }
     }
@@ -691,7 +708,7 @@ impl Config {
         }
         Ok(Shapes {
             max_context,
-            prefill_chunk: self.shapes.prefill_chunk.min(max_context),
+            prefill_chunk: self.shapes.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).min(max_context),
             decode_batch: self.shapes.decode_batch.clone(),
         })
     }

@@ -67,7 +67,7 @@ fn every_key_is_read() {
          [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncapacity = 32\ncoverage = 1\nskip = \"on\"\n\
          predict = \"coarse\"\nrecall = 0.9\nthreshold = \"12.5%\"\n\
          [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
-         [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nhot = \"npu\"\nprompt = 512\ngenerate = 128\n\
+         [placement]\nattention = \"cpu\"\nexperts = \"npu\"\ndecode = \"npu\"\nhot = \"npu\"\nprompt = 512\ngenerate = 128\n\
          [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
     )
     .unwrap();
@@ -75,7 +75,7 @@ fn every_key_is_read() {
     assert!(c.model.allow_nonfinite);
     assert_eq!(
         c.shapes,
-        ShapesKeys { max_context: Some(1024), prefill_chunk: 64, decode_batch: vec![1, 2, 4] }
+        ShapesKeys { max_context: Some(1024), prefill_chunk: Some(64), decode_batch: vec![1, 2, 4] }
     );
     assert_eq!(
         c.weights,
@@ -107,8 +107,13 @@ fn every_key_is_read() {
     assert_eq!(c.decode, Decoding { big_little: true, gamma: Gamma::Above(1.0), little: Some(3) });
     assert_eq!(c.mix, Mix { prompt: 512, generate: 128 });
     let [cpu, npu] = ["cpu", "npu"].map(|unit| UnitSetting::Unit(unit.into()));
-    let placement =
-        PlacementConfig { attention: cpu, experts: npu.clone(), hot: npu, ..PlacementConfig::defaults() };
+    let placement = PlacementConfig {
+        attention: cpu,
+        experts: npu.clone(),
+        decode: npu.clone(),
+        hot: npu,
+        ..PlacementConfig::defaults()
+    };
     assert_eq!(c.placement, placement);
     let text = vec!["dir/held-out.txt".into()];
     assert_eq!(c.quality, Quality { max_perplexity_increase: Some(0.001), text });
@@ -130,6 +135,18 @@ fn shapes_respect_the_context_limit_of_the_model() {
     let at =
         format!("`{}:4:15`: `shapes.max_context` is 4097, but the model's limit is 4096", path.display());
     assert_eq!(e.message, at);
+}
+
+#[test]
+fn prompts_are_a_length_or_a_list() {
+    let of = |text: &str| parse(&format!("[placement]\n{text}")).unwrap();
+    let lengths = |text: &str| (of(text).prompts, of(text).mix.prompt);
+    assert_eq!(lengths(""), (vec![4096], 4096));
+    assert_eq!(lengths("prompt = 300"), (vec![300], 300));
+    assert_eq!(lengths("prompt = [64, 300, 4096]"), (vec![64, 300, 4096], 1486));
+    let chunk = |text: &str| parse(&format!("[shapes]\n{text}")).unwrap();
+    assert_eq!(chunk("prefill_chunk = \"auto\"").shapes.prefill_chunk, None);
+    assert_eq!(chunk("prefill_chunk = \"auto\"").shapes_for(4096).unwrap().prefill_chunk, 256);
 }
 
 #[test]
@@ -282,15 +299,23 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "[shapes]\nprefill_chunk = 0",
-            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `0`, expected 1..=4096 | the default is 256",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `0`, expected \"auto\" or 1..=4096 | the default is 256",
         ),
         (
             "[shapes]\nprefill_chunk = -1",
-            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `-1`, expected 1..=4096 | the default is 256",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `-1`, expected \"auto\" or 1..=4096 | the default is 256",
         ),
         (
             "[shapes]\nprefill_chunk = \"8\"",
-            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is a string, expected an integer | it may be 1..=4096; the default is 256",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `\"8\"`, expected \"auto\" or 1..=4096 | the default is 256",
+        ),
+        (
+            "[shapes]\nprefill_chunk = true",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is a boolean, expected \"auto\" or an integer | it may be \"auto\" or 1..=4096; the default is 256",
+        ),
+        (
+            "[placement]\nprompt = []",
+            "`dir/model.toml:2:10`: `placement.prompt` is `[]`, expected 1..=1048576, or a list of such numbers | the default is 4096",
         ),
         (
             "[shapes]\ndecode_batch = [2, 1]",

@@ -4,7 +4,7 @@
 //! 2.4 to 2.6 W in every system, whatever it computes. So here the memory draws power as long as the run
 //! lasts.
 
-use super::timeline::{Queue, Timeline};
+use super::timeline::Timeline;
 use super::units::Units;
 
 /// Joules.
@@ -26,7 +26,7 @@ impl Energy {
         let memory: f64 = units.device.memories.iter().map(|m| watts(&m.busy_w)).sum();
         Self {
             cpu_j: cpu_us * 1e-6 * watts(&units.cpu.busy_w),
-            npu_j: timeline.busy_us(Queue::Npu.of(units)) * 1e-6 * watts(&units.npu.busy_w),
+            npu_j: timeline.working_us(&units.npu_queues(), None) * 1e-6 * watts(&units.npu.busy_w),
             memory_j: timeline.wall_us * 1e-6 * memory,
         }
     }

@@ -10,6 +10,7 @@ use moec_base::error::Result;
 use moec_config::{ExpertsConfig, Mix};
 use moec_ir::placement::{OpAssignment, Placement};
 use moec_ir::{EntryKind, Module, Role};
+use moec_profile::decoding::CALLS;
 use moec_profile::loads::{LayerLoads, Loads};
 
 /// A model, a device, and a request.
@@ -75,34 +76,33 @@ pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     let dense = |o: &OpAssignment| {
         o.scope.role() == Role::Network && matches!(o.op.as_str(), "linear" | "linear_glu")
     };
+    let batches = placement.ops.iter().filter_map(|o| match o.entry {
+        EntryKind::Decode(rows) => Some(rows),
+        EntryKind::Prefill(_) | EntryKind::Little(_) => None,
+    });
     Placed {
         attention: on(true, &attention),
         decode_attention: on(false, &attention),
         dense: on(true, &dense),
         decode_dense: on(false, &dense),
         tables: Some(placement.experts.clone()),
-        decode_graphs: on(false, &|o| o.op == "expert_ffn") == Queue::Npu,
+        decode_batch: batches.min().unwrap_or(1),
         resident: true,
     }
 }
 
-/// Chunks of the trace in order, repeated from its start if needed. A decoded token takes the experts that
-/// most tokens of a chunk chose.
+/// Chunks of the trace in order, repeated from its start if needed. Tokens are decoded alone; their choices
+/// are those that costs of decoding are the mean of ([`LayerLoads::decoding`]).
 pub fn prompt(loads: &Loads, chunk: u32, chunks: u32, decode: u32) -> Prompt {
     let sample = |c: u32| -> Vec<Vec<u32>> {
         let of =
             |l: &LayerLoads| l.samples.get(c as usize % l.samples.len().max(1)).cloned().unwrap_or_default();
         loads.layers.iter().map(of).collect()
     };
-    let token = |c: u32| -> Vec<Vec<u32>> {
-        let mut layers = sample(c);
-        for (layer, own) in layers.iter_mut().zip(&loads.layers) {
-            let mut ranks: Vec<usize> = (0..layer.len()).collect();
-            ranks.sort_by_key(|&e| (std::cmp::Reverse(layer[e]), e));
-            let chosen = ranks.get(..(own.k as usize).min(ranks.len())).unwrap_or_default().to_vec();
-            layer.iter_mut().enumerate().for_each(|(e, n)| *n = u32::from(chosen.contains(&e)));
-        }
-        layers
+    let rows: Vec<LayerLoads> = loads.layers.iter().filter(|_| decode > 0).map(|l| l.decoding(1)).collect();
+    let token = |t: u32| -> Vec<Vec<u32>> {
+        let of = |l: &LayerLoads| l.samples[(t % CALLS) as usize].clone();
+        rows.iter().map(of).collect()
     };
     Prompt { chunk, chunks: (0..chunks).map(sample).collect(), decode: (0..decode).map(token).collect() }
 }

@@ -73,8 +73,8 @@ pub struct Placed {
     pub decode_dense: Queue,
     /// Tables of the experts; `None`: all on the CPU.
     pub tables: Option<Vec<ExpertTable>>,
-    /// True if decoding launches graphs of experts.
-    pub decode_graphs: bool,
+    /// Batch of the entry point that decodes: its units of groups.
+    pub decode_batch: u32,
     /// True if graphs stay on the NPU.
     pub resident: bool,
 }
@@ -95,12 +95,14 @@ impl Scenario<'_> {
             attention: placed.attention,
             dense: placed.dense,
             tables: placed.tables.as_deref(),
+            batch: None,
             resident: placed.resident,
         };
         let decoding = CallUnits {
             attention: placed.decode_attention,
             dense: placed.decode_dense,
-            tables: placed.tables.as_deref().filter(|_| placed.decode_graphs),
+            tables: placed.tables.as_deref(),
+            batch: Some(placed.decode_batch),
             resident: placed.resident,
         };
         let first = prompt.chunks.iter().map(|loads| (prompt.chunk, loads, place));
@@ -110,27 +112,31 @@ impl Scenario<'_> {
             // The last chunk computes the first token, and every decoded token the next one.
             let head = i + 1 >= prompt.chunks.len();
             work.add(&Call { call: i as u32, rows, context, loads, head }, &place);
-            self.account(&mut outcome, loads, place.tables);
+            self.account(&mut outcome, loads, &place);
         }
-        outcome.timeline = Timeline::of(work.tasks(), queues(self.units.device));
+        let (tasks, mut names) = (work.tasks(), queues(self.units.device));
+        // Further queues of a unit follow all others; those without tasks are left out.
+        let device = self.units.device;
+        let used = tasks.iter().map(|t| t.queue + 1).max().unwrap_or(0);
+        names.truncate(used.max(device.units.len() + device.links.len()));
+        outcome.timeline = Timeline::of(tasks, names);
         let line = &outcome.timeline;
-        let (cpu, npu) = (Queue::Cpu.of(self.units), Queue::Npu.of(self.units));
-        let graphs = line.tasks.iter().filter(|t| t.queue == npu && t.kind == TaskKind::Experts);
-        let hosting = self.constants.hosting * graphs.map(|t| t.us).sum::<f64>();
+        let (cpu, npu) = (Queue::Cpu.of(self.units), self.units.npu_queues());
+        let hosting = self.constants.hosting * line.working_us(&npu, Some(TaskKind::Experts));
         outcome.cpu_us = (line.busy_us(cpu) + hosting).min(line.wall_us);
-        outcome.npu_us = line.busy_us(npu);
+        outcome.npu_us = line.working_us(&npu, None);
         outcome.energy = Energy::of(line, outcome.cpu_us, self.units);
         outcome.tokens = u64::from(context);
         outcome
     }
 
     /// Counts the pairs of a call: routed, dropped, computed by graphs.
-    fn account(&self, outcome: &mut Outcome, loads: &[Vec<u32>], tables: Option<&[ExpertTable]>) {
+    fn account(&self, outcome: &mut Outcome, loads: &[Vec<u32>], place: &CallUnits<'_>) {
         for (i, layer) in loads.iter().enumerate() {
             outcome.routed += layer.iter().map(|&n| u64::from(n)).sum::<u64>();
-            let Some(table) = tables.and_then(|t| t.get(i)) else { continue };
+            let Some(table) = place.tables.and_then(|t| t.get(i)) else { continue };
             let load = |e: u32| layer.get(e as usize).copied().unwrap_or(0);
-            for group in table.groups.iter().filter(|g| g.unit == self.units.npu_index()) {
+            for group in place.graphs(table, self.units).map(|(_, group)| group) {
                 let most = group.experts.iter().map(|&e| load(e)).max().unwrap_or(0);
                 if most == 0 {
                     continue;

@@ -5,7 +5,7 @@
 //! first. Equal tasks give bitwise equal timelines.
 
 use super::units::Units;
-use moec_device::Device;
+use moec_device::{Device, DeviceUnit};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
@@ -29,10 +29,24 @@ impl Queue {
     }
 }
 
-/// Names of a device's queues: its units, then its links.
+/// Names of a device's queues: its units, its links, then the further queues of units that have several.
 pub fn queues(device: &Device) -> Vec<String> {
     let units = device.units.iter().map(|u| u.name.clone());
-    units.chain(device.links.iter().map(|l| format!("{} → {}", l.from, l.to))).collect()
+    let links = device.links.iter().map(|l| format!("{} → {}", l.from, l.to));
+    let further = |u: &DeviceUnit| {
+        let name = u.name.clone();
+        (2..=u.queues()).map(move |n| format!("{name}, queue {n}"))
+    };
+    units.chain(links).chain(device.units.iter().flat_map(further)).collect()
+}
+
+/// Queues of a unit, by index into [`queues`].
+pub fn queues_of(device: &Device, unit: usize) -> Vec<usize> {
+    let count = |u: &DeviceUnit| u.queues() as usize - 1;
+    let before: usize = device.units.iter().take(unit).map(count).sum();
+    let first = device.units.len() + device.links.len() + before;
+    let further = device.units.get(unit).map_or(0, count);
+    [unit].into_iter().chain(first..first + further).collect()
 }
 
 /// Kind of a task; most are rows of NPUMoE's Table 4.
@@ -230,6 +244,23 @@ impl Timeline {
     /// Microseconds that a queue works.
     pub fn busy_us(&self, queue: usize) -> f64 {
         self.tasks.iter().filter(|t| t.queue == queue).fold(0.0, |sum, t| sum + t.us)
+    }
+
+    /// Microseconds in which at least one of these queues works, on tasks of a kind or on any.
+    pub fn working_us(&self, queues: &[usize], kind: Option<TaskKind>) -> f64 {
+        let own = self.tasks.iter().zip(&self.spans);
+        let own = own.filter(|(t, _)| queues.contains(&t.queue) && kind.is_none_or(|kind| t.kind == kind));
+        if let [_] = queues {
+            return own.fold(0.0, |sum, (t, _)| sum + t.us);
+        }
+        let mut spans: Vec<Span> = own.map(|(_, span)| *span).collect();
+        spans.sort_by(|a, b| a.start.total_cmp(&b.start));
+        let (mut sum, mut end) = (0.0, 0.0_f64);
+        for span in spans {
+            sum += (span.end - span.start.max(end)).max(0.0);
+            end = end.max(span.end);
+        }
+        sum
     }
 
     /// Microseconds of tasks of one kind, waiting not counted.

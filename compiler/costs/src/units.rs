@@ -129,6 +129,7 @@ impl<'a> UnitList<'a> {
             ("attention", &placement.attention),
             ("mixer", &placement.mixer),
             ("experts", &placement.experts),
+            ("decode", &placement.decode),
             ("rest", &placement.rest),
         ];
         for (key, setting) in roles {
@@ -192,6 +193,7 @@ impl<'a> UnitList<'a> {
                 name: unit.name.clone(),
                 backend: self.device.backend_of(unit).to_owned(),
                 memory: memory as u32,
+                queues: unit.queues(),
             });
         }
         let has_accelerator = units.iter().any(|u| u.backend != moec_device::CPU_BACKEND);
@@ -252,6 +254,11 @@ impl<'a> Units<'a> {
     /// Index of the NPU.
     pub fn npu_index(&self) -> u32 {
         self.npu_index
+    }
+
+    /// Queues of the NPU, by index into [`super::timeline::queues`].
+    pub fn npu_queues(&self) -> Vec<usize> {
+        super::timeline::queues_of(self.device, self.npu_index as usize)
     }
 
     /// Names of the device's units.

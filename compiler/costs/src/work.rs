@@ -4,7 +4,8 @@
 //! A layer is norm, attention or another mixer, residual; norm, router, gather, experts, scatter, residual
 //! (NPUMoE, §3.1 and Table 4). Matrix products cost what the device's table has; all other tasks move bytes.
 //! A launch takes the CPU for its dispatch, then the NPU, and its result is available after one
-//! synchronisation. Launches of one layer are serial, as in NPUMoE's Table 4; meanwhile the CPU computes the
+//! synchronisation. Launches of one layer are divided among the queues of the NPU, with the rates of its device
+//! file; one queue launches them one after the other, as in NPUMoE's Table 4. Meanwhile the CPU computes the
 //! cold experts, one after the other.
 
 use super::constants::Constants;
@@ -40,8 +41,22 @@ pub struct CallUnits<'a> {
     pub dense: Queue,
     /// Groups and units, by MoE layer; `None`: every expert on the CPU.
     pub tables: Option<&'a [ExpertTable]>,
+    /// Batch of the entry point, if it decodes.
+    pub batch: Option<u32>,
     /// True if graphs stay on the NPU.
     pub resident: bool,
+}
+
+impl CallUnits<'_> {
+    /// Groups that run on the NPU, with their indices.
+    pub fn graphs<'t>(
+        &self,
+        table: &'t ExpertTable,
+        units: &Units<'_>,
+    ) -> impl Iterator<Item = (usize, &'t ExpertGroup)> {
+        let (batch, npu) = (self.batch, units.npu_index());
+        table.groups.iter().enumerate().filter(move |(_, g)| g.unit_in(batch) == npu)
+    }
 }
 
 /// Builds tasks.
@@ -92,8 +107,7 @@ impl<'a> Work<'a> {
             }
             if let Some(experts) = layer.experts {
                 let loads = call.loads.get(moe).map_or(&[][..], Vec::as_slice);
-                let table = place.tables.and_then(|t| t.get(moe));
-                self.experts(layer, experts, loads, table, place.resident);
+                self.experts(layer, experts, loads, moe, place);
                 moe += 1;
             }
             self.add_row_traffic(TaskKind::Residual, 3, u64::from(call.rows));
@@ -107,8 +121,12 @@ impl<'a> Work<'a> {
 
     /// Adds a task that waits for `after`.
     fn push(&mut self, queue: Queue, what: TaskKind, part: TaskKind, us: f64, after: Vec<usize>) -> usize {
+        self.push_on(queue.of(self.units), what, part, us, after)
+    }
+
+    /// As [`Work::push`], on a queue by its index.
+    fn push_on(&mut self, queue: usize, what: TaskKind, part: TaskKind, us: f64, after: Vec<usize>) -> usize {
         let (layer, call, rows) = (self.layer, self.call, self.rows);
-        let queue = queue.of(self.units);
         let task = Task { queue, kind: what, part, us, lag_us: 0.0, after, layer, call, index: None, rows };
         self.tasks.push(task);
         self.tasks.len() - 1
@@ -140,41 +158,35 @@ impl<'a> Work<'a> {
             Queue::Npu => {
                 let us = self.units.npu.matmul_us(rows, numbers).unwrap_or(0.0);
                 let after = self.last.into_iter().collect();
-                self.last = Some(self.launch(part, us, 0.0, after));
+                let queue = Queue::Npu.of(self.units);
+                self.last = Some(self.launch(queue, part, us, 0.0, after));
             }
         }
     }
 
-    /// Adds the launch of a graph: dispatch, load, computation. Dependent tasks wait for one more
+    /// Adds the launch of a graph on a queue: dispatch, load, computation. Dependent tasks wait for one more
     /// synchronisation.
-    fn launch(&mut self, part: TaskKind, us: f64, load_us: f64, after: Vec<usize>) -> usize {
+    fn launch(&mut self, queue: usize, part: TaskKind, us: f64, load_us: f64, after: Vec<usize>) -> usize {
         let figure = |f: &Option<moec_device::Figure>| f.as_ref().map_or(0.0, |f| f.value);
         let dispatch = figure(&self.units.npu.dispatch_cost_us) + load_us * self.constants.load_on_cpu;
         let mut at = self.push(Queue::Cpu, TaskKind::Launch, part, dispatch, after);
         if load_us > 0.0 {
             let rest = load_us * (1.0 - self.constants.load_on_cpu);
-            at = self.push(Queue::Npu, TaskKind::Load, part, rest, vec![at]);
+            at = self.push_on(queue, TaskKind::Load, part, rest, vec![at]);
         }
-        let at = self.push(Queue::Npu, part, part, us, vec![at]);
+        let at = self.push_on(queue, part, part, us, vec![at]);
         self.tasks[at].lag_us = figure(&self.units.npu.sync_cost_us);
         at
     }
 
     /// Adds router, gather, experts and scatter.
-    fn experts(
-        &mut self,
-        layer: &ModelLayer,
-        moe: Moe,
-        loads: &[u32],
-        table: Option<&ExpertTable>,
-        resident: bool,
-    ) {
+    fn experts(&mut self, layer: &ModelLayer, moe: Moe, loads: &[u32], index: usize, place: &CallUnits<'_>) {
+        let table = place.tables.and_then(|t| t.get(index));
         let us = self.units.cpu.matmul_us(f64::from(self.rows), layer.router as f64).unwrap_or(0.0);
         self.then(Queue::Cpu, TaskKind::Router, TaskKind::Router, us);
-        let npu = self.units.npu_index();
         let load = |e: usize| loads.get(e).copied().unwrap_or(0);
         let graphs: Vec<(usize, u32, &[u32])> = table.map_or(Vec::new(), |t| {
-            let hot = t.groups.iter().enumerate().filter(|(_, g)| g.unit == npu);
+            let hot = place.graphs(t, self.units);
             let busy = hot.filter(|(_, g)| g.experts.iter().any(|&e| load(e as usize) > 0));
             let most = |g: &ExpertGroup| g.experts.iter().map(|&e| load(e as usize)).max().unwrap_or(0);
             let rows = |g: &ExpertGroup| g.rows(most(g), t.tiers.get(g.tier as usize).copied().unwrap_or(0));
@@ -205,20 +217,32 @@ impl<'a> Work<'a> {
             self.add_row_traffic(TaskKind::Pad, 1, padding);
         }
         let start: Vec<usize> = self.last.into_iter().collect();
-        let (all, mut ends) = (self.rows, Vec::new());
-        let mut before = start.clone();
-        for &(index, capacity, experts) in &graphs {
+        let all = self.rows;
+        // Graphs that are loaded for each launch run one after the other.
+        let mut queues = self.units.npu_queues();
+        queues.truncate(if place.resident { graphs.len() } else { 1 });
+        // The last launch of each queue.
+        let mut before = vec![start.clone(); queues.len()];
+        for (i, &(index, capacity, experts)) in graphs.iter().enumerate() {
+            let at = i % queues.len();
             let numbers = moe.size.weights as f64;
             let each = self.units.npu.matmul_us(f64::from(capacity), numbers).unwrap_or(0.0);
+            let us = each * experts.len() as f64;
+            let us = match queues.len() {
+                1 => us,
+                n => self.units.npu.parallel_us(n as u32, graphs.len() as u32, us),
+            };
             let bytes = moe.size.bytes * experts.len() as u64;
-            let load_us = if resident { 0.0 } else { bytes as f64 * 1e-3 / self.constants.load_gb_per_s };
+            let load_us =
+                if place.resident { 0.0 } else { bytes as f64 * 1e-3 / self.constants.load_gb_per_s };
             self.rows = capacity.saturating_mul(experts.len() as u32);
             let first = self.tasks.len();
-            let at = self.launch(TaskKind::Experts, each * experts.len() as f64, load_us, before);
+            let launched =
+                self.launch(queues[at], TaskKind::Experts, us, load_us, std::mem::take(&mut before[at]));
             self.tasks[first..].iter_mut().for_each(|t| t.index = Some(index as u32));
-            before = vec![at];
-            ends = vec![at];
+            before[at] = vec![launched];
         }
+        let mut ends = before.concat();
         let cpu = self.units.cpu;
         let cost = |n: u32| cpu.matmul_us(f64::from(n), moe.size.weights as f64).unwrap_or(0.0);
         if graphs.is_empty() {

@@ -15,7 +15,7 @@ use moec_import::{Checkpoint, ImportOptions, ModelSpec};
 use moec_ir::plan::Plan;
 use moec_measure::quality::Measured;
 use moec_measure::tuner::Tuner;
-use moec_measure::{calibrate, gamma, mix, thresholds};
+use moec_measure::{calibrate, chunk, gamma, mix, thresholds};
 use moec_passes::decisions::Decision;
 use moec_passes::tune::KernelTimer;
 use moec_passes::{gpu_expert_cache, tier};
@@ -93,6 +93,8 @@ pub fn build(
     inputs.thresholds = chosen.unwrap_or_default();
     let (gamma, gamma_decision) = gamma::choose(&inputs, progress)?.unzip();
     inputs.gamma = gamma;
+    let (chunk, chunk_decision) = chunk::choose(&inputs)?.unzip();
+    inputs.chunk = chunk;
 
     let mut compilation = Compilation::new(inputs);
     compilation.timer = tuner.map(|tuner| Box::new(tuner) as Box<dyn KernelTimer>);
@@ -112,7 +114,8 @@ pub fn build(
     let importance = weighed.map(|w| &w.importance);
     compiled.decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
     compiled.decisions.expert_use = used.unwrap_or_default();
-    let before = mix.into_iter().chain(thresholds.into_iter().flatten()).chain(gamma_decision);
+    let before =
+        mix.into_iter().chain(thresholds.into_iter().flatten()).chain(gamma_decision).chain(chunk_decision);
     compiled.decisions.decisions.splice(..0, before);
     check_size(&compiled, config.weights.size)?;
     if let Some(note) = idle(&compiled.plan, &device) {

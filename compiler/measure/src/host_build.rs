@@ -125,6 +125,8 @@ impl HostBuild {
                 policy: of.policy.clone(),
                 pinned: of.pinned.clone(),
                 uses: of.uses.clone(),
+                artifacts: of.artifacts.clone(),
+                regions: of.regions.clone(),
                 ..own.clone()
             };
         }

@@ -9,7 +9,7 @@
 
 use crate::calibrate::texts::{Window, held_out, windows};
 use crate::calibrate::{Corpus, WINDOW, read_texts};
-use crate::evaluate::log_probabilities;
+use crate::evaluate::{greedy, kl, log_probabilities};
 use crate::host_build::{HostBuild, HostBuildExperts, Original};
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
@@ -19,17 +19,35 @@ use moec_ir::plan::ModelInfo;
 use moec_ir::{Format, Module};
 use moec_pipeline::{Candidate, Change, QualityProbe};
 use moec_profile::Profile;
+use moec_runtime::exec::overflow::OverflowCounters;
 use moec_runtime::serving::text::Text;
 use std::cell::RefCell;
 use std::fmt;
 
-/// Tokens that are read for each measurement.
+/// Tokens that are read for each measurement, if a caller sets no number.
 const TOKENS: usize = 32 << 10;
 /// Least number of windows for a useful result.
 const FEW: usize = 10;
 
 /// The model with room for every row: its host build, its windows, and its loss on each window.
 type Reference = (HostBuild, Vec<Window>, Vec<f64>);
+
+/// Quality of a model whose experts have capacities, beside the same model with room for every row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CapacityQuality {
+    /// Share of the (token, expert) pairs that lost the expert.
+    pub dropped: f64,
+    /// Share of the pairs past a capacity that were computed.
+    pub spilled: f64,
+    /// Perplexity with room for every row.
+    pub exact_perplexity: f64,
+    /// Perplexity with the capacities.
+    pub perplexity: f64,
+    /// Mean Kullback-Leibler divergence from the probabilities with room for every row, in nats.
+    pub divergence: f64,
+    /// Share of tokens after which the most probable next token is the same.
+    pub same_choice: f64,
+}
 
 /// Probe of quality, which runs the model of a checkpoint over text.
 pub struct Measured<'a> {
@@ -39,6 +57,7 @@ pub struct Measured<'a> {
     profile: &'a Profile,
     cache: Format,
     window: usize,
+    tokens: usize,
     progress: &'a Progress,
     /// The model without capacities, and its loss on each window.
     reference: RefCell<Option<Reference>>,
@@ -71,9 +90,59 @@ impl<'a> Measured<'a> {
             profile,
             cache: config.kv_format(),
             window: WINDOW.min(config.shapes_for(spec.max_positions)?.max_context),
+            tokens: TOKENS,
             progress,
             reference: RefCell::new(None),
         }))
+    }
+
+    /// Sets the most tokens that a measurement reads.
+    #[must_use]
+    pub fn with_tokens(self, tokens: usize) -> Self {
+        Self { tokens, ..self }
+    }
+
+    /// Measures the capacities of a placement, window by window beside `full`, the model without any.
+    ///
+    /// # Errors
+    /// Fails if the model cannot run with them, or if there is no text.
+    pub fn quality(&self, full: &HostBuild, candidate: &Candidate<'_>) -> Result<CapacityQuality> {
+        let experts = HostBuildExperts::Bounded(candidate.placement);
+        let bounded = self.host_build(Some(full), candidate, experts)?;
+        let windows = self.windows(&self.text(candidate.model.bos)?)?;
+        let bar = self.progress.items("Reading", windows.len() as u64, "windows of text");
+        let measured = full.with_engine(None, |exact| {
+            bounded.with_engine(None, |bounded| {
+                let (mut losses, mut divergence, mut same, mut count) = ([0.0; 2], 0.0, 0_u32, 0_u32);
+                for window in &windows {
+                    moec_base::interrupt::check()?;
+                    let p = log_probabilities(exact, &window.ids).map_err(Error::from)?;
+                    let q = log_probabilities(bounded, &window.ids).map_err(Error::from)?;
+                    for ((p, q), &next) in p.iter().zip(&q).zip(window.ids.iter().skip(1)) {
+                        losses[0] -= f64::from(p[next as usize]);
+                        losses[1] -= f64::from(q[next as usize]);
+                        divergence += kl(p, q);
+                        same += u32::from(greedy(p) == greedy(q));
+                        count += 1;
+                    }
+                    bar.add(1);
+                }
+                let [exact_perplexity, perplexity] = losses.map(|loss| (loss / f64::from(count)).exp());
+                let counters = bounded.overflow_counters();
+                let sum = |of: fn(&OverflowCounters) -> u64| counters.iter().map(|(_, c)| of(c)).sum::<u64>();
+                let routed = sum(|c| c.routed).max(1) as f64;
+                Ok(CapacityQuality {
+                    dropped: sum(|c| c.pruned) as f64 / routed,
+                    spilled: sum(|c| c.spilled) as f64 / routed,
+                    exact_perplexity,
+                    perplexity,
+                    divergence: divergence / f64::from(count),
+                    same_choice: f64::from(same) / f64::from(count),
+                })
+            })
+        });
+        bar.finish();
+        measured
     }
 
     /// The checkpoint's tokenizer.
@@ -94,7 +163,7 @@ impl<'a> Measured<'a> {
     /// Windows to read: text that calibration has not read, if there is any.
     pub(crate) fn windows(&self, text: &Text) -> Result<Vec<Window>> {
         let read = |hash: &[u8; 32]| self.profile.reading.texts.get(hash).copied().unwrap_or(0);
-        let found = held_out(&self.corpora, &read, text, TOKENS, self.window)?;
+        let found = held_out(&self.corpora, &read, text, self.tokens, self.window)?;
         if found.len() >= FEW {
             return Ok(found);
         }
@@ -102,7 +171,7 @@ impl<'a> Measured<'a> {
             "calibration has read nearly all of the text that `max_perplexity_increase` is measured on, so the promise \
              is weaker; name other text under `[quality]`",
         );
-        windows(&self.corpora, Some(text), TOKENS, self.window)
+        windows(&self.corpora, Some(text), self.tokens, self.window)
     }
 
     /// Mean negative log-likelihood of each window.
@@ -125,7 +194,10 @@ impl<'a> Measured<'a> {
 
     /// The host build of a model with room for every row. It reuses the weights of another one if they are
     /// packed alike.
-    pub(crate) fn unbounded(
+    ///
+    /// # Errors
+    /// Those of [`HostBuild::new`].
+    pub fn unbounded(
         &self,
         other: Option<&HostBuild>,
         module: &Module,

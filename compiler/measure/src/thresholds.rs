@@ -1,10 +1,9 @@
-//! Thresholds of the gates of experts with SiLU, and their cost (CATS, arXiv 2404.08763).
+//! Thresholds of the gates of experts and dense networks with SiLU, and their cost (CATS, arXiv 2404.08763).
 //!
 //! A layer's threshold is a quantile of the gates that calibration saw, so that all layers lose the same
 //! share of their neurons. The cost is measured on text: the model with thresholds is compared with the model
 //! without, both on this machine with activations in f32. With `auto` the share is the largest one that
 //! `max_perplexity_increase` allows. It is found by bisection, since more zeros cost more.
-//! since more zeros cost more.
 #![expect(clippy::cast_possible_truncation, reason = "a percentage")]
 
 use crate::evaluate::{greedy, kl, log_probabilities};
@@ -34,8 +33,9 @@ fn at(gates: &[Gates], share: f64) -> Thresholds {
 /// the increase of perplexity that formats cause, as a share. Thresholds may use what is left of the limit.
 ///
 /// # Errors
-/// Fails without a profile that has gates, without experts with SiLU, or with static graphs. `auto` also
-/// fails without a limit or a text. Errors of building and running the model here are returned, too.
+/// Fails without a profile that has gates, without experts with SiLU, or with static graphs that apply no
+/// thresholds. `auto` also fails without a limit or a text. Errors of building and running the model here are
+/// returned, too.
 pub fn choose(
     c: &Inputs<'_>,
     spent: f64,
@@ -46,10 +46,10 @@ pub fn choose(
         return Ok(None);
     }
     let needs = |what: &str| Error::input(format!("`threshold` under `[experts]` needs {what}"));
-    if c.units.is_some() {
-        return Err(Error::limit("`threshold` under `[experts]` cannot be combined with static graphs")
-            .because("no operator of their units applies a threshold")
-            .hint("remove it, or build for a target with only a CPU"));
+    if let Some(Err(why)) = c.units.as_ref().map(|units| units.graphs.thresholds()) {
+        let error =
+            Error::limit("`threshold` under `[experts]` cannot be combined with the target's static graphs");
+        return Err(error.because(why).hint("remove it, or build for a target with only a CPU"));
     }
     let profile = c.profile.ok_or_else(|| {
         needs("a profile, which has the sizes of gates").hint("name `text` or `profile` under `[calibrate]`")
@@ -163,7 +163,7 @@ fn recorded_gates<'p>(c: &Inputs<'_>, profile: &'p Profile) -> Result<&'p [Gates
         return Err(Error::input(
             "`threshold` under `[experts]`, but no expert of this model has SiLU in its gate",
         )
-        .because("thresholds are for gated experts with SiLU and without biases")
+        .because("thresholds are for gated experts and dense networks with SiLU and without biases")
         .hint("remove it; ReLU gates already have zeros, which `skip` skips"));
     }
     if profile.gates.iter().all(|g| g.counted() == 0) {

@@ -6,6 +6,8 @@
 //! CPU. Otherwise it is cold: its experts run on the CPU, where they take any number of tokens, have no
 //! capacity and drop nothing.
 //!
+//! Each entry point that decodes has a unit for every group, too, by the same rule ([`decoding`]).
+//!
 //! **Operators.** An operator that the device's table does not list as legal never goes to the NPU. Of the
 //! others, a graph contains everything from its first matrix to its last. Operators before the first or after
 //! the last would only widen its inputs and outputs, and single element-wise operators would not pay for a
@@ -21,19 +23,22 @@
 //! reason. If the user requests the NPU for it, that is an error. Mixers other than attention always stay on
 //! the CPU: graphs cannot hold recurrent states.
 
+pub mod decoding;
+
 use super::parts;
 use super::tier::predict;
 use crate::decisions::Decision;
+use decoding::{Decoding, assign_layer_decoding};
 use moec_backend::StaticSubgraph;
 use moec_base::error::{Error, Result};
 use moec_config::Mix;
 use moec_costs::request::Request;
-use moec_costs::units::{ExpertSize, UnitPreference, Units, expert_sizes_on};
+use moec_costs::units::{UnitPreference, Units, expert_sizes_on};
 use moec_ir::placement::{ExpertGroup, ExpertRow, ExpertTable, OpAssignment, Placement};
 use moec_ir::scope::AnyLayer;
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Role, Scope, WeightClass};
 use moec_profile::loads::{LayerLoads, Loads};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Options.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +47,14 @@ pub struct ResidencyOptions {
     pub attention: UnitPreference,
     /// Groups of experts.
     pub experts: UnitPreference,
+    /// The same in decoding.
+    pub decode: UnitPreference,
     /// The request whose cost decides the unit of attention.
     pub mix: Mix,
+    /// True if hot neurons of experts have networks of their own in decoding.
+    pub hot: bool,
+    /// Largest number of sizes that a graph has functions for.
+    pub sizes: usize,
 }
 
 /// Gives every group and every operator its unit. Returns the costs that decided the unit of attention, if
@@ -59,16 +70,25 @@ pub fn assign_residency(
     units: &Units<'_>,
     options: ResidencyOptions,
 ) -> Result<Option<Decision>> {
+    let sizes = expert_sizes_on(module, units)?;
+    let decoded = module.entries.iter().map(|g| g.kind).filter(|kind| !kind.is_prefill());
+    let batches: Vec<u32> =
+        decoded.map(|kind| kind.rows() as u32).collect::<BTreeSet<_>>().into_iter().collect();
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
         assign_layer_residency(table, layer, units, options.experts);
+        let size = sizes.get(&table.layer).copied();
+        let size = size.ok_or_else(|| Error::bug(format!("layer {} has no experts", table.layer)))?;
+        let (preference, hot) = (options.decode, options.hot);
+        let decoding = Decoding { batches: &batches, preference, hot, sizes: options.sizes, size };
+        assign_layer_decoding(table, layer, units, decoding);
+        // Decoding may have added a size.
+        table.expected = Some(predict(layer, table));
     }
-    if options.experts == UnitPreference::Auto {
+    if options.experts == UnitPreference::Auto && options.decode != UnitPreference::Graphs {
         limit_loaded_graphs(placement, loads, units, units.npu.most_contexts());
     }
-    let sizes = expert_sizes_on(module, units)?;
     let preference = options.attention;
-    let ops =
-        |placement: &Placement, attention| operators(module, placement, &sizes, units, preference, attention);
+    let ops = |placement: &Placement, attention| operators(module, placement, units, preference, attention);
     let default_unit = if units.graphs.attends_by_default() { units.npu_index() } else { units.cpu_index() };
     placement.ops = ops(placement, default_unit)?;
     let attention_on_npu = placement.ops.iter().any(|o| o.op == "attention" && o.unit == units.npu_index());
@@ -162,20 +182,31 @@ pub(super) fn limit_loaded_graphs(placement: &mut Placement, loads: &Loads, unit
     let (cpu, npu) = (units.cpu_index(), units.npu_index());
     let mut there: Vec<(f32, usize, usize)> = Vec::new();
     for (t, table) in placement.experts.iter().enumerate() {
-        for (g, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == npu) {
-            let cost = |unit: u32| group.cost_us.get(unit as usize).copied().unwrap_or(0.0);
-            there.push((cost(cpu) - cost(npu), t, g));
+        for (g, group) in table.groups.iter().enumerate().filter(|(_, g)| g.is_on(npu)) {
+            let gain = |costs: &[f32]| {
+                let cost = |unit: u32| costs.get(unit as usize).copied().unwrap_or(0.0);
+                cost(cpu) - cost(npu)
+            };
+            // Of the calls that launch it, the one that gains most.
+            let decode = group.decode.iter().filter(|d| d.unit == npu).map(|d| gain(&d.cost_us));
+            let all = decode.chain((group.unit == npu).then(|| gain(&group.cost_us)));
+            there.push((all.fold(f32::NEG_INFINITY, f32::max), t, g));
         }
     }
     there.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     for &(gain, t, g) in there.iter().skip(most) {
         let table = &mut placement.experts[t];
         let group = &mut table.groups[g];
-        group.unit = cpu;
-        group.why = format!(
+        let why = format!(
             "at most {most} graphs are loaded at the start, and {} groups save more than this one ({gain:.1} µs per call)",
             most.min(there.len())
         );
+        for decode in group.decode.iter_mut().filter(|d| d.unit == npu) {
+            (decode.unit, decode.why) = (cpu, why.clone());
+        }
+        if group.unit == npu {
+            (group.unit, group.why) = (cpu, why);
+        }
         settle(&mut table.experts, group, false);
     }
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
@@ -188,7 +219,6 @@ pub(super) fn limit_loaded_graphs(placement: &mut Placement, loads: &Loads, unit
 fn operators(
     module: &Module,
     placement: &Placement,
-    sizes: &BTreeMap<u32, ExpertSize>,
     units: &Units<'_>,
     preference: UnitPreference,
     attention: u32,
@@ -213,10 +243,8 @@ fn operators(
             if let Op::ExpertFfn { .. } = node.op {
                 let layer = node.scope.layer;
                 let table = placement.experts.iter().find(|t| Some(t.layer) == layer);
-                let size = layer.and_then(|l| sizes.get(&l));
-                let (table, size) =
-                    table.zip(size).ok_or_else(|| Error::bug(format!("`{}` has no table", node.scope)))?;
-                for (unit, why) in experts(graph.kind, table, *size, units) {
+                let table = table.ok_or_else(|| Error::bug(format!("`{}` has no table", node.scope)))?;
+                for (unit, why) in experts(graph.kind, table, units) {
                     add(graph.kind, node, unit, why);
                 }
             } else {
@@ -229,33 +257,22 @@ fn operators(
 }
 
 /// Units that run experts of a layer in an entry point, with the reason.
-fn experts(kind: EntryKind, table: &ExpertTable, size: ExpertSize, units: &Units<'_>) -> Vec<(u32, String)> {
+fn experts(kind: EntryKind, table: &ExpertTable, units: &Units<'_>) -> Vec<(u32, String)> {
     let (cpu, npu) = (units.cpu_index(), units.npu_index());
-    let hot = table.groups.iter().filter(|g| g.unit == npu).count();
-    let of = table.groups.len();
-    let cold = of - hot;
-    let on_npu = || (npu, format!("hot groups: {}", row_of(units, "expert_ffn")));
-    let on_cpu = || (cpu, "cold groups: their load does not pay for a launch".to_owned());
-    let legal = units.npu.is_legal("expert_ffn");
-    match kind {
-        _ if hot == 0 && cold > 0 && legal => vec![on_cpu()],
-        _ if !legal => vec![(cpu, row_of(units, "expert_ffn"))],
-        EntryKind::Prefill(_) if cold == 0 => vec![on_npu()],
-        EntryKind::Prefill(_) => vec![on_npu(), on_cpu()],
-        EntryKind::Decode(rows) | EntryKind::Little(rows) => {
-            // At least one launch of the smallest group, against the experts that the rows choose.
-            let capacity = table.tiers.last().copied().unwrap_or(0);
-            let least = table.groups.iter().map(|g| g.experts.len()).min().unwrap_or(1);
-            let launch = units.graph_us(least, capacity, size);
-            let one = units.cpu.matmul_us(1.0, size.weights as f64).unwrap_or(0.0);
-            if launch < f64::from(rows * table.k) * one {
-                let mut both = vec![on_npu()];
-                both.extend((cold > 0).then(on_cpu));
-                both
-            } else {
-                vec![(cpu, "decode: a launch costs more than the few rows on the CPU".to_owned())]
-            }
-        }
+    let batch = (!kind.is_prefill()).then(|| kind.rows() as u32);
+    let hot = table.groups.iter().filter(|g| g.unit_in(batch) == npu).count();
+    let on_npu = (npu, format!("hot groups: {}", row_of(units, "expert_ffn")));
+    let on_cpu = (cpu, "cold groups: their load does not pay for a launch".to_owned());
+    if !units.npu.is_legal("expert_ffn") {
+        vec![(cpu, row_of(units, "expert_ffn"))]
+    } else if hot == table.groups.len() {
+        vec![on_npu]
+    } else if hot > 0 {
+        vec![on_npu, on_cpu]
+    } else if batch.is_none() || table.groups.iter().all(|g| g.unit != npu) {
+        vec![on_cpu]
+    } else {
+        vec![(cpu, "decode: a launch costs more than the few rows on the CPU".to_owned())]
     }
 }
 

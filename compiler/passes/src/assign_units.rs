@@ -9,7 +9,8 @@
 //! for. An expert has one unit, and its weights are in the memory of that unit.
 //!
 //! **Attention** has one unit in all entry points, that of the KV cache. It goes to an accelerator if the
-//! user requests it.
+//! user requests it. Without a request, attention, mixers and the rest go to a unit with cache frames if they
+//! cost less there and leave half of its memory to the frames (HybriMoE, §II-A).
 //!
 //! **Mixers** other than attention (delta rules, state spaces, short convolutions) also have one unit, that
 //! of their states. They go where the user requests. Otherwise they go with the rest if its unit runs all of
@@ -24,6 +25,7 @@
 //! No result changes: every expert computes the same rows on any unit, and `combine` adds them in the order
 //! of the router's choices.
 
+mod dense;
 mod leaving;
 
 use crate::decisions::Decision;
@@ -217,9 +219,13 @@ pub fn assign_units(
     }
     let placed = placement.get_or_insert(Placement::dynamic(expert_tables(module)?));
     placed.units = list.device.units.iter().map(|u| u.name.clone()).collect();
-    if let Some(accelerator) = attention {
+    let (beside_frames, decision) = dense::unit(module, list, config, &assignment, named, &placed.experts)?;
+    decisions.extend(decision);
+    let requested = "requested by `placement.attention`";
+    let attention = attention.map(|of| (of, requested)).or(beside_frames.map(|of| (of, dense::WHY)));
+    if let Some((accelerator, why)) = attention {
         assignment.attention = accelerator.index;
-        assign(module, placed, accelerator, Role::Attention, "requested by `placement.attention`")?;
+        assign(module, placed, accelerator, Role::Attention, why)?;
     }
     let rest = list.dynamic("rest", &config.rest)?;
     let mixer = list.dynamic("mixer", &config.mixer)?;
@@ -244,9 +250,10 @@ pub fn assign_units(
     let rest = match rest {
         Named::Unit(accelerator) => Some((accelerator, "requested by `placement.rest`")),
         Named::Cpu => None,
+        Named::Auto if beside_frames.is_some() => beside_frames.map(|of| (of, dense::WHY)),
         Named::Auto => attention
-            .filter(|&accelerator| rest_follows_attention(module, &assignment, accelerator, mixer))
-            .map(|accelerator| (accelerator, "with all of the model")),
+            .filter(|&(accelerator, _)| rest_follows_attention(module, &assignment, accelerator, mixer))
+            .map(|(accelerator, _)| (accelerator, "with all of the model")),
     };
     if let Some((accelerator, why)) = rest {
         assignment.rest = accelerator.index;

@@ -12,7 +12,7 @@
 //!
 //! Results change only by the order of sums.
 //!
-//! A dense network is an expert that every row chooses (`dense`).
+//! A dense network is an expert that every row takes (`dense`).
 //!
 //! If experts stay on disk, gates are separate and stay in memory. Up and down of a neuron are one read
 //! (§4.3, §4.4):
@@ -24,10 +24,14 @@
 
 mod dense;
 
+pub(super) use dense::stacked;
+use moec_backend::DenseNeurons;
 use moec_base::error::{Error, Result};
 use moec_config::Skip;
 use moec_ir::bundle::PARTS;
-use moec_ir::{Axis, Format, Glu, Graph, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
+use moec_ir::{
+    Axis, EntryKind, Format, Glu, Module, Node, Op, Operand, Weight, WeightClass, WeightExpr, WeightId,
+};
 use moec_profile::Profile;
 use std::collections::HashMap;
 
@@ -83,64 +87,83 @@ impl Activity for Unseen {
 /// Weights of a layer's experts: gate and up, down.
 type ExpertWeights = [WeightId; 2];
 
-/// Turns experts, and dense networks that are in memory, into neurons if that changes no result and `skip`
-/// requests it. `auto` requires enough recorded zeros. With `paged`, experts stay on disk, and all or none
-/// become neurons: `auto` leaves them whole, and `on` turns them ([`super::reads`]).
+/// Turns experts and dense networks into neurons if that changes no result and `skip` requests it. `auto`
+/// requires enough recorded zeros. With `paged`, experts stay on disk, and all or none become neurons: `auto`
+/// leaves them whole, and `on` turns them ([`super::reads`]). Dense networks that are left whole stay in
+/// memory.
 ///
 /// # Errors
-/// Fails with `on` if no expert can be turned, or, with `paged`, if not all can.
+/// Fails with `on` if nothing can be turned, or, with `paged`, if not all experts can.
 pub fn cluster(module: &mut Module, skip: Skip, activity: &dyn Activity, paged: bool) -> Result<()> {
-    let zeros = |layer, glu| match glu {
+    let mut nodes = module.entries.iter().flat_map(|g| &g.nodes);
+    let experts = nodes.find_map(|n| halves(module, n));
+    let format = experts.map(|[gate_up, _]| module.weight(gate_up).format);
+    networks_to_experts(module, |module, _, layer, network| {
+        let own = module.weight(network.gate_up).format;
+        // All neurons on disk share frames.
+        let fits = !paged || format.is_none_or(|format| format == own);
+        fits && becomes_neurons((skip, paged), activity, layer, network.glu, own)
+    })?;
+    experts_to_neurons(module, skip, activity, paged)
+}
+
+/// Whether experts of a layer, in a format, become neurons.
+fn becomes_neurons(
+    (skip, paged): (Skip, bool),
+    activity: &dyn Activity,
+    layer: u32,
+    glu: Glu,
+    format: Format,
+) -> bool {
+    let zeros = || match glu {
         Glu::Cats { threshold } => activity.below(layer, threshold),
         _ => activity.zeros(layer),
     };
-    let becomes_neurons = |layer, glu, format| match skip {
+    match skip {
         Skip::Off => false,
         Skip::On => true,
-        Skip::Auto => !paged && zeros(layer, glu).is_some_and(|zeros| zeros >= break_even_share(format)),
-    };
+        Skip::Auto => !paged && zeros().is_some_and(|zeros| zeros >= break_even_share(format)),
+    }
+}
+
+/// As [`cluster`], for experts alone.
+///
+/// # Errors
+/// Those of [`cluster`].
+pub(super) fn experts_to_neurons(
+    module: &mut Module,
+    skip: Skip,
+    activity: &dyn Activity,
+    paged: bool,
+) -> Result<()> {
     let mut bundled: HashMap<ExpertWeights, (Vec<WeightId>, usize)> = HashMap::new();
     let mut left = 0;
     let mut entries = std::mem::take(&mut module.entries);
-    let mut convert = |module: &mut Module, halves: ExpertWeights, layer| {
-        let index = bundled.len();
-        let bundled =
-            bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, activity, paged), index));
-        bundled.clone()
-    };
     for node in entries.iter_mut().flat_map(|g| &mut g.nodes) {
         let (Some(layer), Some((glu, halves))) = (node.scope.layer, convertible(module, node)) else {
             left += usize::from(matches!(node.op, Op::ExpertFfn { fixed: false, .. }));
             continue;
         };
-        if !becomes_neurons(layer, glu, module.weight(halves[0]).format) {
+        if !becomes_neurons((skip, paged), activity, layer, glu, module.weight(halves[0]).format) {
             continue;
         }
-        let (weights, index) = convert(module, halves, layer);
-        node.op = Op::NeuronFfn { glu, paged: paged.then_some(index), hot: None, predict: None };
+        let index = bundled.len();
+        let (weights, index) =
+            bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, activity, paged), index));
+        node.op = Op::NeuronFfn {
+            glu,
+            paged: paged.then_some(*index),
+            gates_on_disk: false,
+            hot: None,
+            predict: None,
+        };
         node.inputs.truncate(2);
         node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
-    }
-    for graph in entries.iter_mut().filter(|_| !paged) {
-        let selected = |module: &Module, graph: &Graph| {
-            let all = dense::networks(module, graph).into_iter();
-            all.filter(|n| becomes_neurons(n.layer, n.glu, module.weight(n.halves[0]).format))
-                .collect::<Vec<_>>()
-        };
-        if selected(module, graph).is_empty() {
-            continue;
-        }
-        let ids = dense::choices(graph)?;
-        for network in selected(module, graph) {
-            if let [weight] = convert(module, network.halves, network.layer).0[..] {
-                dense::replace(graph, network, ids, Operand::Weight(weight));
-            }
-        }
     }
     module.entries = entries;
     if bundled.is_empty() && skip == Skip::On {
         return Err(Error::input("`skip = \"on\"`, but no expert and no dense network of this model can be skipped neuron by neuron")
-            .because("it requires gates with exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert (not q8h, q4h or mxfp4); with a memory budget, dense networks are read whole")
+            .because("it requires gates with exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert (not q8h, q4h or mxfp4)")
             .hint("set `skip = \"auto\"` under `[experts]`"));
     }
     if paged && left > 0 && !bundled.is_empty() {
@@ -150,6 +173,23 @@ pub fn cluster(module: &mut Module, skip: Skip, activity: &dyn Activity, paged: 
     }
     crate::rewrite::drop_unused_weights(module);
     Ok(())
+}
+
+/// Turns the dense networks that `chosen` names into experts, entry by entry.
+///
+/// # Errors
+/// A bug of the compiler: a network that does not fit its Graph.
+pub(super) fn networks_to_experts(
+    module: &mut Module,
+    chosen: impl Fn(&Module, EntryKind, u32, &DenseNeurons) -> bool,
+) -> Result<()> {
+    let mut entries = std::mem::take(&mut module.entries);
+    let done = entries.iter_mut().try_for_each(|graph| {
+        let kind = graph.kind;
+        dense::to_experts(module, graph, |layer, network| chosen(module, kind, layer, network))
+    });
+    module.entries = entries;
+    done
 }
 
 /// Function that joins gate and up of a node that becomes neurons, and its weights; `None` if the node is not
@@ -203,16 +243,15 @@ fn bundle(
     let orders: Vec<_> = (0..experts).map(|e| activity.hottest(layer, e)).collect();
     let order = order(&orders, inter);
     let stem = gate_up.name.split("gate_up").next().unwrap_or_default();
-    // A dense network is one expert.
-    let whole = |expr| if gate_up.shape.len() == 2 { WeightExpr::Stack(vec![expr]) } else { expr };
     let weight = |(name, parts, expr)| Weight {
         name: format!("{stem}{name}"),
         shape: vec![experts, inter, parts * hidden],
-        class: gate_up.class,
+        // Neurons on disk are in the file of experts.
+        class: if paged { WeightClass::Experts } else { gate_up.class },
         format: neuron_format(gate_up.format),
         expr: match &order {
-            Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(whole(expr)) },
-            None => whole(expr),
+            Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(stacked(gate_up, expr)) },
+            None => stacked(gate_up, expr),
         },
     };
     let weights: Vec<Weight> = parts.into_iter().map(weight).collect();

@@ -58,8 +58,8 @@ pub struct ExpertUse {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// The pass that decided (`moec passes` lists them). Otherwise `size`, `threshold` or `gamma`, which
-    /// `model.toml` requests before passes run, or `legalise` for the changes that a backend makes to a graph.
+    /// The pass that decided (`moec passes` lists them). Otherwise `size`, `threshold`, `gamma` or
+    /// `prefill_chunk`, which `model.toml` requests before passes run, or `legalise` for the changes that a backend makes to a graph.
     pub pass: String,
     /// Subject of the decision. The same thing in several layers, or of several weights, has one subject.
     pub subject: String,

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Each batch size has its own share. Hot weights are not packed, since only the static graph uses them.
-//! Prompts take whole experts.
+//! Prompts take whole experts. A dense network is divided as one expert that every row takes.
 //!
 //! If experts stay on disk, all entry points share the neurons there, the hottest first, and decoding passes
 //! over those that are hot at its batch (§4.2):
@@ -20,7 +20,7 @@
 //! b = neuron_ffn(x, table, gates, up_down) {paged, hot}
 //! ```
 
-use super::cluster::{Activity, cluster, neuron_format, order};
+use super::cluster::{Activity, experts_to_neurons, networks_to_experts, neuron_format, order, stacked};
 use super::outline_graphs::Routed;
 use moec_backend::{HotBatch, HotLayer, LayerExperts};
 use moec_base::error::{Error, Result};
@@ -28,8 +28,8 @@ use moec_config::Skip;
 use moec_costs::units::Units;
 use moec_ir::placement::{OpAssignment, Placement};
 use moec_ir::{
-    Axis, EntryKind, Glu, Graph, Module, Node, NodeId, Op, Operand, Patch, ValueId, Weight, WeightExpr,
-    WeightId,
+    Axis, EntryKind, Glu, Graph, Module, Node, NodeId, Op, Operand, Part, Patch, Scope, ValueId, Weight,
+    WeightExpr, WeightId,
 };
 
 /// Divides the experts of layers, for every batch that has hot neurons. Each layer comes with the neurons of
@@ -38,24 +38,33 @@ use moec_ir::{
 /// # Errors
 /// A bug of the compiler: a layer that is not of the form that `lower` makes.
 pub fn divide(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)]) -> Result<()> {
+    networks_to_experts(module, |_, entry, layer, _| {
+        let own = layers.iter().filter(|(l, _)| l.layer == layer).flat_map(|(l, _)| &l.batches);
+        !entry.is_prefill() && own.into_iter().any(|b| b.batch as usize == entry.rows())
+    })?;
     divide_into(module, layers, true)
 }
 
-/// As [`divide`], but all experts stay on disk, by neurons in the order of `activity`. The whole matrices,
-/// out of which networks are written, become weights that no node reads.
+/// As [`divide`], but all experts stay on disk, by neurons in the order of `activity`, and so do dense
+/// networks, except where `fixed` says that a static graph has them. The whole matrices, out of which networks
+/// are written, become weights that no node reads.
 ///
 /// # Errors
-/// Those of [`divide`] and of [`cluster`].
+/// Those of [`divide`] and of [`super::cluster::cluster`].
 pub fn divide_on_disk(
     module: &mut Module,
     layers: &[(HotLayer, Vec<Vec<u32>>)],
     activity: &dyn Activity,
+    fixed: impl Fn(EntryKind, NodeId) -> bool,
 ) -> Result<()> {
+    networks_to_experts(module, |_, entry, _, network| {
+        !entry.is_prefill() || !network.nodes.iter().any(|&node| fixed(entry, node))
+    })?;
     divide_into(module, layers, false)?;
     let experts = layers.iter().filter_map(|(layer, _)| LayerExperts::of(module, layer.layer));
     let whole = experts.flat_map(|e| [e.gate_up, e.down]).map(|id| module.weight(id).clone());
     let whole: Vec<Weight> = whole.collect();
-    cluster(module, Skip::On, &Ordered { layers, others: activity }, true)?;
+    experts_to_neurons(module, Skip::On, &Ordered { layers, others: activity }, true)?;
     for (layer, HotBatch { batch, neurons }) in
         layers.iter().flat_map(|(l, _)| l.batches.iter().map(move |&b| (l.layer, b)))
     {
@@ -141,8 +150,8 @@ fn declare_weights(
         Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(of) },
         None => of,
     };
-    let half = |start| rows(start, inter, gate_up.expr.clone());
-    let columns = || WeightExpr::Transpose(Box::new(down.expr.clone()));
+    let half = |start| stacked(&gate_up, rows(start, inter, gate_up.expr.clone()));
+    let columns = || stacked(&down, WeightExpr::Transpose(Box::new(down.expr.clone())));
     let hottest = |of| rows(0, hot, arranged(of));
     let both = WeightExpr::Concat { axis: Axis::Rows, of: vec![hottest(half(0)), hottest(half(inter))] };
     let stem = gate_up.name.strip_suffix("gate_up").unwrap_or(&gate_up.name);
@@ -188,7 +197,7 @@ fn split(graph: &Graph, routed: &Routed, layer: u32, glu: Glu, halves: &HotColdW
             patch.add(at, expert(fixed, &halves.hot, slots));
             return Some(patch);
         }
-        [_] => Op::NeuronFfn { glu, paged: None, hot: None, predict: None },
+        [_] => Op::NeuronFfn { glu, paged: None, gates_on_disk: false, hot: None, predict: None },
         _ => Op::ExpertFfn { glu, bias: false, fixed: false },
     };
     let there = patch.value(graph.ty(slots).clone());
@@ -216,8 +225,12 @@ pub fn placed(placement: &mut Placement, module: &Module, units: &Units<'_>) {
         let hot = count(|op| matches!(op, Op::ExpertFfn { fixed: true, .. }));
         let cold = count(|op| matches!(op, Op::NeuronFfn { .. }));
         let whole = count(|op| matches!(op, Op::ExpertFfn { fixed: false, .. }));
-        let own = |o: &OpAssignment| o.entry == graph.kind && o.op == "expert_ffn";
-        let Some(at) = placement.ops.iter().position(own).filter(|_| hot > 0) else { continue };
+        let own = |o: &OpAssignment, op: &str| o.entry == graph.kind && o.op == op;
+        let layer = Scope::in_layer(0, Part::FFN).any_layer();
+        let dense = |o: &OpAssignment| own(o, "linear_glu") && o.scope == layer;
+        let at = placement.ops.iter().position(|o| own(o, "expert_ffn"));
+        let at = at.or_else(|| placement.ops.iter().position(dense));
+        let Some(at) = at.filter(|_| hot > 0) else { continue };
         let row = placement.ops[at].clone();
         let parts = [
             (units.npu_index(), hot, "hot neurons: requested by `placement.hot`"),
@@ -229,7 +242,16 @@ pub fn placed(placement: &mut Placement, module: &Module, units: &Units<'_>) {
         });
         placement.ops.splice(at..at, parts);
         // Rows of layers without hot neurons stay as they were.
-        placement.ops.iter_mut().filter(|o| own(o)).for_each(|o| o.nodes = o.nodes.min(whole));
+        placement.ops.iter_mut().filter(|o| own(o, "expert_ffn")).for_each(|o| o.nodes = o.nodes.min(whole));
+        // A dense network that is one expert has lost both of its nodes.
+        let networks = count(|op| op.router().is_some_and(|router| router.experts == 1));
+        if let Some(joins) = placement.ops.iter().find(|o| dense(o)).cloned() {
+            let down = |o: &OpAssignment| {
+                own(o, "linear") && (&o.scope, o.unit, o.nodes) == (&joins.scope, joins.unit, joins.nodes)
+            };
+            let lost = placement.ops.iter_mut().filter(|o| dense(o) || down(o));
+            lost.for_each(|o| o.nodes = o.nodes.saturating_sub(networks));
+        }
         placement.ops.retain(|o| o.nodes > 0);
     }
 }

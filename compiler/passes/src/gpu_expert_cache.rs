@@ -125,22 +125,28 @@ pub fn plan_gpu_expert_cache(
         record_starts(placed, &of);
         assignment.experts.layers.push(of);
     }
+    // Of the entry point with the most rows.
+    let attention = list.accelerator(assignment.attention);
+    let window = |graph| window_us(module, graph, device, attention);
+    let window_us = module.entries.last().map_or(Ok(0.0), window)?;
     assignment.experts.policy = ExpertPolicy::Cached(Cached {
         hot: hot.index,
         frames: experts.len() as u32,
         divides: [system.prefill.name().to_owned(), system.decode.name().to_owned()],
         keeps: Setting::lru().to_string(),
         ahead: system.prediction.gates() as u32,
-        // A step launches one kernel for all experts of a layer, and their rows cross the link twice.
+        // Experts that the unit holds share a launch, and the rows of all cross the link twice.
         first_us: [hot.unit.launch_us() + transfer_us(0.0) + back, cpu.launch_us(), transfer_us(0.0)],
+        // Each wave has a table of its own, which crosses the link.
+        launch_us: hot.unit.launch_us() + transfer_us(0.0),
         k,
         score,
         pinned: Vec::new(),
+        window_us,
         costs: ExpertCosts {
             hot: times(hot.unit)?,
             cpu: times(cpu)?,
             bring_us: transfer_us(size.bytes as f64) - transfer_us(0.0),
-            window_us: window_us(module, device, list.accelerator(assignment.attention))?,
             expert_bytes: size.bytes,
             row_bytes: 8 * size.hidden as u64,
             ..ExpertCosts::default()

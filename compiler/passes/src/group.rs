@@ -143,6 +143,7 @@ pub fn group_layer(
                 bytes: size.bytes * experts.len() as u64,
                 cost_us: costs.of_group(experts, table.tiers[tier]),
                 why: format!("{} to a graph of tier {tier}", plural(experts.len())),
+                decode: Vec::new(),
             });
         }
     }

@@ -14,7 +14,7 @@ use moec_costs::units::Units;
 use moec_cpu::DISK;
 use moec_device::DeviceUnit;
 use moec_ir::placement::Placement;
-use moec_ir::{EntryKind, Module, Node, Op, Operand};
+use moec_ir::{EntryKind, Glu, Module, Node, Op, Operand};
 use moec_profile::{NeuronCounts, Profile};
 use moec_sim::neurons::Activations;
 use moec_sim::neurons::plan::{Tables, hot_share, time_of};
@@ -36,11 +36,13 @@ const BLOCK: f64 = 4096.0;
 /// Simulated steps if memory does not hold all neurons: to fill the cache, and to count.
 const DRAWN: [usize; 2] = [32, 32];
 
-/// The experts of a layer, and the costs of the rest of the layer.
+/// The experts of a layer, and the costs of the rest of the layer. A dense network is one expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// Layer.
     pub layer: u32,
+    /// Function that joins gate and up.
+    pub glu: Glu,
     /// Experts.
     pub count: usize,
     /// Experts per token.
@@ -58,7 +60,7 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Layers with routed experts of gate, up and down, as the entry point that decodes one token has them.
+    /// Layers with experts of gate, up and down, as the entry point that decodes one token has them.
     pub fn of(module: &Module, placement: Option<&Placement>, units: &Units<'_>) -> Vec<Self> {
         let Some(graph) = module.entries.iter().find(|g| g.kind == EntryKind::Decode(1)) else {
             return Vec::new();
@@ -93,8 +95,10 @@ impl Experts {
             let bytes = ((projections + 1) * hidden) as f64 * weight.format.bits() / 8.0;
             Some(Self {
                 layer,
+                glu: experts.glu,
                 count,
-                k: router(layer)?,
+                // Every token takes a dense network.
+                k: router(layer).unwrap_or(1),
                 inter,
                 hidden,
                 bytes,
@@ -103,6 +107,31 @@ impl Experts {
             })
         });
         experts.collect()
+    }
+
+    /// Frequency of their active neurons, by the counts of a profile, and the share of the tokens that takes
+    /// each expert; `None` if nothing was counted. Of gates with a threshold these are the counts whose share of
+    /// zeros is nearest to that of the threshold.
+    pub fn activity(&self, profile: &Profile) -> Option<(NeuronCounts, Vec<f64>)> {
+        let counts = profile.neurons(self.layer)?;
+        if (counts.experts(), counts.width as usize) != (self.count, self.inter) {
+            return None;
+        }
+        let popularity = if counts.routed {
+            let of = profile.layers.iter().find(|l| l.layer == self.layer).filter(|l| l.tokens > 0)?;
+            of.chosen.iter().map(|&n| n as f64 / of.tokens as f64).collect()
+        } else {
+            vec![1.0]
+        };
+        let level = match self.glu {
+            Glu::Cats { threshold } => {
+                let zeros = profile.gates.iter().find(|g| g.layer == self.layer)?.below(threshold)?;
+                counts.nearest_level(zeros)?
+            }
+            _ if counts.is_exact() => 0,
+            _ => return None,
+        };
+        Some((counts.of_level(level)?, popularity))
     }
 
     /// Neurons of a cluster.
@@ -138,8 +167,10 @@ impl Experts {
     pub fn read_seconds(&self, units: &Units<'_>) -> Option<f64> {
         let disk = units.device.memories.iter().find(|m| m.name == DISK)?;
         let bytes = ((1.0 - GATE) * self.bytes / BLOCK).ceil() * BLOCK;
-        let fits = disk.bandwidth.iter().rfind(|b| b.block_bytes as f64 <= bytes);
-        fits.or(disk.bandwidth.first()).map(|b| bytes / (b.rate() * 1e9))
+        // Reads are spread over the neurons of the layer.
+        let range = bytes * (self.count * self.inter) as f64;
+        let (row, gain) = disk.random_reads(bytes as u64, range as u64)?;
+        Some(bytes / (row.rate() * gain * 1e9))
     }
 
     /// Bytes that are read of an expert, of which `hot` neurons are hot and `active` of the others active.
@@ -263,13 +294,7 @@ pub fn hot(
     }
     let mut all = Vec::new();
     for experts in layers {
-        let Some(counts) = profile.neurons(experts.layer).filter(|c| c.is_exact() && c.routed) else {
-            continue;
-        };
-        let fits = (counts.experts(), counts.width as usize) == (experts.count, experts.inter);
-        let chosen = profile.layers.iter().find(|l| l.layer == experts.layer).filter(|_| fits);
-        let Some(chosen) = chosen.filter(|l| l.tokens > 0) else { continue };
-        let popularity: Vec<f64> = chosen.chosen.iter().map(|&n| n as f64 / chosen.tokens as f64).collect();
+        let Some((counts, popularity)) = experts.activity(profile) else { continue };
         let resident = resident_neurons(layers, experts, room);
         let read = if resident < experts.inter { experts.read_seconds(units) } else { Some(0.0) };
         let Some(read) = read else { continue };
@@ -284,7 +309,7 @@ pub fn hot(
                 read,
                 requested,
             };
-            let planned = inputs.plan(counts);
+            let planned = inputs.plan(&counts);
             all.push(
                 planned.map_err(|e| Error::limit("hot neurons cannot be planned").because(e.to_string()))?,
             );
@@ -300,6 +325,7 @@ pub fn hot(
 /// Fails if no neuron is hot, or if the unit's graphs cannot compute hot neurons.
 pub fn networks(
     shares: &mut [HotShare],
+    layers: &[Experts],
     module: &Module,
     units: &Units<'_>,
     profile: &Profile,
@@ -324,8 +350,8 @@ pub fn networks(
         }
     }
     for (layer, order) in &mut all {
-        let counts =
-            profile.neurons(layer.layer).ok_or_else(|| Error::bug("a share of what was not counted"))?;
+        let own = layers.iter().find(|e| e.layer == layer.layer).and_then(|e| e.activity(profile));
+        let (counts, _) = own.ok_or_else(|| Error::bug("a share of what was not counted"))?;
         let batch = ordered_by.min(counts.batches()).max(1);
         let own = |e: usize| counts.hottest(e, batch).into_iter().map(|n| n as u32).collect();
         *order = (0..counts.experts()).map(own).collect();

@@ -24,6 +24,7 @@ pub mod plan_expert_schedule;
 pub mod predict;
 pub mod prefetch_experts;
 pub mod reads;
+mod regions;
 pub mod rewrite;
 pub mod schedule;
 pub mod size_expert_cache;

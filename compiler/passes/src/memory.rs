@@ -1,7 +1,8 @@
 //! Pass `memory`: arena offsets by liveness.
 //!
 //! Before this pass every buffer has its own bytes. A buffer is live from the first step that touches it to
-//! the last; buffers that are never live together may share bytes. The largest buffer comes first and takes
+//! the last; buffers that are never live together may share bytes. What steps on transferred experts read is
+//! live until the last of them, as they are executed for one wave of experts after the other. The largest buffer comes first and takes
 //! the lowest offset that fits. This is best-fit by decreasing size, the greedy algorithm of Pisarchyk and
 //! Lee (arXiv 2001.03288, §4).
 
@@ -18,9 +19,12 @@ use std::ops::RangeInclusive;
 /// # Errors
 /// Fails if a memory is too small for the plan.
 pub fn memory(plan: &mut Plan) -> Result<()> {
+    let transferred = |e: &Entry| e.steps.iter().map(|step| plan.transferred_layer(step)).collect();
+    let layers: Vec<Vec<Option<usize>>> = plan.entries.iter().map(transferred).collect();
     for m in 0..plan.memories.len() as u32 {
         let without_reuse: Vec<Vec<u64>> = plan.entries.iter().map(|e| side_by_side(e, m)).collect();
-        let bytes = plan.entries.iter_mut().map(|e| assign(e, m)).max().unwrap_or(0);
+        let bytes = plan.entries.iter_mut().zip(&layers).map(|(e, layers)| assign(e, layers, m)).max();
+        let bytes = bytes.unwrap_or(0);
         for (entry, offsets) in plan.entries.iter_mut().zip(without_reuse) {
             let mut own: Vec<&mut Buffer> = entry.buffers.iter_mut().filter(|b| b.memory == m).collect();
             let end = own.iter().zip(&offsets).map(|(b, offset)| offset + aligned(b.bytes)).max();
@@ -64,15 +68,17 @@ fn fits(plan: &Plan, index: u32) -> Result<()> {
     }))
 }
 
-/// Steps during which each buffer of `entry` is live.
-pub fn lifetimes(entry: &Entry) -> Vec<RangeInclusive<usize>> {
+/// Steps during which each buffer of `entry` is live. `layers` has, by step, the layer whose transferred
+/// experts it reads.
+fn lifetimes(entry: &Entry, layers: &[Option<usize>]) -> Vec<RangeInclusive<usize>> {
     let end = entry.steps.len();
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; entry.buffers.len()];
-    for (at, step) in entry.steps.iter().enumerate() {
+    for (step, (first, layer)) in entry.steps.iter().zip(layers.iter().enumerate()) {
+        let last = layer.and_then(|_| layers.iter().rposition(|of| of == layer)).unwrap_or(first);
         for arg in &step.args {
             if let Arg::Buffer(b, _) = *arg {
-                let life = lives[b as usize].get_or_insert((at, at));
-                life.1 = at;
+                let life = lives[b as usize].get_or_insert((first, last));
+                life.1 = life.1.max(last);
             }
         }
     }
@@ -89,8 +95,8 @@ pub fn lifetimes(entry: &Entry) -> Vec<RangeInclusive<usize>> {
         .collect()
 }
 
-fn assign(entry: &mut Entry, memory: u32) -> u64 {
-    let lives = lifetimes(entry);
+fn assign(entry: &mut Entry, layers: &[Option<usize>], memory: u32) -> u64 {
+    let lives = lifetimes(entry, layers);
     let mut order: Vec<usize> =
         (0..entry.buffers.len()).filter(|&b| entry.buffers[b].memory == memory).collect();
     order.sort_by_key(|&b| (std::cmp::Reverse(entry.buffers[b].bytes), b));

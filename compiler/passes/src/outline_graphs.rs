@@ -1,5 +1,4 @@
-//! Pass `outline_graphs`: experts of the prefill that a placement has on another unit leave the CPU's path
-//! (NPUMoE, §3.2).
+//! Pass `outline_graphs`: experts that a placement has on another unit leave the CPU's path (NPUMoE, §3.2).
 //!
 //! Routing stays where it is. The router's choices are split in two parts. The first are rows that an
 //! expert's static graph has room for. The second is computed here: experts without a graph and, under
@@ -14,9 +13,10 @@
 //!                                        out = combine(y1, there, weights) + combine(y2, here, weights)
 //! ```
 //!
-//! The graphs come before the experts that are computed here, so that an accelerator begins first. Experts of
-//! decoding are not changed: their rows are too few for a static graph (§4.3). Only their hot neurons may
-//! become graphs ([`super::divide`]).
+//! The graphs come before the experts that are computed here, so that an accelerator begins first. Entry
+//! points that decode are rewritten alike, for the groups that the placement has on the unit for their batch
+//! (§5.8). They share the graphs of prompts, and there every expert has room for all rows. Hot neurons become
+//! graphs in [`super::divide`].
 //!
 //! Attention, dense networks and the head stay as they are in the Graph. If the placement has them on the
 //! unit, `layout` makes one step of all their nodes.
@@ -28,7 +28,9 @@ use moec_base::error::{Error, Result};
 use moec_costs::units::Units;
 use moec_ir::op::LimitCapacityDesc;
 use moec_ir::placement::{Overflow, Placement};
-use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, HotNeurons, Subgraph, SubgraphAttention};
+use moec_ir::plan::{
+    ArtifactBytes, ExpertSet, ExpertTable, GraphDecl, GraphGroup, Subgraph, SubgraphAttention,
+};
 use moec_ir::{EntryKind, Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId, Weight, WeightId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,36 +107,75 @@ impl Statics {
                 else {
                     continue;
                 };
-                let hot = Some(HotNeurons { batch, neurons: module.weight(down).cols() as u32 });
-                let graphs = units.graphs.hot_graphs(module, layer, batch);
-                let (first, capacities) = (self.graphs.len() as u32, vec![batch; graphs.len()]);
-                let group = |e| GraphGroup { graph: first + e, capacity: batch, experts: vec![e] };
-                let groups = (0..graphs.len() as u32).map(group).collect();
-                self.sets.push(ExpertSet { layer, overflow: Overflow::default(), capacities, groups, hot });
-                self.graphs.extend(graphs);
+                // Whole experts are in a set already.
+                if self.set(layer, Some(batch)).is_some() {
+                    continue;
+                }
+                let hot = Some(module.weight(down).cols() as u32);
+                let (mut capacities, mut groups) = (Vec::new(), Vec::new());
+                for graphs in units.graphs.hot_graphs(module, layer, batch) {
+                    let first = self.graphs.len() as u32;
+                    let group = |e| GraphGroup { graph: first + e, capacity: batch, experts: vec![e] };
+                    groups.extend((0..graphs.len() as u32).map(group));
+                    capacities = vec![batch; graphs.len()];
+                    self.graphs.extend(graphs);
+                }
+                let (overflow, batch) = (Overflow::default(), Some(batch));
+                self.sets.push(ExpertSet { layer, overflow, capacities, groups, batch, hot });
             }
         }
     }
 
+    /// Adds the expert sets of every layer: that of prompts, and one for each batch that is decoded.
     fn experts(&mut self, module: &Module, placement: &Placement, units: &Units<'_>) {
         for table in &placement.experts {
-            let mut capacities = vec![0; table.experts.len()];
-            let mut groups = Vec::new();
-            for (i, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == self.unit) {
-                for GroupGraph { capacity, graph } in units.graphs.group(module, table, i) {
-                    for &e in &group.experts {
-                        capacities[e as usize] = capacity;
-                    }
-                    let index = self.graphs.len() as u32;
-                    groups.push(GraphGroup { graph: index, capacity, experts: group.experts.clone() });
-                    self.graphs.push(graph);
-                }
-            }
-            if !groups.is_empty() {
-                let (layer, overflow) = (table.layer, placement.overflow);
-                self.sets.push(ExpertSet { layer, overflow, capacities, groups, hot: None });
+            let decoded: BTreeSet<u32> =
+                table.groups.iter().flat_map(|g| &g.decode).map(|d| d.batch).collect();
+            for batch in [None].into_iter().chain(decoded.into_iter().map(Some)) {
+                self.experts_of(module, placement, table, batch, units);
             }
         }
+    }
+
+    /// Adds the expert set of a layer in prompts, or in entry points that decode a batch.
+    fn experts_of(
+        &mut self,
+        module: &Module,
+        placement: &Placement,
+        table: &ExpertTable,
+        batch: Option<u32>,
+        units: &Units<'_>,
+    ) {
+        let mut capacities = vec![0; table.experts.len()];
+        let mut groups = Vec::new();
+        let unit = self.unit;
+        for (i, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit_in(batch) == unit) {
+            for GroupGraph { capacity, graph } in units.graphs.group(module, table, i) {
+                for &e in &group.experts {
+                    capacities[e as usize] = capacity;
+                }
+                let graph = self.declare(graph);
+                groups.push(GraphGroup { graph, capacity, experts: group.experts.clone() });
+                // Larger sizes are for prompts.
+                if batch.is_some_and(|rows| rows <= capacity) {
+                    break;
+                }
+            }
+        }
+        if !groups.is_empty() {
+            let (layer, overflow) = (table.layer, placement.overflow);
+            self.sets.push(ExpertSet { layer, overflow, capacities, groups, batch, hot: None });
+        }
+    }
+
+    /// Index of a graph, which is added if it is new: entry points share functions.
+    fn declare(&mut self, graph: GraphDecl) -> u32 {
+        let known = self.graphs.iter().position(|known| *known == graph);
+        let index = known.unwrap_or(self.graphs.len());
+        if known.is_none() {
+            self.graphs.push(graph);
+        }
+        index as u32
     }
 
     /// Adds a subgraph in the entry points where the placement has it on the unit. Attention has one state,
@@ -152,12 +193,7 @@ impl Statics {
                 graph.ok_or_else(|| Error::bug(format!("`{}` is not in {}", part.name, boundary.entry)))?;
             let mut indices = Vec::new();
             for decl in part.graphs.iter().filter(|g| g.entry == boundary.entry).map(|g| &g.graph) {
-                // Entry points of equally many rows share a function.
-                let known = self.graphs.iter().position(|d| d == decl);
-                indices.push(known.unwrap_or(self.graphs.len()) as u32);
-                if known.is_none() {
-                    self.graphs.push(decl.clone());
-                }
+                indices.push(self.declare(decl.clone()));
             }
             let cols = |v| graph.ty(v).cols() as u32;
             let attention = part.attention.map(|a| SubgraphAttention {
@@ -177,15 +213,15 @@ impl Statics {
         Ok(())
     }
 
-    /// Index of a layer's expert set: of whole experts, or of hot neurons for calls that decode `decoded`
-    /// rows.
-    pub fn set(&self, layer: u32, decoded: Option<u32>) -> Option<usize> {
-        self.sets.iter().position(|s| s.layer == layer && s.hot.map(|h| h.batch) == decoded)
+    /// Index of a layer's expert set: of prompts, or of calls that decode `batch` rows.
+    pub fn set(&self, layer: u32, batch: Option<u32>) -> Option<usize> {
+        self.sets.iter().position(|s| s.layer == layer && s.batch == batch)
     }
 
-    /// Bytes of the weights that graphs hold, in the formats of the Graph: experts of groups, hot neurons of
-    /// the batch that has most (others share them), and matrices of subgraphs.
-    pub fn weight_bytes(&self, module: &Module) -> u64 {
+    /// Artifacts of the graphs, with the bytes of the weights that they hold, in the formats of the Graph:
+    /// experts of groups, hot neurons of the batch that has most (others share them) or those that a cluster
+    /// adds, and matrices of subgraphs.
+    pub fn artifacts(&self, module: &Module) -> Vec<ArtifactBytes> {
         let weight = |input: &Operand| match input {
             Operand::Weight(id) => Some(*id),
             Operand::Value(_) | Operand::State(_) => None,
@@ -194,25 +230,61 @@ impl Statics {
             let of = |w: &Weight| w.shape.iter().product::<usize>() as f64 * w.format.bits() / 8.0;
             weights.into_iter().map(|id| of(module.weight(id))).sum()
         };
-        let fixed = |layer: u32, hot: bool| {
-            let entries = module.entries.iter().filter(move |g| g.kind.is_prefill() != hot);
-            let nodes = entries.flat_map(|g| &g.nodes).filter(move |n| n.scope.layer == Some(layer));
-            nodes.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: true, .. }))
+        let package = |graph: u32| self.graphs.get(graph as usize).map(|graph| graph.package.clone());
+        // Bytes of the experts of graphs in an entry point.
+        let experts = |layer: u32, graph: &Graph| {
+            let mut own = graph.nodes.iter().filter(|n| n.scope.layer == Some(layer));
+            let node = own.find(|n| matches!(n.op, Op::ExpertFfn { fixed: true, .. }));
+            node.map_or(0.0, |n| bytes(n.inputs.iter().filter_map(weight).collect()))
         };
-        let of_nodes = |n: &Node| bytes(n.inputs.iter().filter_map(weight).collect());
-        let most = |layer, hot| fixed(layer, hot).map(of_nodes).fold(0.0, f64::max);
-        let layers: BTreeSet<u32> = self.sets.iter().filter(|s| s.hot.is_some()).map(|s| s.layer).collect();
-        let hot: f64 = layers.into_iter().map(|layer| most(layer, true)).sum();
-        let whole = self.sets.iter().filter(|s| s.hot.is_none()).map(|set| {
-            let inside = set.capacities.iter().filter(|&&capacity| capacity > 0).count();
-            most(set.layer, false) * inside as f64 / set.capacities.len().max(1) as f64
-        });
-        let called = self.calls.iter().flat_map(|call| {
+        let mut found: BTreeMap<String, f64> = BTreeMap::new();
+        let mut most = |package: Option<String>, bytes: f64| {
+            let own = found.entry(package.unwrap_or_default()).or_default();
+            *own = own.max(bytes);
+        };
+        // By layer and number of clusters.
+        let mut hot: BTreeMap<(u32, usize), f64> = BTreeMap::new();
+        let hot_sets = || self.sets.iter().filter_map(|s| Some((s, s.hot.and(s.batch)?, s.addends().len())));
+        for (set, batch, clusters) in hot_sets() {
+            let graph = module.entries.iter().find(|g| g.kind == EntryKind::Decode(batch));
+            let all = hot.entry((set.layer, clusters)).or_default();
+            *all = graph.map_or(0.0, |graph| experts(set.layer, graph)).max(*all);
+        }
+        for (set, _, clusters) in hot_sets() {
+            let of = |clusters| hot.get(&(set.layer, clusters)).copied().unwrap_or(0.0);
+            let last = set.addends().last().and_then(|groups| groups.first());
+            most(last.and_then(|group| package(group.graph)), of(clusters) - of(clusters - 1));
+        }
+        for set in self.sets.iter().filter(|s| s.hot.is_none()) {
+            // Decoding launches whole experts as prompts do, unless it launches hot neurons.
+            let is_hot = hot.keys().any(|(layer, _)| *layer == set.layer);
+            let entries = module.entries.iter().filter(|g| g.kind.is_prefill() || !is_hot);
+            let all = entries.map(|graph| experts(set.layer, graph)).fold(0.0, f64::max);
+            for group in &set.groups {
+                let share = group.experts.len() as f64 / set.capacities.len().max(1) as f64;
+                most(package(group.graph), all * share);
+            }
+        }
+        // A subgraph of several artifacts divides its channels among them.
+        let mut called: BTreeMap<&[u32], BTreeSet<WeightId>> = BTreeMap::new();
+        for call in &self.calls {
+            let Some(part) = self.parts.get(call.part as usize) else { continue };
             let graph = module.entries.iter().find(|g| g.kind == call.boundary.entry);
             let node = move |id: &NodeId| graph.and_then(|g| g.nodes.get(id.0 as usize));
-            call.boundary.nodes.iter().filter_map(node).flat_map(|n| n.inputs.iter().filter_map(weight))
-        });
-        (hot + whole.sum::<f64>() + bytes(called.collect())).ceil() as u64
+            let weights =
+                call.boundary.nodes.iter().filter_map(node).flat_map(|n| n.inputs.iter().filter_map(weight));
+            called.entry(&part.graphs).or_default().extend(weights);
+        }
+        for (graphs, weights) in called {
+            let names: BTreeSet<String> = graphs.iter().filter_map(|&graph| package(graph)).collect();
+            let each = bytes(weights) / names.len().max(1) as f64;
+            for name in names {
+                most(Some(name), each);
+            }
+        }
+        let artifact =
+            |(package, bytes): (String, f64)| ArtifactBytes { package, bytes: bytes.ceil() as u64 };
+        found.into_iter().map(artifact).collect()
     }
 
     /// The capacities of a placement without graphs: experts have limits, and are computed with all others.
@@ -222,22 +294,24 @@ impl Statics {
             overflow: placement.overflow,
             capacities: t.experts.iter().map(|e| e.capacity).collect(),
             groups: Vec::new(),
+            batch: None,
             hot: None,
         };
         Self { sets: placement.experts.iter().map(set).collect(), ..Self::default() }
     }
 }
 
-/// Rewrites the prefill of every layer that has an expert set. With `fixed`, static graphs compute the rows
+/// Rewrites every layer of an entry point that has an expert set of whole experts. With `fixed`, static graphs compute the rows
 /// within capacities, else the CPU does.
 ///
 /// # Errors
 /// A bug of the compiler: a layer without attention before its experts, or not of the form that `lower`
 /// makes.
 pub fn outline_graphs(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()> {
-    let sets: BTreeMap<u32, &ExpertSet> = statics.sets.iter().map(|s| (s.layer, s)).collect();
-    for graph in module.entries.iter_mut().filter(|g| g.kind.is_prefill()) {
-        for (&layer, set) in &sets {
+    for graph in &mut module.entries {
+        let batch = (!graph.kind.is_prefill()).then(|| graph.kind.rows() as u32);
+        for set in statics.sets.iter().filter(|s| s.hot.is_none() && s.batch == batch) {
+            let layer = set.layer;
             let other_form = || Error::bug(format!("the experts of layer {layer} have another form"));
             let routed = Routed::find(graph, layer).ok_or_else(other_form)?;
             let salient = attended(graph, layer, routed.dispatch).ok_or_else(|| {
@@ -246,7 +320,7 @@ pub fn outline_graphs(module: &mut Module, statics: &Statics, fixed: bool) -> Re
                     .hint("set `experts = \"cpu\"` under `[placement]`: the CPU has no limit of rows")
             })?;
             if let Op::Dispatch { partial: true, .. } = graph.nodes[routed.dispatch].op {
-                return Err(Error::limit(format!("layer {} has zero-computation experts", set.layer))
+                return Err(Error::limit(format!("layer {layer} has zero-computation experts"))
                     .hint("keep all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
             }
             let patch = split(graph, &routed, salient, set, fixed).ok_or_else(other_form)?;

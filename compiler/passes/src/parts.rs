@@ -35,11 +35,12 @@ pub fn boundaries<'a>(
     part.boundaries.iter().filter(there)
 }
 
-/// Groups of experts that a placement gives to the unit: the tables of layers with indices of groups.
+/// Groups of experts that a placement gives to the unit in any entry point: the tables of layers with indices
+/// of groups.
 pub fn groups<'a>(placement: &'a Placement, units: &Units<'_>) -> Vec<(&'a ExpertTable, usize)> {
     let unit = units.npu_index();
     let of = |table: &'a ExpertTable| {
-        let there = table.groups.iter().enumerate().filter(move |(_, g)| g.unit == unit);
+        let there = table.groups.iter().enumerate().filter(move |(_, g)| g.is_on(unit));
         there.map(move |(i, _)| (table, i))
     };
     placement.experts.iter().flat_map(of).collect()

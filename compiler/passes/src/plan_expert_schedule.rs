@@ -7,7 +7,9 @@
 //! * the cost of an expert on each unit by its rows (§4.2, equations 1 to 4),
 //! * the number of experts that the hot unit holds,
 //! * the memories of all experts before the first step (§4.3, "optimized initial layout via offline trace
-//!   analysis").
+//!   analysis"),
+//! * the time between the experts of two layers, in which experts move (§4.3), for each entry point: attention
+//!   and dense layers, and how long their own values use the link to the hot unit.
 //!
 //! An expert with a unit requested by the user stays there: then [`assign_units`](super::assign_units) has
 //! placed it.
@@ -19,8 +21,8 @@ use moec_config::UnitSetting;
 use moec_costs::units::{DynamicUnit, UnitList};
 use moec_device::{Device, DeviceUnit};
 use moec_ir::placement::Placement;
-use moec_ir::plan::{ExpertCosts, ExpertLayer, ExpertPolicy, Scheduled};
-use moec_ir::{Module, Op, Operand};
+use moec_ir::plan::{ExpertCosts, ExpertLayer, ExpertPolicy, PromptUnits, Scheduled};
+use moec_ir::{EntryKind, Graph, Module, Op, Operand};
 use moec_profile::loads::Loads;
 use moec_runtime::schedule::ScheduleError;
 use moec_runtime::schedule::dispatch::plan;
@@ -85,6 +87,31 @@ pub fn plan_expert_schedule(
     if frames == 0 {
         times.hot.clear();
     }
+    let attention = list.accelerator(assignment.attention);
+    let window = |graph: &Graph| window_us(module, graph, device, attention);
+    let windows = |kind: &dyn Fn(EntryKind) -> bool| {
+        by_rows(
+            module.entries.iter().filter(|g| kind(g.kind)).map(|g| Ok((g.kind.rows() as u32, window(g)?))),
+        )
+    };
+    let (mut prompt_window, mut decode_window) =
+        (windows(&EntryKind::is_prefill)?, windows(&|kind: EntryKind| !kind.is_prefill())?);
+    // A kind without an entry point has the windows of the other.
+    if prompt_window.is_empty() {
+        prompt_window.clone_from(&decode_window);
+    } else if decode_window.is_empty() {
+        decode_window.clone_from(&prompt_window);
+    }
+    // The KV cache is in the memory of the unit that computes attention. If that is the hot unit, a row
+    // arrives there and returns to the router, in f32.
+    let rows_us = |rows: f64| {
+        let hot = hot.filter(|hot| frames > 0 && attention.is_some_and(|a| a.index == hot.index))?;
+        let (host, there) = device.cpu_memory().zip(device.memory_of(hot.unit))?;
+        let bytes = rows * 4.0 * f64::from(expert.hidden);
+        Some(device.transfer_us(host, there, bytes)? + device.transfer_us(there, host, bytes)?)
+    };
+    let traffic = module.entries.iter().map(|g| g.kind.rows() as u32);
+    let traffic = by_rows(traffic.map(|rows| Ok((rows, rows_us(f64::from(rows)).unwrap_or(0.0)))))?;
     let schedule = Scheduled {
         hot: hot.filter(|_| frames > 0).map(|f| f.index),
         cold: cold.index,
@@ -92,14 +119,28 @@ pub fn plan_expert_schedule(
         frames,
         moves: config.placement.moves && costs.link_us.is_some(),
         refine: config.placement.refine,
+        prefill: config.placement.prefill,
+        prompt_window,
+        decode_window,
+        traffic: if traffic.iter().any(|t| t.1 > 0.0) { traffic } else { Vec::new() },
         costs: ExpertCosts {
-            window_us: window_us(module, device, hot)?,
             expert_bytes: size.bytes as u64,
             // Rows are sent in bf16 and returned in f32.
             row_bytes: 6 * u64::from(expert.hidden),
             ..times
         },
     };
+    if schedule.prefill == PromptUnits::Hot && !schedule.streams(layers.len(), most) {
+        let have = u64::from(frames) * layers.len() as u64;
+        let why = if schedule.moves {
+            format!("a prompt may need {most} experts of a layer at once, and there are frames for {have}")
+        } else {
+            "prompts evict experts from the frames, and these return by moves, which are off".to_owned()
+        };
+        return Err(Error::limit("`prefill = \"hot\"` under `[placement]`").because(why).hint(
+            "choose a target whose GPU has more memory, raise `cached`, set `moves = true`, or remove `prefill`",
+        ));
+    }
     // All layers at once: the scheduler itself chooses the layout before the first step.
     let limit = |e: ScheduleError| {
         Error::limit(format!("the experts of this model cannot be assigned on `{}`", device.name)).because(e)
@@ -300,21 +341,48 @@ fn frames(
     requested.unwrap_or(u32::MAX).min(fit.min(most as f64) as u32).min(most as u32)
 }
 
-/// Microseconds between the experts of two layers: the time to read the other weights of a layer once. The
-/// hot unit reads them if there is one (§4.1: it has attention and the shared experts), else the CPU.
-pub fn window_us(module: &Module, device: &Device, hot: Option<DynamicUnit<'_>>) -> Result<f64> {
+/// Points by rows, ascending; of several entry points with equal rows the first one's.
+fn by_rows(points: impl Iterator<Item = Result<(u32, f64)>>) -> Result<Vec<(u32, f64)>> {
+    let mut points = points.collect::<Result<Vec<_>>>()?;
+    points.sort_by_key(|p| p.0);
+    points.dedup_by_key(|p| p.0);
+    Ok(points)
+}
+
+/// Microseconds between the experts of two layers in an entry point: the other weights of a layer and its
+/// attention, on the unit that computes attention (`None`: the CPU). Caches are half full, the mean of a
+/// sequence that grows to its end. The rows of a prompt share the keys and values that they read; in decoding
+/// every row has its own.
+pub fn window_us(
+    module: &Module,
+    graph: &Graph,
+    device: &Device,
+    unit: Option<DynamicUnit<'_>>,
+) -> Result<f64> {
     let unit =
-        hot.map(|f| f.unit).or(device.units.first()).ok_or_else(|| Error::bug("a device without units"))?;
-    let Some(graph) = module.entries.last() else { return Ok(0.0) };
+        unit.map(|f| f.unit).or(device.units.first()).ok_or_else(|| Error::bug("a device without units"))?;
     let layers = graph.nodes.iter().filter_map(|n| n.scope.layer).max().map_or(1, |last| last + 1);
     let rest =
         graph.nodes.iter().filter(|n| n.scope.layer.is_some() && !matches!(n.op, Op::ExpertFfn { .. }));
-    let weights = rest.flat_map(|n| &n.inputs).filter_map(|input| match input {
-        Operand::Weight(w) => Some(module.weight(*w).shape.iter().product::<usize>() as f64),
-        _ => None,
-    });
-    let each = weights.sum::<f64>() / f64::from(layers);
+    let (mut weights, mut cached) = (0.0, 0.0);
+    for node in rest {
+        let attention = matches!(node.op, Op::Attention(_));
+        for input in &node.inputs {
+            match input {
+                Operand::Weight(w) => weights += module.weight(*w).shape.iter().product::<usize>() as f64,
+                Operand::State(s) if attention => {
+                    cached += module.state(*s).ty.shape.iter().skip(1).product::<usize>() as f64 / 2.0;
+                }
+                Operand::State(_) | Operand::Value(_) => {}
+            }
+        }
+    }
+    let [weights, cached] = [weights, cached].map(|all| all / f64::from(layers));
     let rate = bandwidth(device, unit);
     let rows = graph.kind.rows() as f64;
-    Ok(matmul_us(unit, rate, rows, each).unwrap_or(0.0))
+    let (calls, each) = if graph.kind.is_prefill() { (1.0, rows) } else { (rows, 1.0) };
+    let dense = matmul_us(unit, rate, rows, weights).unwrap_or(0.0);
+    let attention =
+        if cached > 0.0 { calls * matmul_us(unit, rate, each, cached).unwrap_or(0.0) } else { 0.0 };
+    Ok(dense + attention)
 }

@@ -8,9 +8,10 @@
 
 use crate::decisions::Decision;
 use crate::{cluster, size_expert_cache};
+use moec_backend::DenseNeurons;
 use moec_device::{Bandwidth, Memory};
-use moec_ir::bundle::{Bundle, PARTS};
-use moec_ir::{EntryKind, Format, Module, WeightId};
+use moec_ir::bundle::{Bundle, DiskNeurons, PARTS, UnitRead};
+use moec_ir::{EntryKind, Format, Module, Operand, WeightId};
 use moec_profile::Profile;
 use moec_runtime::offload::disk::BLOCK;
 use std::collections::BTreeSet;
@@ -81,34 +82,158 @@ pub fn decide(
     Some((by_neurons, decision))
 }
 
-/// Layers with routed experts, and the weights of all experts; `None` unless all have neurons that can be
-/// read and were counted.
+/// Layers with experts, and the weights of all experts; `None` unless all have neurons that can be read and
+/// were counted. Of a model without experts: its dense networks, which every token takes.
 fn layers(module: &Module, profile: &Profile) -> Option<(Vec<Layer>, BTreeSet<WeightId>)> {
     let graph = module.entries.iter().find(|g| matches!(g.kind, EntryKind::Decode(_)))?;
     let (mut layers, mut weights) = (Vec::new(), BTreeSet::new());
-    for node in graph.nodes.iter().filter(|n| n.op.expert_ffn().is_some()) {
-        let (layer, [gate_up, down]) = (node.scope.layer?, cluster::halves(module, node)?);
+    let experts = graph.nodes.iter().filter(|n| n.op.expert_ffn().is_some());
+    let mut found =
+        experts.map(|n| Some((n.scope.layer?, cluster::halves(module, n)?))).collect::<Option<Vec<_>>>()?;
+    if found.is_empty() {
+        let all: BTreeSet<u32> = graph.nodes.iter().filter_map(|n| n.scope.layer).collect();
+        let of = |layer| Some((layer, DenseNeurons::of(module, graph, layer)?));
+        found.extend(all.into_iter().filter_map(of).map(|(layer, n)| (layer, [n.gate_up, n.down])));
+    }
+    for (layer, [gate_up, down]) in found {
         let weight = module.weight(gate_up);
         let bundle = Bundle { format: weight.format, hidden: weight.cols(), gate_bound: false };
         let (experts, inter) = (weight.matrices(), weight.rows() / 2);
-        let routing = profile.layers.iter().find(|r| r.layer == layer).filter(|r| r.tokens > 0)?;
-        let counts = profile.neurons(layer).filter(|c| c.is_exact())?;
-        let fits = routing.chosen.len() == experts && counts.experts() == experts;
-        if !fits || counts.width as usize != inter {
-            return None;
-        }
-        let share = |(part, all): (u64, u64)| if all > 0 { part as f64 / all as f64 } else { 0.0 };
-        let active = |e| (0..inter).map(|i| share(counts.active(e, i, 1))).collect();
-        layers.push(Layer {
-            bundle,
-            chosen: routing.chosen.iter().map(|&n| share((n, routing.tokens))).collect(),
-            active: (0..experts).map(active).collect(),
-        });
+        let (chosen, active) = activity(profile, layer, experts, inter)?;
+        layers.push(Layer { bundle, chosen, active });
         weights.extend([gate_up, down]);
     }
     // All layers share frames.
     let first = layers.first()?.bundle;
     layers.iter().all(|l| l.bundle == first).then_some((layers, weights))
+}
+
+/// By expert of a layer, the share of tokens that choose it; and by expert and neuron, the share of these that
+/// activate the neuron. `None` if they were not counted.
+fn activity(
+    profile: &Profile,
+    layer: u32,
+    experts: usize,
+    inter: usize,
+) -> Option<(Vec<f64>, Vec<Vec<f64>>)> {
+    let counts = profile.neurons(layer).filter(|c| c.is_exact())?;
+    let share = |(part, all): (u64, u64)| if all > 0 { part as f64 / all as f64 } else { 0.0 };
+    let routing = profile.layers.iter().find(|r| r.layer == layer).filter(|r| r.tokens > 0);
+    let chosen: Vec<f64> = match routing {
+        Some(routing) => routing.chosen.iter().map(|&n| share((n, routing.tokens))).collect(),
+        None if !counts.routed => vec![1.0],
+        None => return None,
+    };
+    if (chosen.len(), counts.experts(), counts.width as usize) != (experts, experts, inter) {
+        return None;
+    }
+    let active = |e| (0..inter).map(|i| share(counts.active(e, i, 1))).collect();
+    Some((chosen, (0..experts).map(active).collect()))
+}
+
+/// A layer's predictor, as the reads of its neurons depend on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Predicted {
+    /// Layer.
+    pub layer: u32,
+    /// Format and size of its neurons.
+    pub bundle: Bundle,
+    /// Bytes of its predictors, which stay in memory.
+    pub held: f64,
+    /// Share of the neurons that are active.
+    pub active: f64,
+    /// Share of the active neurons that the predictor finds.
+    pub recall: f64,
+    /// Share of all neurons that it takes to be active.
+    pub taken: f64,
+}
+
+impl Predicted {
+    /// Share of tokens that read the gate of a neuron, by its activity: false positives are spread evenly.
+    fn reads_gate(&self, active: f64) -> f64 {
+        let wrong = (self.taken - self.active * self.recall) / (1.0 - self.active).max(f64::EPSILON);
+        active * self.recall + (1.0 - active) * wrong.clamp(0.0, 1.0)
+    }
+
+    /// Reads of a layer's gates, and of up and down.
+    fn units(&self, chosen: &[f64], active: &[Vec<f64>]) -> Vec<Item> {
+        let stored = DiskNeurons { bundle: self.bundle, gates: true };
+        let any = |often: Vec<f64>| 1.0 - often.iter().map(|p| 1.0 - p).product::<f64>();
+        let mut items = Vec::new();
+        for (&chosen, active) in chosen.iter().zip(active) {
+            let mut hot = active.clone();
+            hot.sort_unstable_by(|a, b| b.total_cmp(a));
+            for unit in hot.chunks(stored.together()) {
+                let mut push = |often: f64, read: UnitRead| {
+                    let held = (read.bytes * stored.together()) as f64;
+                    items.push(Item { often: chosen * often, read: read.read as f64, held });
+                };
+                push(any(unit.iter().map(|a| a * self.recall).collect()), stored.up_down());
+                if let Some(gate) = stored.gate() {
+                    push(any(unit.iter().map(|&a| self.reads_gate(a)).collect()), gate);
+                }
+            }
+        }
+        items
+    }
+}
+
+/// Decides where gates of neurons on disk are, if every layer has a predictor: in memory, where all are computed,
+/// or on disk, from which those that the predictor names are read (PowerInfer-2, §4.3). `requested` predictors
+/// are used in any case. `module` has gates in memory. Returns true if gates stay on disk; `None` if calibration
+/// has not counted the activity of neurons.
+pub fn gates(
+    module: &Module,
+    profile: &Profile,
+    (budget, disk): (u64, Option<&Memory>),
+    predicted: &[Predicted],
+    requested: bool,
+) -> Option<(bool, Decision)> {
+    let nodes = module.entries.iter().flat_map(|g| &g.nodes).filter(|n| n.op.pages_neurons());
+    let weights: BTreeSet<WeightId> =
+        nodes.flat_map(|n| n.inputs.iter().filter_map(|&input| weight_of(input))).collect();
+    let room = budget as f64 - other_bytes(module, &weights);
+    let (mut layers, mut units, mut held) = (Vec::new(), Vec::new(), 0.0);
+    for own in predicted {
+        let stem = format!("layers.{}.", own.layer);
+        let gates = weights.iter().map(|&id| module.weight(id)).find(|w| w.name.starts_with(&stem))?;
+        let (chosen, active) = activity(profile, own.layer, gates.matrices(), gates.rows())?;
+        units.extend(own.units(&chosen, &active));
+        held += own.held;
+        layers.push(Layer { bundle: own.bundle, chosen, active });
+    }
+    let neurons: usize = layers.iter().flat_map(|l| &l.active).map(Vec::len).sum();
+    let stored = DiskNeurons { bundle: layers.first()?.bundle, gates: true };
+    let notes = (neurons as u64 * size_expert_cache::ADDRESS) as f64 * stored.addresses() as f64
+        + (units.len() as u64 * size_expert_cache::NOTES) as f64;
+    let on_disk = missed(units, (room - held - notes).max(0.0));
+    let in_memory = expected(&layers, room).neurons;
+    let slower = |read: usize| times_slower(disk, read as u64);
+    let bundle = stored.bundle;
+    let own = slower(bundle.up_down_pitch() * bundle.read_together());
+    let least = stored.gate().map_or(own, |gate| slower(gate.read.min(stored.up_down().read)));
+    let stays = requested || in_memory.is_none_or(|bytes| on_disk * least < bytes * own);
+    let why = match in_memory {
+        _ if requested => "a predictor is requested",
+        None => "gates would leave too little of the budget for active neurons",
+        Some(_) => "expected bytes per token",
+    };
+    let [memory, disk] = ["in memory", "on disk"];
+    let mut decision = Decision::new("cluster", "gates of neurons", if stays { disk } else { memory }, why)
+        .or(disk, &[("token_bytes", on_disk.round()), ("held_bytes", held)]);
+    if let Some(bytes) = in_memory {
+        let held: f64 = layers.iter().map(Layer::resident).sum();
+        decision = decision.or(memory, &[("token_bytes", bytes.round()), ("held_bytes", held)]);
+    }
+    Some((stays, decision))
+}
+
+/// The weight of an operand.
+const fn weight_of(operand: Operand) -> Option<WeightId> {
+    match operand {
+        Operand::Weight(id) => Some(id),
+        Operand::Value(_) | Operand::State(_) => None,
+    }
 }
 
 /// Bytes that a run takes besides experts, without activations: other weights, states in f32 at most, the

@@ -7,15 +7,17 @@
 //! the pinned share of the cache: its experts, the hottest, are read at the start and never evicted.
 //! PowerInfer-2 (§4.2) does that with regions of hot and cold neurons; here it is done with whole experts.
 
+use crate::regions::ArtifactRegions;
 use moec_base::error::{Error, Result};
 use moec_base::human;
 use moec_device::{Bandwidth, Device, Memory};
-use moec_ir::plan::{ALIGN, CoreClass, PagedLayer, Paging, Plan, Segment};
+use moec_ir::plan::{ALIGN, ArtifactBytes, CoreClass, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
 use moec_profile::Profile;
 use moec_runtime::offload::cache::{Key, Setting};
 use moec_runtime::offload::disk::{BLOCK, LARGEST_BLOCK};
 use moec_sim::cache::{self, Choice, Pin, Trace, TraceError};
+use std::collections::BTreeSet;
 
 /// Staging frames, for experts that the cache does not keep. With fewer than two no read could overlap with
 /// computing.
@@ -108,11 +110,14 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
         checksums,
         uses: Vec::new(),
         cores: Vec::new(),
+        artifacts: Vec::new(),
+        regions: Vec::new(),
     }
 }
 
-/// Lays out neurons, as [`lay_out`] does experts. Gates stay where they are; up and down of each neuron are
-/// one read, or share one with their neighbours (PowerInfer-2, §4.4). Also returns the contents of a frame.
+/// Lays out neurons, as [`lay_out`] does experts. What stays in memory comes first: gates, or predictors. Up and
+/// down of each neuron are one read, or share one with their neighbours, and so are gates that stay on disk
+/// (PowerInfer-2, §4.4). Also returns the contents of a frame.
 ///
 /// # Errors
 /// Fails if the neurons exceed what a file can hold, or if layers differ in their layout.
@@ -120,20 +125,21 @@ pub fn lay_out_neurons(segments: &mut [Segment], layers: &[PagedLayer]) -> Resul
     let too_large = || Error::limit("the experts are past what one file can hold");
     let mut end = 0;
     let mut frame: Option<NeuronFrame> = None;
-    // Gates first: they stay in memory.
-    for l in layers {
-        let gate = segments.get_mut(l.gate_up as usize).ok_or_else(|| Error::bug("gates of no segment"))?;
-        gate.offset = end;
-        end = gate.end().ok_or_else(too_large)?.next_multiple_of(ALIGN);
+    let file = layers.first().and_then(|l| segments.get(l.down as usize)).map(|s| s.file);
+    let on_disk: BTreeSet<u32> = layers.iter().map(|l| l.down).collect();
+    for (i, segment) in (0..).zip(&mut *segments) {
+        if Some(segment.file) == file && !on_disk.contains(&i) {
+            segment.offset = end;
+            end = segment.end().ok_or_else(too_large)?.next_multiple_of(ALIGN);
+        }
     }
     for l in layers {
-        let up_down = segments.get_mut(l.down as usize).ok_or_else(|| Error::bug("neurons of no segment"))?;
-        let bundle =
-            up_down.up_down().ok_or_else(|| Error::bug("neurons that do not lie as they are read"))?;
-        let neurons = bundle.read_together();
-        let least = up_down.extents().1.div_ceil(neurons as u32);
-        let own =
-            NeuronFrame { neurons: neurons as u32, bytes: (bundle.up_down_bytes() * neurons) as u64, least };
+        let segment = segments.get_mut(l.down as usize).ok_or_else(|| Error::bug("neurons of no segment"))?;
+        let stored =
+            segment.on_disk().ok_or_else(|| Error::bug("neurons that do not lie as they are read"))?;
+        let neurons = stored.together() as u32;
+        let least = segment.extents().1.div_ceil(neurons);
+        let own = NeuronFrame { neurons, bytes: stored.unit_bytes() as u64, least };
         let all = frame.get_or_insert(own);
         all.least = all.least.max(least);
         if (all.neurons, all.bytes) != (own.neurons, own.bytes) {
@@ -142,11 +148,11 @@ pub fn lay_out_neurons(segments: &mut [Segment], layers: &[PagedLayer]) -> Resul
             )
             .hint("set `skip = \"auto\"` under `[experts]`: then whole experts are read"));
         }
-        let bytes = up_down.matrix_bytes().ok_or_else(too_large)?;
-        let read = neurons as u64 * bundle.up_down_pitch() as u64;
-        up_down.offset = end.checked_next_multiple_of(BLOCK).ok_or_else(too_large)?;
-        up_down.pitch = bytes.checked_next_multiple_of(read.max(BLOCK)).ok_or_else(too_large)?;
-        end = up_down.end().ok_or_else(too_large)?;
+        let bytes = segment.matrix_bytes().ok_or_else(too_large)?;
+        segment.offset = end.checked_next_multiple_of(BLOCK).ok_or_else(too_large)?;
+        segment.pitch =
+            bytes.checked_next_multiple_of((stored.unit_pitch() as u64).max(BLOCK)).ok_or_else(too_large)?;
+        end = segment.end().ok_or_else(too_large)?;
     }
     let frame = frame.ok_or_else(|| Error::bug("neurons of no layer"))?;
     Ok((end, frame))
@@ -157,7 +163,7 @@ pub fn lay_out_neurons(segments: &mut [Segment], layers: &[PagedLayer]) -> Resul
 pub struct NeuronFrame {
     /// Neurons.
     pub neurons: u32,
-    /// Bytes of up and down of all of them.
+    /// Bytes of up and down of all of them, and of their gates if these stay on disk, too.
     pub bytes: u64,
     /// Fewest frames that hold any expert.
     pub least: u32,
@@ -174,8 +180,10 @@ pub fn frame_bytes(segments: &[Segment], layers: &[PagedLayer]) -> u64 {
 pub struct PagingOptions<'a> {
     /// Bytes that a run may take.
     pub budget: u64,
-    /// Bytes of weights in graphs of other units, which take memory as those of the CPU do.
-    pub graphs: u64,
+    /// Artifacts of graphs of other units, whose weights take memory as those of the CPU do.
+    pub artifacts: &'a [ArtifactBytes],
+    /// Whether a run loads and frees them.
+    pub on_demand: bool,
     /// Threads of a run.
     pub threads: u32,
     /// Bytes of `tokenizer.json`.
@@ -241,15 +249,23 @@ pub fn size_expert_cache(
     options: PagingOptions<'_>,
     profile: Option<&Profile>,
 ) -> Result<Paged> {
-    let sums = sums(plan, options);
+    let mut sums = sums(plan, options);
     if plan.paging.as_ref().is_some_and(Paging::by_neurons) {
         return size_neuron_cache(plan, options, &sums);
     }
     let elsewhere = plan.experts_off_disk();
+    let Some(frame_bytes) = plan.paging.as_ref().map(|p| p.frame_bytes) else {
+        return Ok(Paged { choice: None });
+    };
+    let room = options.budget.saturating_sub(sums.resident().saturating_add(sums.process));
+    let all = plan.paging.iter().flat_map(|p| &p.layers).map(|l| u64::from(l.experts)).sum::<u64>();
+    let regions =
+        options.regions(plan, room, (all + u64::from(STAGING)).saturating_mul(frame_bytes), false)?;
+    sums.loaded = regions.most();
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
     let experts: u32 = paging.layers.iter().map(|l| l.experts).sum::<u32>() - elsewhere.len() as u32;
     let lives_elsewhere = |layer: u32, expert: u32| elsewhere.binary_search(&(layer, expert)).is_ok();
-    let fixed = sums.resident().saturating_add(sums.process);
+    let fixed = sums.resident().saturating_add(sums.process).saturating_add(sums.loaded);
     let frames = |staging: u32| {
         let rest = options.budget.checked_sub(fixed)? / paging.frame_bytes;
         let frames = u32::try_from(rest.checked_sub(u64::from(staging))?).unwrap_or(u32::MAX);
@@ -275,7 +291,8 @@ pub fn size_expert_cache(
     paging.budget = options.budget;
     paging.threads = options.threads;
     (paging.resident, paging.process) = (sums.resident(), sums.process);
-    (paging.frames, paging.staging) = (frames, staging);
+    paging.staging = staging;
+    regions.set(paging, |_| frames);
     paging.block_bytes = block_bytes(options.disk);
     paging.cores = options.cores.to_vec();
     paging.policy = policy.to_string();
@@ -320,30 +337,37 @@ fn size_neuron_cache(plan: &mut Plan, options: PagingOptions<'_>, sums: &Sums) -
     let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
     // Tables of addresses, and the cache's records of the largest number of frames.
     let neurons: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * u64::from(of(l).1)).sum();
-    let bundle = paging.layers.first().and_then(|l| plan.segments.get(l.down as usize)?.up_down());
-    let bundle = bundle.ok_or_else(|| Error::bug("neurons of no segment"))?;
-    let process = sums.process + neurons * ADDRESS * bundle.up_down_addresses() as u64 + all * NOTES;
+    let stored = paging.layers.first().and_then(|l| plan.segments.get(l.down as usize)?.on_disk());
+    let stored = stored.ok_or_else(|| Error::bug("neurons of no segment"))?;
+    // Gates on disk are recorded by themselves.
+    let notes = all * NOTES * (1 + u64::from(stored.gates));
+    let process = sums.process + neurons * ADDRESS * stored.addresses() as u64 + notes;
     // Separate scales are read when a run begins.
-    let scales = neurons * (bundle.up_down_stored_bytes() - bundle.up_down_pitch()) as u64;
+    let scales = neurons * stored.resident_scales() as u64;
     let resident = sums.resident().saturating_add(scales);
     let fixed = resident.saturating_add(process);
     // On disk a frame may take more bytes than in memory.
-    let read = bundle.up_down_pitch() as u64;
-    let staging_for = |reads: u64| {
-        (reads * read * u64::from(paging.neurons)).div_ceil(paging.frame_bytes).max(STAGING.into())
-    };
-    let there = options.budget.saturating_sub(fixed) / paging.frame_bytes;
+    let staging_for =
+        |reads: u64| (reads * stored.largest_read() as u64).div_ceil(paging.frame_bytes).max(STAGING.into());
+    let frame_bytes = paging.frame_bytes;
+    let room = options.budget.saturating_sub(fixed);
+    let worthwhile = staging_for(READS[READS.len() - 1]) + WORTHWHILE_READS * least;
+    let regions = options.regions(plan, room, worthwhile * frame_bytes, true)?;
+    let there = room.saturating_sub(regions.most()) / frame_bytes;
     let fits = |reads: &u64| there >= staging_for(*reads) + WORTHWHILE_READS * least;
     let reads = READS.into_iter().find(fits).unwrap_or(1);
     let staging = staging_for(reads);
-    let Some(frames) = there.checked_sub(staging).filter(|&frames| frames >= least) else {
-        let sums = Sums { process, ..*sums };
-        return Err(too_small(options.budget, &sums, fixed + (least + staging) * paging.frame_bytes));
-    };
+    if there < staging + least {
+        let sums = Sums { process, loaded: regions.most(), ..*sums };
+        let needed = fixed.saturating_add(sums.loaded);
+        return Err(too_small(options.budget, &sums, needed + (least + staging) * frame_bytes));
+    }
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
     (paging.budget, paging.threads) = (options.budget, options.threads);
     (paging.resident, paging.process) = (resident, process);
-    (paging.frames, paging.staging) = (frames.min(all) as u32, staging as u32);
+    paging.staging = staging as u32;
+    let frames = |graphs: u64| room.saturating_sub(graphs) / frame_bytes - staging;
+    regions.set(paging, |graphs| frames(graphs).min(all) as u32);
     paging.block_bytes = LARGEST_BLOCK;
     paging.cores = options.cores.to_vec();
     Ok(Paged { choice: None })
@@ -396,10 +420,21 @@ fn choose_policy(options: PagingOptions<'_>, trace: Option<&Trace>, capacity: u6
     Ok(PinnedExperts { policy: named.unwrap_or_else(Setting::lru), percent: requested, pinned, choice: None })
 }
 
+impl PagingOptions<'_> {
+    /// Regions of `rest` bytes, of which frames should have `frames` bytes; none where artifacts stay in memory.
+    fn regions(&self, plan: &Plan, rest: u64, frames: u64, moves: bool) -> Result<ArtifactRegions> {
+        let artifacts = if self.on_demand { self.artifacts } else { &[] };
+        ArtifactRegions::of(plan, artifacts, rest, frames, moves)
+    }
+}
+
 /// Bytes that every run needs.
 struct Sums {
     weights: u64,
+    /// Artifacts of graphs that stay in memory.
     graphs: u64,
+    /// Most bytes of artifacts that are loaded at once.
+    loaded: u64,
     arena: u64,
     scratch: u64,
     kv: u64,
@@ -416,12 +451,12 @@ impl Sums {
 
 impl std::fmt::Display for Sums {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { weights, graphs, arena, scratch, kv, process } = self;
+        let Self { weights, graphs, loaded, arena, scratch, kv, process } = self;
         let [weights, arena, scratch, kv, process] =
             [weights, arena, scratch, kv, process].map(|b| human::bytes(*b));
-        let graphs = match graphs {
+        let graphs = match graphs + loaded {
             0 => String::new(),
-            bytes => format!("graphs {}, ", human::bytes(*bytes)),
+            bytes => format!("graphs {}, ", human::bytes(bytes)),
         };
         write!(
             f,
@@ -437,7 +472,8 @@ fn sums(plan: &Plan, options: PagingOptions<'_>) -> Sums {
     let dense = plan.segments.iter().enumerate().filter(|(i, _)| !on_disk(*i) && here.contains(&(*i as u32)));
     Sums {
         weights: page(dense.map(|(_, s)| s.bytes.next_multiple_of(ALIGN)).sum()),
-        graphs: page(options.graphs),
+        graphs: if options.on_demand { 0 } else { page(options.artifacts.iter().map(|a| a.bytes).sum()) },
+        loaded: 0,
         arena: page(plan.arena_bytes()),
         scratch: page((plan.scratch_bytes + 2 * ALIGN) * u64::from(options.threads)),
         kv: plan.states.iter().filter(|s| s.memory == 0).map(|s| page(s.bytes())).sum(),

@@ -66,7 +66,7 @@ pub(super) fn cluster(
         let decoded: Vec<u32> = decoded.collect();
         neurons.shares = hot::hot(&layers, units, profile, room, &decoded)?;
         if networks {
-            neurons.networks = hot::networks(&mut neurons.shares, module, units, profile, &decoded)?;
+            neurons.networks = hot::networks(&mut neurons.shares, &layers, module, units, profile, &decoded)?;
         }
     }
     if !neurons.networks.is_empty() {
@@ -79,13 +79,16 @@ pub(super) fn cluster(
             "other units compute experts on this target"
         } else {
             let memory = &given.config.memory;
-            let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto;
+            // Predictors need neurons.
+            let predicts =
+                memory.budget.is_some() && given.config.experts.predict.is_requested() && skip == Skip::Auto;
+            let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto && !predicts;
             let budgeted = memory.budget.zip(given.profile).filter(|_| own);
             let decided =
                 budgeted.and_then(|(budget, p)| reads::decide(module, p, budget, given.target.disk()));
             let by_neurons = decided.as_ref().is_some_and(|(by_neurons, _)| *by_neurons);
             neurons.decisions.extend(decided.map(|(_, decision)| decision));
-            let skip = if by_neurons { Skip::On } else { skip };
+            let skip = if by_neurons || predicts { Skip::On } else { skip };
             let activity: &dyn cluster::Activity = match given.profile {
                 Some(profile) => profile,
                 None => &cluster::Unseen,
@@ -119,7 +122,12 @@ fn divide(
             .because("the CPU computes the cold neurons one by one, and skips those at 0"));
     }
     match given.profile.filter(|_| given.config.memory.budget.is_some()) {
-        Some(profile) => divide::divide_on_disk(module, networks, profile)?,
+        Some(profile) => {
+            let calls = &placed.statics.calls;
+            divide::divide_on_disk(module, networks, profile, |entry, node| {
+                calls.iter().any(|c| c.boundary.entry == entry && c.boundary.nodes.contains(&node))
+            })?;
+        }
         None => divide::divide(module, networks)?,
     }
     divide::placed(placement, module, units);

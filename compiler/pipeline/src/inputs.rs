@@ -42,6 +42,8 @@ pub struct Inputs<'a> {
     pub thresholds: Thresholds,
     /// γ of big-little decoding that a profile chose, if `model.toml` gives a share of tokens.
     pub gamma: Option<f64>,
+    /// Tokens per prefill step that costs chose, if `model.toml` leaves them to these.
+    pub chunk: Option<usize>,
     /// Applies no rule: weights and nodes stay as `lower` made them, for callers that read them by name.
     pub as_lowered: bool,
 }
@@ -123,6 +125,7 @@ impl<'a> Inputs<'a> {
             formats: Formats::new(),
             thresholds: Thresholds::default(),
             gamma: None,
+            chunk: None,
             as_lowered: false,
         }
     }
@@ -188,7 +191,7 @@ impl<'a> Inputs<'a> {
         let shapes = self.config.shapes_for(spec.max_positions)?;
         let row = spec.vocab.max(1) * 4;
         let fit = LOGITS_BYTES / row;
-        let rows = shapes.prefill_chunk;
+        let rows = self.chunk.unwrap_or(shapes.prefill_chunk).min(shapes.max_context);
         let prefill_out_rows = if rows <= fit { rows } else { (fit / 16 * 16).clamp(1, rows) };
         let attention = self.list.preference("attention", &self.config.placement.attention);
         let rings =

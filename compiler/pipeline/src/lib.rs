@@ -280,8 +280,8 @@ pub const PIPELINE: &[Pass] = &[
         when: When::Budget,
         ir_level: IrLevel::Plan,
         run: |c| {
-            let graphs = c.placed.statics.weight_bytes(&c.module);
-            plan::size_expert_cache(&c.inputs, graphs, planned(&mut c.planned)?)
+            let artifacts = c.placed.statics.artifacts(&c.module);
+            plan::size_expert_cache(&c.inputs, artifacts, planned(&mut c.planned)?)
         },
         why: "last, since the rest of the budget is for experts",
     },

@@ -5,6 +5,7 @@ use moec_base::error::Result;
 use moec_config::Predict;
 use moec_ir::Module;
 use moec_passes::predict::{self, Layer};
+use moec_passes::reads::{self, Predicted};
 use moec_passes::trained::TrainedTensors;
 
 pub(super) fn cluster(
@@ -17,32 +18,51 @@ pub(super) fn cluster(
     predict(given, module, neurons)
 }
 
-/// Trains predictors of neurons for calls of few rows, if the build requests that.
+/// Trains predictors of neurons for calls of few rows, if the build requests that. With them, gates of neurons on
+/// disk stay there, too.
 fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Result<()> {
     let requested = given.config.experts.predict;
     // Without a profile there are no rows to train on; `build` requires one.
     let Some(profile) = given.profile.filter(|_| requested != Predict::Off) else { return Ok(()) };
     let (lowered, checkpoint) = (given.lowered()?, given.checkpoint()?);
+    let mut whole = module.clone();
+    predict::gates_to_disk(&mut whole);
     let mut layers = predict::choose(
-        module,
+        &whole,
         &given.config.experts,
         profile,
         &lowered,
         checkpoint,
         moec_cpu::has_gate_bounds,
     )?;
-    if layers.is_empty() && requested.is_requested() {
+    let on_disk = module.entries.iter().flat_map(|g| &g.nodes).any(|n| n.op.pages_neurons());
+    let lacks = |layers: &[Layer]| layers.is_empty() || on_disk && !predict::covers(&whole, layers);
+    if requested.is_requested() && lacks(&layers) {
         return Err(predict::nothing_to_predict(requested));
     }
     let increase = match requested {
-        Predict::Auto if layers.iter().any(Layer::is_on) => allow_predictors(given, module, &mut layers)?,
+        Predict::Auto if layers.iter().any(Layer::is_on) => allow_predictors(given, &whole, &mut layers)?,
         _ => None,
     };
+    let predicted: Vec<Predicted> = layers.iter().filter_map(Layer::predicted).collect();
+    let budget = given.config.memory.budget.filter(|_| on_disk && !lacks(&layers));
+    if let Some(budget) = budget {
+        let disk = given.target.disk();
+        let decided = reads::gates(module, profile, (budget, disk), &predicted, requested.is_requested());
+        if !decided.as_ref().map_or(requested.is_requested(), |(on_disk, _)| *on_disk) {
+            let why = "gates in memory read less";
+            layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.discard(why));
+        }
+        neurons.decisions.extend(decided.map(|(_, decision)| decision));
+    }
     neurons.decisions.extend(layers.iter().map(|layer| match increase {
         Some(increase) => layer.decision().with(&[("perplexity_increase_share", increase)]),
         None => layer.decision(),
     }));
-    predict::apply(module, &layers, &mut neurons.trained, |rows| rows <= moec_ir::FEW_ROWS);
+    if !on_disk || !lacks(&layers) {
+        *module = whole;
+        predict::apply(module, &layers, &mut neurons.trained, |rows| rows <= moec_ir::FEW_ROWS);
+    }
     Ok(())
 }
 

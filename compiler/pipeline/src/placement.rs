@@ -3,7 +3,7 @@
 use super::{Candidate, Inputs, Placed};
 use moec_base::error::{Error, Result};
 use moec_config::{Capacity, ExpertsConfig};
-use moec_costs::units::expert_sizes_on;
+use moec_costs::units::{UnitPreference, expert_sizes_on};
 use moec_ir::Module;
 use moec_ir::placement::Overflow;
 use moec_passes::{assign_residency, assign_units, gpu_expert_cache, group, plan_expert_schedule, tier};
@@ -96,10 +96,26 @@ pub(super) fn assign_residency(given: &Inputs<'_>, module: &Module, placed: &mut
         return Ok(());
     };
     let config = &given.config.placement;
+    let experts = given.list.preference("experts", &config.experts)?;
+    let decode = match (given.list.preference("decode", &config.decode)?, experts) {
+        (UnitPreference::Graphs, UnitPreference::Cpu) => {
+            let error =
+                Error::input("`decode` under `[placement]` requests graphs of experts, and `experts` none");
+            return Err(error
+                .because("decoding launches the graphs of prompts")
+                .hint("set `experts = \"auto\"`, or remove `decode`"));
+        }
+        // Experts that the CPU computes in prompts by request have no graphs.
+        (UnitPreference::Auto, UnitPreference::Cpu) => UnitPreference::Cpu,
+        (decode, _) => decode,
+    };
     let options = assign_residency::ResidencyOptions {
         attention: given.list.preference("attention", &config.attention)?,
-        experts: given.list.preference("experts", &config.experts)?,
+        experts,
+        decode,
         mix: given.config.mix,
+        hot: given.list.preference("hot", &config.hot)? == UnitPreference::Graphs,
+        sizes: given.config.experts.sizes,
     };
     placed.attention = assign_residency::assign_residency(placement, loads, module, units, options)?;
     Ok(())

@@ -3,7 +3,7 @@
 use super::{Inputs, Neurons, Placed, Planned};
 use moec_base::error::{Error, Result};
 use moec_ir::Module;
-use moec_ir::plan::CoreClass;
+use moec_ir::plan::{ArtifactBytes, CoreClass};
 use moec_passes::assign_units::UnitAssignment;
 use moec_passes::decisions::Decision;
 use moec_passes::hot::HotShare;
@@ -68,7 +68,11 @@ pub(super) fn tune(
     Ok(())
 }
 
-pub(super) fn size_expert_cache(given: &Inputs<'_>, graphs: u64, planned: &mut Planned) -> Result<()> {
+pub(super) fn size_expert_cache(
+    given: &Inputs<'_>,
+    artifacts: Vec<ArtifactBytes>,
+    planned: &mut Planned,
+) -> Result<()> {
     let Some(budget) = given.config.memory.budget else { return Ok(()) };
     let tokenizer = given.tokenizer()?.map_or(0, |text| text.len() as u64);
     let cores = size_expert_cache::core_classes(given.target.device());
@@ -80,7 +84,8 @@ pub(super) fn size_expert_cache(given: &Inputs<'_>, graphs: u64, planned: &mut P
     };
     let options = size_expert_cache::PagingOptions {
         budget,
-        graphs,
+        artifacts: &artifacts,
+        on_demand: given.units.as_ref().is_some_and(|units| units.graphs.loads_on_demand()),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         tokenizer,
         policy: given.config.memory.policy.as_deref(),

@@ -22,6 +22,7 @@
 
 mod confidence;
 pub mod correlations;
+pub mod decoding;
 pub mod file;
 mod gates;
 pub mod importance;

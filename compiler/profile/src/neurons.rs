@@ -110,6 +110,19 @@ impl NeuronCounts {
         self.levels.first().is_some_and(|l| l.threshold == 0.0)
     }
 
+    /// The level whose share of zeros for one token is nearest to a share; `None` if nothing was counted.
+    pub fn nearest_level(&self, zeros: f64) -> Option<usize> {
+        let off = |level: usize| Some((self.zeros(level, 1)? - zeros).abs());
+        let levels = (0..self.levels.len()).filter_map(|level| Some((off(level)?, level)));
+        levels.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, level)| level)
+    }
+
+    /// The counts of one level alone.
+    pub fn of_level(&self, level: usize) -> Option<Self> {
+        let levels = vec![self.levels.get(level)?.clone()];
+        Some(Self { levels, weight: self.weight.clone(), ..*self })
+    }
+
     /// Number of batches of `batch` tokens that activated a neuron of an expert, and of those with a token
     /// that chose the expert. `(0, 0)` if nothing was counted. For a gate without zeros, at the lowest
     /// threshold ([`NeuronCounts::active_at`]).

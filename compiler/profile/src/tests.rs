@@ -2,6 +2,7 @@
 
 mod channels;
 mod chunks;
+mod decoding;
 mod examples;
 mod overlapping;
 mod versions;

@@ -69,6 +69,7 @@ pub fn assigned(
         steps.push(left.min(chunk));
         left -= left.min(chunk);
     }
+    let prompts = steps.len();
     steps.extend((0..decode).map(|_| batch));
     let loads = loads(&trace, &layers, &steps);
     let link = |unit: Option<u32>| {
@@ -77,8 +78,14 @@ pub fn assigned(
         device.links.iter().find(|l| l.from == host && l.to == there).map(moec_device::Link::rate)
     };
     let experts = &plan.experts;
-    let scene =
-        StreamWorkload { experts, schedule, loads: &loads, rows: &steps, link_gb_per_s: link(schedule.hot) };
+    let scene = StreamWorkload {
+        experts,
+        schedule,
+        loads: &loads,
+        rows: &steps,
+        prompts,
+        link_gb_per_s: link(schedule.hot),
+    };
     let run = streams
         .simulate(unit, &scene)
         .map_err(|why| Error::limit("the schedule cannot be simulated").because(why))?;

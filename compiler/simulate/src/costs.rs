@@ -7,7 +7,7 @@
 
 use moec_base::error::{Error, Result};
 use moec_cpu::DISK;
-use moec_device::{Device, DeviceUnit, Memory, UnitKind};
+use moec_device::{Device, DeviceUnit, UnitKind};
 use moec_ir::plan::{Arg, Builtin, Code, Entry, PagedLayer, Plan, RowSpace, Step};
 use moec_ir::{EntryKind, Module, Op};
 use moec_runtime::offload::disk::Options;
@@ -80,12 +80,17 @@ impl<'a> Costs<'a> {
         let mut constants = Vec::new();
         let block = plan.paging.as_ref().map_or(0, |p| p.block_bytes);
         let disk = device.memories.iter().find(|m| m.name == DISK);
-        let rate =
-            disk.and_then(|m| rate(m, block.into())).ok_or_else(|| missing("how fast the disk is read"))?;
+        // Reads are spread over the experts of a layer.
+        let bytes = |s: u32| plan.segments.get(s as usize).map_or(0, |s| s.bytes);
+        let range = layers.iter().map(|l| bytes(l.gate_up).max(bytes(l.down))).max().unwrap_or(0);
+        let (row, gain) = disk
+            .and_then(|m| m.random_reads(block.into(), range))
+            .ok_or_else(|| missing("how fast the disk is read"))?;
+        let rate = row.rate() * gain;
         constants.push(Constant {
             what: "disk",
-            value: format!("{} GB/s in blocks of {} bytes", rate.rate(), rate.block_bytes),
-            source: rate.source.clone(),
+            value: format!("{rate} GB/s in blocks of {} bytes", row.block_bytes),
+            source: row.source.clone(),
         });
         let depth = Options::default().depth;
         constants.push(Constant {
@@ -93,7 +98,7 @@ impl<'a> Costs<'a> {
             value: depth.to_string(),
             source: "the runtime's own; no latency beside the rate".to_owned(),
         });
-        let link = Link { latency: Duration::ZERO, bytes_per_second: rate.rate() * 1e9, depth };
+        let link = Link { latency: Duration::ZERO, bytes_per_second: rate * 1e9, depth };
         let (mut bandwidth, mut peak) = (f64::INFINITY, f64::INFINITY);
         if let Some(row) = cpu.matmul.first() {
             let rows = cpu.matmul.len();
@@ -182,12 +187,6 @@ impl Units for Costs<'_> {
 
 fn micros(us: f64) -> Duration {
     Duration::try_from_secs_f64(us * 1e-6).unwrap_or_default()
-}
-
-/// The row of a bandwidth table for blocks of a size: the largest that is not larger, else the first.
-fn rate(memory: &Memory, block: u64) -> Option<&moec_device::Bandwidth> {
-    let fits = memory.bandwidth.iter().rfind(|b| b.block_bytes <= block);
-    fits.or_else(|| memory.bandwidth.first()).filter(|b| b.gb_per_s > 0.0)
 }
 
 /// Work of an entry point before each of its layers requests experts, and after the last.

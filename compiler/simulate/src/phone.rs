@@ -17,10 +17,12 @@ use moec_bundle::read::Bundle;
 use moec_costs::timeline::{Span, Task, TaskKind, Timeline};
 use moec_costs::units::Units;
 use moec_device::DeviceUnit;
+use moec_ir::EntryKind;
 use moec_passes::hot::HotShare;
 use moec_passes::hot::{Experts, available, resident_neurons};
 use moec_profile::NeuronCounts;
 use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};
+use moec_sim::cache::Trace;
 use moec_sim::neurons::synthetic::Independent;
 use moec_sim::neurons::{self, Job, Order, Stage};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +39,7 @@ pub struct Simulated {
     pub batch: u32,
     /// Tokens decoded of each.
     pub decode: u32,
-    /// Tokens of recorded routing that there are; more are taken from their start again.
+    /// Tokens of recorded routing that there are, 0 of a dense model; more are taken from their start again.
     pub recorded: usize,
     /// The bundle's hot neurons at this batch, by layer.
     pub hot: Vec<HotShare>,
@@ -93,20 +95,31 @@ pub fn phone(
             .hint("`--batch` is 1 to 4"));
     }
     let all = Experts::of(&bundle.graph()?, Some(&bundle.plan.placement), &units);
-    let shapes: Vec<(u32, u32)> = all.iter().map(|l| (l.count as u32, l.k as u32)).collect();
-    let trace = routing(&shapes, request)?;
+    // A dense network is the only expert of its layer, and routing is not recorded.
+    let (dense, routed): (Vec<Experts>, Vec<Experts>) = all.into_iter().partition(|l| l.count == 1);
+    let shapes: Vec<(u32, u32)> = routed.iter().map(|l| (l.count as u32, l.k as u32)).collect();
+    let trace = (!shapes.is_empty()).then(|| routing(&shapes, request)).transpose()?;
     // Those whose gates leave zeros, with their place in the trace.
-    let (routed, layers): (Vec<usize>, Vec<Experts>) =
-        all.into_iter().enumerate().filter(|(_, l)| hot.iter().any(|h| h.layer == l.layer)).unzip();
+    let routed = routed.into_iter().enumerate().map(|(place, l)| (Some(place), l));
+    let all = routed.chain(dense.into_iter().map(|l| (None, l)));
+    let mut all: Vec<(Option<usize>, Experts)> =
+        all.filter(|(_, l)| hot.iter().any(|h| h.layer == l.layer)).collect();
+    all.sort_by_key(|(_, l)| l.layer);
+    let (places, layers): (Vec<Option<usize>>, Vec<Experts>) = all.into_iter().unzip();
     let room = memory.map(|m| m as f64).or_else(|| of_budget(bundle, &layers, &hot)).or(available(&units));
     let room = room.unwrap_or(f64::INFINITY);
     let mut scene = PhoneState::new(&layers, &hot, &units, request, room)?;
-    let section = (trace.tokens() / batch as usize).max(1);
+    let recorded = trace.as_ref().map_or(0, Trace::tokens);
+    let section = (recorded / batch as usize).max(1);
     for step in 0..decode {
-        for (layer, &routed) in routed.iter().enumerate() {
+        for (layer, &place) in places.iter().enumerate() {
             let tokens =
-                (0..batch as usize).map(|s| (s * section + step as usize % section) % trace.tokens().max(1));
-            let chosen: Vec<Vec<u16>> = tokens.map(|t| trace.step(t, routed).chosen.to_vec()).collect();
+                (0..batch as usize).map(|s| (s * section + step as usize % section) % recorded.max(1));
+            let chosen = |token| match trace.as_ref().zip(place) {
+                Some((trace, place)) => trace.step(token, place).chosen.to_vec(),
+                None => vec![0],
+            };
+            let chosen: Vec<Vec<u16>> = tokens.map(chosen).collect();
             scene.layer(step, layer, &chosen)?;
         }
     }
@@ -114,7 +127,7 @@ pub fn phone(
     Ok(Simulated {
         batch,
         decode,
-        recorded: trace.tokens(),
+        recorded,
         held: (room / all).min(1.0),
         active: scene.active,
         disk_bytes: scene.disk_bytes,
@@ -127,9 +140,12 @@ pub fn phone(
 /// Bytes for experts of a bundle whose neurons stay on disk: gates, frames, and networks.
 fn of_budget(bundle: &Bundle, layers: &[Experts], hot: &[HotShare]) -> Option<f64> {
     let paging = bundle.plan.paging.as_ref().filter(|p| p.by_neurons())?;
+    let decodes = |kind| hot.first().is_some_and(|h| kind == EntryKind::Decode(h.batch));
     let hot = |layer: u32| hot.iter().find(|h| h.layer == layer).map_or(0, |h| h.hot as usize);
     let gates_and_networks = layers.iter().map(|l| l.bytes_read(hot(l.layer), 0) * l.count as f64);
-    Some(gates_and_networks.sum::<f64>() + f64::from(paging.frames) * paging.frame_bytes as f64)
+    let entry = bundle.plan.entries.iter().position(|e| decodes(e.kind)).unwrap_or(usize::MAX);
+    let frames = f64::from(paging.regions_of(entry).frames);
+    Some(gates_and_networks.sum::<f64>() + frames * paging.frame_bytes as f64)
 }
 
 /// A layer's neurons in memory.
@@ -167,18 +183,15 @@ impl<'a> PhoneState<'a> {
     ) -> Result<Self> {
         let mut all = Vec::new();
         for layer in layers {
-            let counts = request
-                .profile
-                .and_then(|p| p.neurons(layer.layer))
-                .filter(|c| c.routed && (c.experts(), c.width as usize) == (layer.count, layer.inter));
-            let counts = counts.ok_or_else(|| {
+            let counts = request.profile.and_then(|p| layer.activity(p));
+            let (counts, _) = counts.ok_or_else(|| {
                 Error::input("hot and cold neurons are simulated with a profile that has counted them")
                     .hint("`--trace` names a profile of `moec calibrate`, of the same model")
             })?;
             let hot = hot.iter().find(|h| h.layer == layer.layer).map_or(0, |h| h.hot as usize);
             all.push(ResidentNeurons::new(
                 layer,
-                counts,
+                &counts,
                 hot.min(layer.inter),
                 resident_neurons(layers, layer, room),
             )?);

@@ -11,6 +11,7 @@ use moec_costs::timeline::Queue;
 use moec_costs::units::{UnitPreference, Units};
 use moec_ir::placement::{ExpertTable, Overflow};
 use moec_passes::assign_residency::assign_layer_residency;
+use moec_passes::assign_residency::decoding::{Decoding, assign_layer_decoding};
 use moec_passes::group::{Options, group_layer};
 use moec_passes::tier::tier;
 use moec_profile::loads::Loads;
@@ -230,6 +231,10 @@ impl System {
             })?;
             group_layer(table, layer, moe.size, units, Options { group, sizes: 1, preference })?;
             assign_layer_residency(table, layer, units, preference);
+            let decode = if self.decode_by_cost { UnitPreference::Auto } else { preference };
+            let decoding =
+                Decoding { batches: &[1], preference: decode, hot: false, sizes: 1, size: moe.size };
+            assign_layer_decoding(table, layer, units, decoding);
         }
         Ok(Some(placement.experts))
     }
@@ -246,7 +251,7 @@ impl System {
             decode_attention: self.attention,
             dense: self.attention,
             decode_dense: self.attention,
-            decode_graphs: tables.is_some(),
+            decode_batch: 1,
             tables,
             resident: self.is_resident(),
         };
@@ -260,15 +265,6 @@ impl System {
             let on_npu = scene.model.layers.iter().all(attention);
             placed.decode_attention = if on_npu { Queue::Npu } else { Queue::Cpu };
             placed.decode_dense = placed.decode_attention;
-            let pays = |(layer, table): (&ModelLayer, &ExpertTable)| {
-                let Some(moe) = layer.experts else { return false };
-                let least = table.groups.iter().map(|g| g.experts.len()).min().unwrap_or(1);
-                let capacity = table.tiers.last().copied().unwrap_or(0);
-                scene.units.graph_us(least, capacity, moe.size)
-                    < f64::from(moe.k) * us(scene.units.cpu, moe.size.weights)
-            };
-            let tables = placed.tables.as_deref().unwrap_or_default();
-            placed.decode_graphs = !tables.is_empty() && scene.model.moe_layers().zip(tables).all(pays);
         }
         Ok(placed)
     }

@@ -2,21 +2,28 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use super::perfetto;
-use super::systems::{ABLATIONS, OURS, SYSTEMS, System};
+use super::systems::{ABLATIONS, BASE, OURS, SYSTEMS, System};
 use moec_costs::constants::Constants;
 use moec_costs::energy::Energy;
 use moec_costs::model::{Model, ModelLayer, Moe};
+use moec_costs::request::prompt;
 use moec_costs::run::{Outcome, Prompt, Scenario};
-use moec_costs::timeline::{Queue, Task, TaskKind, Timeline, queues};
+use moec_costs::timeline::{Queue, Span, Task, TaskKind, Timeline, queues, queues_of};
 use moec_costs::units::{ExpertSize, Units};
-use moec_device::Device;
+use moec_device::{Device, Figure, MatmulTime, UnitKind};
 use moec_ir::placement::Overflow;
+use moec_profile::decoding::CALLS;
 use moec_profile::loads::{LayerLoads, Loads};
 use proptest::prelude::*;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::find("m2-ultra").unwrap());
+/// A Mac whose NPU runs one graph at a time.
+static DEVICE: LazyLock<Device> = LazyLock::new(|| {
+    let mut device = Device::find("m2-ultra").unwrap();
+    device.units.iter_mut().for_each(|unit| unit.queues = None);
+    device
+});
 
 fn units() -> Units<'static> {
     Units::of(&DEVICE).unwrap()
@@ -223,5 +230,95 @@ fn systems_handle_zero_loads_and_one_expert() {
         let out = small(1, system, &one, Overflow::Spill);
         check(&out.timeline);
         assert!(out.timeline.sum_us(TaskKind::Experts) > 0.0 && out.dropped == 0, "{}", system.name);
+    }
+}
+
+/// Experts of decoding on the NPU: the timeline has their launches, and its time is the one that the placement
+/// was priced with.
+#[test]
+fn simulated_decoding_takes_the_time_that_placed_it() {
+    let mut device = Device::find("m2-ultra").unwrap();
+    let npu = device.unit_of(UnitKind::Npu).unwrap();
+    device.units[npu].queues = None;
+    for us in [0.0, 3000.0] {
+        // Launches of that cost, and graphs that take the reading of their weights.
+        let figure = || Some(Figure { value: us, source: "a test".into() });
+        let unit = &mut device.units[npu];
+        (unit.dispatch_cost_us, unit.sync_cost_us) = (figure(), figure());
+        let row = |rows| MatmulTime { rows, weights: EXPERT, ms: 0.2, source: "a test".into() };
+        unit.matmul = vec![row(1), row(256)];
+        let units = Units::of(&device).unwrap();
+        let (model, calibration) = (model(6), calibration(6));
+        let scene = Scenario {
+            model: &model,
+            units: &units,
+            constants: CONSTANTS,
+            calibration: &calibration,
+            coverage: 0.95,
+            overflow: Overflow::Spill,
+        };
+        let placed = System { name: "decode", ..OURS }.place(&scene).unwrap();
+        let prompt = prompt(&calibration, 64, 1, CALLS);
+        let line = scene.run(&placed, &prompt).timeline;
+        check(&line);
+        let (cpu, npu) = (units.cpu_index(), units.npu_index());
+        let groups = || placed.tables.iter().flatten().flat_map(|t| &t.groups);
+        let priced = |unit: u32| {
+            let own = groups().map(|g| &g.decode[0]).filter(|d| d.unit == unit);
+            own.map(|d| f64::from(d.cost_us[unit as usize])).sum::<f64>() * f64::from(CALLS)
+        };
+        let decoded = || line.tasks.iter().filter(|t| t.call > 0 && t.part == TaskKind::Experts);
+        let sum = |tasks: &mut dyn Iterator<Item = &Task>| tasks.map(|t| t.us + t.lag_us).sum::<f64>();
+        let launches = || decoded().filter(|t| t.kind == TaskKind::Launch);
+        let on_npu = sum(&mut decoded().filter(|t| t.queue == npu as usize)) + sum(&mut launches());
+        let on_cpu = sum(&mut decoded().filter(|t| t.queue == cpu as usize && t.kind == TaskKind::Experts));
+        for (found, priced) in [(on_npu, priced(npu)), (on_cpu, priced(cpu))] {
+            assert!((found - priced).abs() <= priced * 1e-5, "{us}: {found} µs, priced {priced}");
+        }
+        let there = groups().filter(|g| g.decode[0].unit == npu).count();
+        assert_eq!((launches().count() > 0, there > 0), (us == 0.0, us == 0.0), "{:?}", placed.tables);
+    }
+}
+
+/// Launches of a layer are divided among the queues of the NPU, at the rates of the device file.
+#[test]
+fn launches_of_a_layer_overlap_on_several_queues() {
+    let loads = Prompt { chunk: 64, chunks: vec![vec![vec![40; 8]; 2]], decode: Vec::new() };
+    let run = |queues: u32| {
+        let mut device = Device::find("m2-ultra").unwrap();
+        let npu = device.unit_of(UnitKind::Npu).unwrap();
+        device.units[npu].queues = Some(Figure { value: queues.into(), source: "a test".into() });
+        let units = Units::of(&device).unwrap();
+        let (model, calibration) = (model(8), calibration(8));
+        let scene = Scenario {
+            model: &model,
+            units: &units,
+            constants: CONSTANTS,
+            calibration: &calibration,
+            coverage: 0.95,
+            overflow: Overflow::Spill,
+        };
+        // One graph for each expert: eight launches in a layer.
+        let outcome = scene.run(&BASE.place(&scene).unwrap(), &loads);
+        check(&outcome.timeline);
+        let ends = &outcome.timeline.spans;
+        let at = |time: f64| {
+            let of = |(t, s): (&Task, &Span)| {
+                t.kind == TaskKind::Experts && t.queue != 0 && s.start <= time && time < s.end
+            };
+            outcome.timeline.tasks.iter().zip(ends).filter(|&(t, s)| of((t, s))).count()
+        };
+        let most = ends.iter().map(|s| at(s.start)).max().unwrap();
+        let expected = queues_of(&device, npu).len();
+        assert_eq!((expected, outcome.timeline.queues.len()), (queues as usize, 1 + queues as usize));
+        (most, outcome.timeline.part_us(TaskKind::Experts), outcome.npu_us, outcome.timeline.wall_us)
+    };
+    let (one, two, four) = (run(1), run(2), run(4));
+    assert_eq!([one.0, two.0, four.0], [1, 2, 4]);
+    // The speedups of the paper's table, except that the CPU has more to do than launching.
+    for (parallel, speedup) in [(two, 1.64), (four, 1.9)] {
+        let found = one.1 / parallel.1;
+        assert!((found / speedup - 1.0).abs() < 0.05, "{found}, expected {speedup}");
+        assert!(parallel.2 < one.2, "the unit works for a shorter time");
     }
 }

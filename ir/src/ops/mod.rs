@@ -391,12 +391,15 @@ operators! { ($)
             /// Function that joins gate and up: one that [skips](Glu::skips).
             glu: Glu,
             /// Index of the layer among those whose up and down stay on disk; `None`: they are resident. The
-            /// weights are then `@gates[E, I, H], @up_down[E, I, 2H]`.
+            /// weights are then `@gates[E, I, H], @up_down[E, I, 2H]`, unless gates stay on disk, too.
             paged: Option<usize>,
+            /// Whether gates stay on disk, too: a predictor names those that are read (PowerInfer-2, §4.3), and
+            /// without one all are read. The weights are those of neurons in memory.
+            gates_on_disk: bool,
             /// Number of hot neurons, the first ones of each expert, that another unit computes: they add
             /// nothing here. Only where up and down stay on disk; neurons in memory are a slice instead.
             hot: Option<usize>,
-            /// Predictor that is evaluated before a gate, where no neuron stays on disk. Its weights follow
+            /// Predictor that is evaluated before a gate; none if gates alone are in memory. Its weights follow
             /// `@neurons`. A neuron with a prediction of 0 or less adds nothing, whatever its gate is.
             predict: Option<Predictor>,
         },

@@ -86,13 +86,20 @@ fn is_inactive(glu: Glu, gate: f32) -> bool {
     }
 }
 
+impl NeuronFfn {
+    /// Whether gates are in memory, up and down on disk.
+    const fn is_split(&self) -> bool {
+        self.paged.is_some() && !self.gates_on_disk
+    }
+}
+
 impl Operator for NeuronFfn {
     const NAMES: &'static [&'static str] = &["neuron_ffn"];
     const OPERANDS: &'static [Kind] = &[V, V, W];
 
     fn weights(&self) -> usize {
-        // A predictor of neurons on disk is found by inference.
-        if self.paged.is_some() { 1 } else { self.predict.map_or(0, Predictor::weights) }
+        // A predictor of gates in memory is found by inference.
+        if self.is_split() { 1 } else { self.predict.map_or(0, Predictor::weights) }
     }
 
     fn infer(&self, o: &Operands<'_>) -> Inferred {
@@ -100,14 +107,17 @@ impl Operator for NeuronFfn {
         o.require(self.glu.skips(), || "this gate makes no neuron 0".to_owned())?;
         let [words] = o.shape(1, "dispatch", DType::I32)?;
         let [e, i, width] = o.shape(2, "neurons", DType::F32)?;
-        let want = if self.paged.is_some() { h } else { o.mul(3, h)? };
+        o.require(self.paged.is_some() || !self.gates_on_disk, || {
+            "gates on disk of neurons in memory".to_owned()
+        })?;
+        let want = if self.is_split() { h } else { o.mul(3, h)? };
         o.require(width == want, || {
             format!("bundles of {width} numbers, expected gate, up and down of {h} each")
         })?;
-        if self.paged.is_some() {
+        if self.is_split() {
             let both = o.mul(2, h)?;
             o.exact(3, "up_down", &f32(&[e, i, both]))?;
-            o.require(self.predict.is_none(), || "a predictor of neurons on disk".to_owned())?;
+            o.require(self.predict.is_none(), || "a predictor of gates in memory".to_owned())?;
         }
         if let Some(hot) = self.hot {
             o.require(self.paged.is_some(), || "hot neurons of experts in memory".to_owned())?;

@@ -171,9 +171,12 @@ fn segment(c: &mut Cursor<'_>) -> Parsed<Segment> {
         Layout::Gates
     } else if c.eat_word("up_down")? {
         Layout::UpDown
+    } else if c.eat_word("bundles")? {
+        Layout::Bundles
     } else {
-        return c
-            .expected("`rows`, `panels`, `glu_panels`, `neurons`, `bounded_neurons`, `gates` or `up_down`");
+        return c.expected(
+            "`rows`, `panels`, `glu_panels`, `neurons`, `bounded_neurons`, `gates`, `up_down` or `bundles`",
+        );
     };
     with_attrs(c, |c, a| {
         let mut segment = Segment {
@@ -345,6 +348,14 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
             let strides: Vec<u32> = a.list(c, "strides", "a list of strides", Value::number)?;
             let strides = strides.try_into().map_err(|_| c.error_at(c.at(), "expected four strides"))?;
             Ok(Builtin::RequestExperts { layer, rows, k, strides })
+        })?
+    } else if c.eat_word("request_gates")? {
+        with_attrs(c, |c, a| {
+            Ok(Builtin::RequestGates {
+                layer: a.int(c, "layer")?,
+                rows: a.int(c, "rows")?,
+                k: a.int(c, "k")?,
+            })
         })?
     } else if c.eat_word("request_neurons")? {
         with_attrs(c, |c, a| {

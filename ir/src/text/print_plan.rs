@@ -39,6 +39,7 @@ fn layout(layout: Layout) -> String {
         Layout::Neurons { gate_bound: true } => "bounded_neurons".into(),
         Layout::Gates => "gates".into(),
         Layout::UpDown => "up_down".into(),
+        Layout::Bundles => "bundles".into(),
     }
 }
 
@@ -99,6 +100,9 @@ impl fmt::Display for Builtin {
                     f,
                     "request_experts {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}"
                 )
+            }
+            Self::RequestGates { layer, rows, k } => {
+                write!(f, "request_gates {{layer = {layer}, rows = {rows}, k = {k}}}")
             }
             Self::RequestNeurons { layer, rows, k } => {
                 write!(f, "request_neurons {{layer = {layer}, rows = {rows}, k = {k}}}")

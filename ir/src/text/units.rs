@@ -9,8 +9,12 @@ use std::fmt;
 
 /// Writes the units, memories and links of a plan, a line each.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
-    for (i, UnitRef { name, backend, memory }) in plan.units.iter().enumerate() {
-        writeln!(f, "unit {i} {} {{backend = {}, memory = {memory}}}", quote(name), quote(backend))?;
+    for (i, UnitRef { name, backend, memory, queues }) in plan.units.iter().enumerate() {
+        write!(f, "unit {i} {} {{backend = {}, memory = {memory}", quote(name), quote(backend))?;
+        if *queues != 1 {
+            write!(f, ", queues = {queues}")?;
+        }
+        writeln!(f, "}}")?;
     }
     for (i, m) in plan.memories.iter().enumerate() {
         write!(f, "memory {i} {} {{arena_bytes = {}", quote(&m.name), m.arena_bytes)?;
@@ -31,7 +35,10 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
 /// Reads a unit, after its index.
 pub(super) fn unit(c: &mut Cursor<'_>) -> Parsed<UnitRef> {
     let name = c.string("a unit name")?;
-    with_attrs(c, |c, a| Ok(UnitRef { name, backend: a.string(c, "backend")?, memory: a.int(c, "memory")? }))
+    with_attrs(c, |c, a| {
+        let (backend, memory) = (a.string(c, "backend")?, a.int(c, "memory")?);
+        Ok(UnitRef { name, backend, memory, queues: a.optional_int(c, "queues")?.unwrap_or(1) })
+    })
 }
 
 /// Reads a memory, after its index.

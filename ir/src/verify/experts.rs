@@ -1,7 +1,9 @@
 //! Checks of the units of experts, and of NDP command streams; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
-use crate::plan::{Arg, Builtin, Cached, Code, ExpertLayer, ExpertPolicy, Plan, Segment, StreamSet};
+use crate::plan::{
+    Arg, Builtin, Cached, Code, ExpertLayer, ExpertPolicy, Plan, PromptUnits, Segment, StreamSet,
+};
 use std::collections::BTreeSet;
 
 /// Most experts of a layer: what a policy does in a step grows with their number.
@@ -84,6 +86,15 @@ pub(super) fn check_policy(plan: &Plan) -> Result<(), VerifyError> {
         ExpertPolicy::Fixed => {}
         ExpertPolicy::Scheduled(s) => {
             require((1..=MOST_DIMMS).contains(&s.dimms), at, || format!("{} NDP DIMMs", s.dimms))?;
+            let rising = |curve: &[(u32, f64)]| curve.is_sorted_by(|a, b| a.0 < b.0) && curve.len() <= POINTS;
+            let windows = !s.prompt_window.is_empty() && !s.decode_window.is_empty();
+            require(windows && s.curves().into_iter().all(rising), at, || {
+                "windows that are absent, too many or not ascending".into()
+            })?;
+            let experts = layers.first().map_or(0, |l| l.starts.len());
+            require(s.prefill == PromptUnits::Auto || s.streams(layers.len(), experts), at, || {
+                "prompts on a hot unit with fewer frames than a layer has experts".into()
+            })?;
         }
         ExpertPolicy::Cached(c) => {
             check_cached(plan, c).map_err(|why| VerifyError::new(at(), why))?;

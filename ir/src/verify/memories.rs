@@ -4,7 +4,7 @@ use super::{VerifyError, require};
 use crate::plan::{Arg, Builtin, Code, Entry, Paging, Plan, Span, Step};
 use std::collections::HashSet;
 
-/// Most units and memories: what is checked of them grows with their number.
+/// Most units, memories, and queues of a unit: what is checked of them grows with their number.
 const MOST: usize = 64;
 
 /// Units have memories, the CPU the first; names are unique; links join two memories.
@@ -23,6 +23,8 @@ pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
         require((u.memory as usize) < plan.memories.len(), at, || {
             format!("memory {} is out of range", u.memory)
         })?;
+        let queues = u.queues as usize;
+        require((1..=MOST).contains(&queues), at, || format!("{queues} queues, expected 1 to {MOST}"))?;
     }
     let few = plan.units.len() <= MOST && plan.memories.len() <= MOST;
     require(few, at, || format!("more than {MOST} units or memories"))?;

@@ -40,12 +40,31 @@ fn check_entry(
                 .map_err(|message| VerifyError::new(format!("{here}.steps[{i}]"), message))?;
         }
     }
+    check_waves(accesses, entry, here)?;
     let logits = entry.logits;
     require(
         hazards.holds(logits),
         || format!("{here}.logits"),
         || format!("buffer {logits} is not written, or was overwritten"),
     )
+}
+
+/// Operands of a step on transferred experts stay for the next wave: no later step on the same experts
+/// writes it.
+fn check_waves(accesses: &Accesses<'_>, entry: &Entry, here: &str) -> Result<(), VerifyError> {
+    let mut reads: Vec<(usize, Access)> = Vec::new();
+    for (i, step) in entry.steps.iter().enumerate() {
+        let Some(layer) = accesses.plan().transferred_layer(step) else { continue };
+        let (writes, read): (Vec<_>, Vec<_>) = accesses.of(entry, step).into_iter().partition(|a| a.write);
+        let lost = reads.iter().any(|(of, read)| *of == layer && writes.iter().any(|w| w.overlaps(read)));
+        require(
+            !lost,
+            || format!("{here}.steps[{i}]"),
+            || "writes what the next wave of its experts reads".into(),
+        )?;
+        reads.extend(read.into_iter().map(|read| (layer, read)));
+    }
+    Ok(())
 }
 
 /// Inputs do not overlap.

@@ -55,7 +55,38 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         require(fits, at, || "its experts are not neighbours on disk, or larger than a frame".into())?;
     }
     check_cores(p)?;
+    check_regions(plan, p)?;
     check_pinned(plan, p)
+}
+
+/// Every entry point has regions that hold what it runs: two artifacts in a row, and any expert. Frames of
+/// whole experts do not move.
+fn check_regions(plan: &Plan, p: &Paging) -> Result<(), VerifyError> {
+    let at = || "paging.regions".to_owned();
+    if p.regions.is_empty() {
+        return require(p.artifacts.is_empty(), at, || "artifacts without regions".into());
+    }
+    let names: BTreeSet<&str> = p.artifacts.iter().map(|a| &*a.package).collect();
+    require(names.len() == p.artifacts.len(), at, || "an artifact occurs twice".into())?;
+    require(p.regions.len() == plan.entries.len(), at, || {
+        format!("{} regions for {} entry points", p.regions.len(), plan.entries.len())
+    })?;
+    for (entry, regions) in plan.entries.iter().zip(&p.regions) {
+        let at = || format!("paging.regions of {}", entry.kind);
+        let needed = p.artifact_bytes(&plan.artifacts_of(entry)).map(|(_, least)| least);
+        require(needed.is_some_and(|least| least <= regions.graphs), at, || {
+            format!("{} bytes for artifacts of {needed:?}", regions.graphs)
+        })?;
+        let fits = |l: &PagedLayer| {
+            let inter = plan.segments.get(l.down as usize).map_or(0, |s| s.extents().1);
+            inter.div_ceil(p.neurons.max(1)) <= regions.frames
+        };
+        let room = regions.frames > 0 && (!p.by_neurons() || p.layers.iter().all(fits));
+        require(room, at, || format!("{} frames do not hold an expert", regions.frames))?;
+    }
+    let most = p.regions.iter().map(|r| r.frames).max();
+    let fixed = p.by_neurons() || p.regions.iter().all(|r| r.frames == p.frames);
+    require(most == Some(p.frames) && fixed, at, || format!("other frames than the plan's {}", p.frames))
 }
 
 /// There are few kinds of cores, each has cores, some compute, and one kind at most reads.
@@ -91,28 +122,34 @@ fn check_pinned(plan: &Plan, p: &Paging) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Whether gates, and up and down, of a layer are laid out as neurons are read: a frame's neurons together,
-/// in blocks of the file. All neurons of an expert fit into the frames.
+/// Whether neurons of a layer are laid out as they are read: a frame's together, in blocks of the file, with
+/// gates in a segment of their own or with the rest, in all layers alike. All neurons of an expert fit into the
+/// frames.
 fn neurons_fit(plan: &Plan, p: &Paging, layer: &PagedLayer) -> bool {
     let segment = |i: u32| plan.segments.get(i as usize);
-    let Some((gates, up_down)) = segment(layer.gate_up).zip(segment(layer.down)) else { return false };
-    let [(experts, inter, hidden), (e, i, both)] = [gates, up_down].map(Segment::extents);
-    let Some(bundle) = up_down.up_down() else { return false };
-    let frames = u64::from(inter).div_ceil(u64::from(p.neurons));
-    // A frame is read as a whole, also where the last one of an expert has fewer neurons.
-    let read = (bundle.up_down_pitch() as u64).checked_mul(u64::from(p.neurons));
-    let pitch = read.and_then(|bytes| bytes.checked_mul(frames));
-    gates.layout == Layout::Gates
-        && [gates, up_down].iter().all(|s| s.shape.len() == 3)
+    let Some((gates, stored)) = segment(layer.gate_up).zip(segment(layer.down)) else { return false };
+    let [(experts, inter, hidden), (e, i, all)] = [gates, stored].map(Segment::extents);
+    let Some(neurons) = stored.on_disk() else { return false };
+    let units = u64::from(inter).div_ceil(u64::from(p.neurons));
+    // A unit is read as a whole, also where the last one of an expert has fewer neurons.
+    let pitch = (neurons.unit_pitch() as u64).checked_mul(units);
+    let of_gates = if neurons.gates {
+        layer.gate_up == layer.down
+    } else {
+        gates.layout == Layout::Gates && hidden.checked_mul(2) == Some(all)
+    };
+    of_gates
+        && neurons.gates == p.gates_on_disk()
+        && (all as usize).is_multiple_of(stored.layout.parts())
+        && [gates, stored].iter().all(|s| s.shape.len() == 3)
         && (experts, inter) == (e, i)
         && experts == layer.experts
-        && hidden.checked_mul(2) == Some(both)
-        && p.neurons as usize == bundle.read_together()
-        && p.frame_bytes == bundle.up_down_bytes() as u64 * u64::from(p.neurons)
-        && frames <= u64::from(p.frames)
-        && up_down.offset % BLOCK == 0
-        && up_down.pitch % BLOCK == 0
-        && pitch.is_some_and(|bytes| bytes <= up_down.pitch)
+        && p.neurons as usize == neurons.together()
+        && p.frame_bytes == neurons.unit_bytes() as u64
+        && units <= u64::from(p.frames)
+        && stored.offset % BLOCK == 0
+        && stored.pitch % BLOCK == 0
+        && pitch.is_some_and(|bytes| bytes <= stored.pitch)
 }
 
 /// Bytes of an expert with its matrices at multiples of [`BLOCK`], as in its file; `None` if they have

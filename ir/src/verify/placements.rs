@@ -1,7 +1,7 @@
 //! Checks of placements; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
-use crate::placement::{CAPACITY_ALIGN, ExpertTable, MOST_TIERS, Overflow, Placement};
+use crate::placement::{CAPACITY_ALIGN, DecodeUnit, ExpertTable, MOST_TIERS, Overflow, Placement};
 use crate::plan::Plan;
 use std::collections::HashSet;
 
@@ -102,6 +102,15 @@ fn check_groups(table: &ExpertTable, units: usize, here: &str) -> Result<(), Ver
         let costs = group.cost_us.is_empty() || group.cost_us.len() == units;
         let positive = group.cost_us.iter().all(|c| c.is_finite() && *c >= 0.0);
         require(costs && positive, at, || format!("costs {:?} of {units} units", group.cost_us))?;
+        require(group.decode.is_sorted_by(|a, b| a.batch < b.batch), at, || {
+            "batches that it decodes do not ascend".into()
+        })?;
+        for DecodeUnit { batch, unit, cost_us, .. } in &group.decode {
+            let costs = cost_us.len() == units && cost_us.iter().all(|c| c.is_finite() && *c >= 0.0);
+            require(*batch > 0 && (*unit as usize) < units && costs, at, || {
+                format!("unit {unit} with costs {cost_us:?} of {units} units for {batch} rows")
+            })?;
+        }
         require(!group.experts.is_empty() && group.bytes > 0, at, || "it holds nothing".into())?;
         let sizes = &group.sizes;
         let aligned = sizes.iter().all(|n| *n > 0 && n.is_multiple_of(CAPACITY_ALIGN));

@@ -327,7 +327,7 @@ fn holds_table(entry: &Entry, arg: &Arg, layout: DispatchLayout) -> bool {
     table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
 }
 
-/// Whether the arguments of `request_neurons` are a dispatch table, and perhaps the lists of a layer whose
+/// Whether the arguments of `request_gates` or `request_neurons` are a dispatch table, and perhaps the lists of a layer whose
 /// neurons are read one by one.
 fn has_active_lists(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: [u32; 3]) -> bool {
     let paging = plan.paging.as_ref().filter(|p| p.by_neurons());
@@ -347,6 +347,12 @@ fn has_active_lists(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: 
         [table, active_lists] => fits(table) && lists(active_lists),
         _ => false,
     }
+}
+
+/// Whether gates of a layer are on disk.
+fn has_gates_on_disk(plan: &Plan, layer: u32) -> bool {
+    let paging = plan.paging.as_ref().filter(|p| p.gates_on_disk());
+    paging.and_then(|p| p.layers.get(layer as usize)).is_some_and(|l| l.gate_up == l.down)
 }
 
 /// Whether the arguments of a built-in function are of the kinds and sizes that it takes.
@@ -463,6 +469,12 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && scores.iter().zip(&strides).zip(ahead).all(scored)
                 && table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
         }
+        Builtin::RequestGates { layer, rows: table_rows, k } => {
+            table_rows >= rows
+                && args.len() == 2
+                && has_gates_on_disk(plan, layer)
+                && has_active_lists(plan, entry, args, [layer, table_rows, k])
+        }
         Builtin::RequestNeurons { layer, rows: table_rows, k } => {
             table_rows >= rows && has_active_lists(plan, entry, args, [layer, table_rows, k])
         }
@@ -471,7 +483,10 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 return false;
             };
             k > 0
-                && plan.expert_sets.get(set as usize).is_some_and(|s| s.hot.is_none())
+                && plan
+                    .expert_sets
+                    .get(set as usize)
+                    .is_some_and(|s| s.hot.is_none() && s.is_called(entry.kind, rows))
                 && holds(*added, DType::F32, Some(channels))
                 && [ids, stay, rest].iter().all(|&&a| holds(a, DType::I32, Some(k)))
         }
@@ -552,11 +567,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 plan.graphs.get(g.graph as usize).is_some_and(|d| d.inputs[0].shape[1] == hidden)
             };
             let slots = table_rows.checked_mul(k);
-            // Whole experts are for prompts, hot neurons for decoding their batch.
-            let called = match set.hot {
-                None => true,
-                Some(hot) => !entry.kind.is_prefill() && hot.batch == rows && table_rows == rows,
-            };
+            let called = set.is_called(entry.kind, rows) && (set.hot.is_none() || table_rows == rows);
             let y = match *y {
                 Arg::Buffer(y, 0) => entry.buffers.get(y as usize),
                 _ => None,

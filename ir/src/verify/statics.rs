@@ -5,8 +5,9 @@ use crate::plan::{GraphDecl, Plan, Subgraph};
 use std::collections::HashSet;
 
 /// Every graph has distinct tensors of some size inside the address space; every set's groups fit their
-/// graphs, and no expert is in two of them. A set without groups only bounds its experts. Of hot neurons
-/// every expert has a graph of its own, with room for all rows of the batch.
+/// graphs, and no expert is in two of them. A set without groups only bounds its experts. In a set for
+/// decoding an expert has room for all rows of the batch; of each cluster of hot neurons every expert has a
+/// graph of its own.
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     for (i, g) in plan.graphs.iter().enumerate() {
         let at = || format!("graphs[{i}]");
@@ -25,10 +26,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let mut layers = HashSet::new();
     for (i, s) in plan.expert_sets.iter().enumerate() {
         let at = || format!("sets[{i}]");
-        let own = (s.layer, s.hot.map(|h| h.batch));
-        require(layers.insert(own), at, || format!("layer {} occurs twice", s.layer))?;
+        require(layers.insert((s.layer, s.batch)), at, || format!("layer {} occurs twice", s.layer))?;
         require(!s.capacities.is_empty(), at, || "no experts".into())?;
-        let mut seen = HashSet::new();
         for group in &s.groups {
             let graph = plan.graphs.get(group.graph as usize);
             let rows = u32::try_from(group.experts.len()).ok().and_then(|n| n.checked_mul(group.capacity));
@@ -41,29 +40,35 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
                 && graph.is_some_and(|d| fits(d) && !d.stateful);
             require(sound, at, || format!("graph {} does not hold its experts", group.graph))?;
         }
-        if let Some(hot) = s.hot {
-            let room = hot.batch > 0 && hot.neurons > 0 && s.capacities.iter().all(|&c| c == hot.batch);
-            let separate =
-                s.groups.len() == s.capacities.len() && s.groups.iter().all(|g| g.experts.len() == 1);
+        if let Some(batch) = s.batch {
+            let room = batch > 0 && s.capacities.iter().all(|&c| c == 0 || c >= batch);
+            require(room, at, || format!("an expert without room for {batch} rows that are decoded"))?;
+        }
+        if let Some(neurons) = s.hot {
+            let batch = s.batch.unwrap_or(0);
+            let room = batch > 0 && neurons > 0 && s.capacities.iter().all(|&c| c == batch);
+            let whole = !s.groups.is_empty() && s.groups.len().is_multiple_of(s.capacities.len());
+            let separate = whole && s.groups.iter().all(|g| g.experts.len() == 1);
             require(room && separate, at, || {
-                format!("experts without a graph of their own for {} rows of hot neurons", hot.batch)
+                format!("experts without a graph of their own for {batch} rows of hot neurons")
             })?;
         }
-        // Groups of the same experts, one after the other, are sizes of one graph.
-        for sizes in s.groups.chunk_by(|a, b| a.experts == b.experts) {
-            let Some(largest) = sizes.last() else { continue };
-            require(sizes.is_sorted_by(|a, b| a.capacity < b.capacity), at, || {
-                format!("the sizes of graph {} do not ascend", largest.graph)
-            })?;
-            for &e in &largest.experts {
-                let room = s.capacities.get(e as usize) == Some(&largest.capacity);
-                require(room && seen.insert(e), at, || format!("expert {e} has no room, or two places"))?;
+        for groups in s.addends() {
+            let mut seen = HashSet::new();
+            // Groups of the same experts, one after the other, are sizes of one graph.
+            for sizes in groups.chunk_by(|a, b| a.experts == b.experts) {
+                let Some(largest) = sizes.last() else { continue };
+                require(sizes.is_sorted_by(|a, b| a.capacity < b.capacity), at, || {
+                    format!("the sizes of graph {} do not ascend", largest.graph)
+                })?;
+                for &e in &largest.experts {
+                    let room = s.capacities.get(e as usize) == Some(&largest.capacity);
+                    require(room && seen.insert(e), at, || format!("expert {e} has no room, or two places"))?;
+                }
             }
+            let missing = (0u32..).zip(&s.capacities).find(|&(e, &c)| c > 0 && !seen.contains(&e));
+            require(missing.is_none(), at, || "an expert with a capacity is in no graph".into())?;
         }
-        let missing = (0u32..).zip(&s.capacities).find(|&(e, &c)| c > 0 && !seen.contains(&e));
-        require(s.groups.is_empty() || missing.is_none(), at, || {
-            "an expert with a capacity is in no graph".into()
-        })?;
     }
     check_parts(plan)
 }

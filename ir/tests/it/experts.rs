@@ -2,12 +2,12 @@
 
 use crate::plans::{accepted, refused};
 use moec_ir::op::Score;
-use moec_ir::plan::{Arg, Cached, ExpertPlacement, ExpertPolicy, Plan, Scheduled};
+use moec_ir::plan::{Arg, Cached, ExpertPlacement, ExpertPolicy, Plan, PromptUnits, Scheduled};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
 /// One layer of two experts: a GPU holds the first; NDP DIMMs hold both and execute command streams.
-const TEXT: &str = r#"plan 18 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 19 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 
@@ -26,7 +26,7 @@ streams 0 {layer = 0, unit = 2, artifact = "artifacts/dimms/0.bin", experts = 2,
 kernel 0 "embed" {results = [1, 2]}
 kernel 1 "head" {results = [1]}
 
-expert_placement scheduled {hot = 1, cold = 2, dimms = 4, frames = 1, moves = true, refine = full, costs = us(hot = [[1, 1.0]], cpu = [[1, 1.5], [16, 2.0]], cold = [[1, 3.25]], bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, window_us = 2.5, expert_bytes = 768, row_bytes = 48)} {
+expert_placement scheduled {hot = 1, cold = 2, dimms = 4, frames = 1, moves = true, refine = full, prefill = auto, prompt_window = [[4, 2.5]], decode_window = [[1, 1.5]], costs = us(hot = [[1, 1.0]], cpu = [[1, 1.5], [16, 2.0]], cold = [[1, 3.25]], bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, expert_bytes = 768, row_bytes = 48)} {
   layer 0 {layer = 0, units = [0, 1, 2], starts = [1, 2], segments = [0, 1], dimms = [-1, 3]}
 }
 
@@ -112,7 +112,10 @@ fn candidate_units_of_an_expert_hold_its_weights() {
     refused(TEXT, "experts.policy", "no layers", |p| p.experts.layers.clear());
     policy("a curve", &|s| s.costs.cpu.reverse());
     policy("a curve", &|s| s.costs.cold.clear());
-    policy("a time", &|s| s.costs.window_us = -1.0);
+    policy("a time", &|s| s.decode_window[0].1 = -1.0);
+    policy("a time", &|s| s.traffic = vec![(1, f64::INFINITY)]);
+    policy("windows", &|s| s.prompt_window.clear());
+    policy("prompts on a hot unit", &|s| s.prefill = PromptUnits::Hot);
     policy("one unit", &|s| s.hot = Some(s.cold));
     policy("NDP DIMMs", &|s| s.dimms = 0);
     // Without a GPU, the CPU and the NDP DIMMs compute all experts.
@@ -139,9 +142,11 @@ fn expert_cache_has_one_unit_and_room_for_pinned_experts() {
             keeps: "lru".into(),
             ahead: 3,
             first_us: [1.0, 0.0, 2.5],
+            launch_us: 0.5,
             k: 1,
             score: Score::Softmax,
             pinned: vec![(0, 0)],
+            window_us: 2.5,
             costs,
         });
         change(&mut p.experts);
@@ -161,6 +166,7 @@ fn expert_cache_has_one_unit_and_room_for_pinned_experts() {
     wrong("a pinned expert", &|c| c.pinned = vec![(0, 1)]);
     wrong("a pinned expert", &|c| c.pinned = vec![(1, 0)]);
     wrong("a time", &|c| c.first_us[1] = f64::INFINITY);
+    wrong("a time", &|c| c.launch_us = -1.0);
     placed("experts.policy", "without an initial expert", &|p| p.layers[0].starts = vec![0, 0]);
     placed("experts.layers[0]", "in no DIMM", &|p| p.layers[0].dimms = vec![-1; 2]);
     placed("experts.policy", "matrices of other sizes", &|p| {

@@ -1,13 +1,15 @@
 //! Data hazards: each kind is refused without an explicit order, and accepted with one.
 
 use moec_ir::op::Score;
-use moec_ir::plan::{Arg, Builtin, Code, CoreClass, FileRef, Layout, PagedLayer, Paging, Plan, Segment};
+use moec_ir::plan::{
+    Arg, ArtifactBytes, Builtin, Code, CoreClass, FileRef, Layout, PagedLayer, Paging, Plan, Regions, Segment,
+};
 use moec_ir::text::parse_plan;
 use moec_ir::{DType, Format, verify};
 
 /// The CPU embeds ids, stores the rows in a state, and reads that state. A GPU in the same memory reads the
 /// rows, too.
-const TEXT: &str = r#"plan 18 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 19 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}
@@ -328,6 +330,8 @@ fn paged(p: &mut Plan) {
         checksums: vec![0; 4],
         uses: vec![],
         cores: vec![],
+        artifacts: Vec::new(),
+        regions: Vec::new(),
     });
     p.entries[0].steps[3].args[0] = Arg::Matrices(0);
 }
@@ -340,6 +344,40 @@ fn requested(p: &mut Plan) {
     let step = &mut e.steps[1];
     step.code = Code::Builtin(Builtin::RequestExperts { layer: 0, rows: 4, k: 1, strides: [8, 0, 0, 0] });
     (step.unit, step.barrier) = (0, true);
+}
+
+/// As [`requested`], where artifacts are loaded and freed: each entry point has these regions.
+fn with_regions(p: &mut Plan, graphs: u64, frames: u32) {
+    requested(p);
+    let named = p.entries.iter().flat_map(|entry| p.artifacts_of(entry));
+    let names: std::collections::BTreeSet<String> = named.map(str::to_owned).collect();
+    let regions = vec![Regions { graphs, frames }; p.entries.len()];
+    let paging = p.paging.as_mut().unwrap();
+    paging.artifacts = names.into_iter().map(|package| ArtifactBytes { package, bytes: 10 }).collect();
+    paging.regions = regions;
+}
+
+#[test]
+fn regions_of_every_entry_point_fit_the_budget() {
+    const ROOM: u64 = (1 << 20) - 3 * 8192;
+    accepted(|p| with_regions(p, ROOM, 1));
+    let error = refused(|p| with_regions(p, ROOM + 1, 1));
+    assert!(error.starts_with("paging: a peak of ") && error.ends_with("in a budget of 1048576"), "{error}");
+    let error = refused(|p| {
+        with_regions(p, ROOM, 1);
+        p.paging.as_mut().unwrap().regions.push(Regions { graphs: 0, frames: 1 });
+    });
+    assert!(error.contains("regions for") && error.contains("entry points"), "{error}");
+    assert_eq!(refused(|p| with_regions(p, 20, 2)), "paging.regions: other frames than the plan's 1");
+    let error = refused(|p| with_regions(p, 20, 0));
+    assert!(error.ends_with("0 frames do not hold an expert"), "{error}");
+    let error = refused(|p| {
+        with_regions(p, 20, 1);
+        p.paging.as_mut().unwrap().regions.clear();
+        p.paging.as_mut().unwrap().artifacts =
+            vec![ArtifactBytes { package: "artifacts/a.qnn".into(), bytes: 1 }];
+    });
+    assert_eq!(error, "paging.regions: artifacts without regions");
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use crate::plans::{accepted, refused};
 use moec_ir::EntryKind;
-use moec_ir::plan::{Arg, Builtin, Code, HotNeurons};
+use moec_ir::plan::{Arg, Builtin, Code};
 use moec_ir::verify;
 
 /// Two experts; two sequences choose one each. The results of the graphs have the shape of logits, and take
 /// their place.
-const TEXT: &str = r#"plan 18 {scratch_bytes = 0}
+const TEXT: &str = r#"plan 19 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 2, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}
@@ -16,7 +16,7 @@ memory 0 "ram" {arena_bytes = 448}
 kernel 0 "embed" {results = [1, 2]}
 graph 0 {package = "artifacts/h.qnn", function = "expert0_batch2", inputs = [tensor(name = "x", shape = [2, 1, 1, 1])], outputs = [tensor(name = "y", shape = [2, 1, 1, 1])]}
 graph 1 {package = "artifacts/h.qnn", function = "expert1_batch2", inputs = [tensor(name = "x", shape = [2, 1, 1, 1])], outputs = [tensor(name = "y", shape = [2, 1, 1, 1])]}
-set 0 {layer = 0, overflow = prune, capacities = [2, 2], groups = [group(graph = 0, capacity = 2, experts = [0]), group(graph = 1, capacity = 2, experts = [1])], hot = hot(batch = 2, neurons = 3)}
+set 0 {layer = 0, overflow = prune, capacities = [2, 2], groups = [group(graph = 0, capacity = 2, experts = [0]), group(graph = 1, capacity = 2, experts = [1])], batch = 2, hot = 3}
 entry decode[2] {out_rows = 2, logits = 6} {
   buffer 0 "%0" i32[2, 1] {offset = 0, bytes = 64}
   buffer 1 "%1" i32[2, 1] {offset = 64, bytes = 64}
@@ -33,11 +33,11 @@ entry decode[2] {out_rows = 2, logits = 6} {
 #[test]
 fn hot_neurons_are_read_and_accepted() {
     let plan = accepted(TEXT);
-    assert_eq!(plan.expert_sets[0].hot, Some(HotNeurons { batch: 2, neurons: 3 }));
+    assert_eq!((plan.expert_sets[0].batch, plan.expert_sets[0].hot), (Some(2), Some(3)));
     // A layer has one set of graphs for each batch size, and one for whole experts.
     let mut more = plan.clone();
     let mut other = plan.expert_sets[0].clone();
-    other.hot = None;
+    (other.batch, other.hot) = (None, None);
     more.expert_sets.push(other);
     verify::plan(&more).unwrap();
 }
@@ -46,9 +46,14 @@ fn hot_neurons_are_read_and_accepted() {
 fn every_expert_has_a_graph_for_all_rows_of_its_batch() {
     refused(TEXT, "sets[1]", "layer 0 occurs twice", |p| p.expert_sets.push(p.expert_sets[0].clone()));
     refused(TEXT, "sets[0]", "a graph of their own for 1 rows", |p| {
-        p.expert_sets[0].hot.as_mut().unwrap().batch = 1;
+        p.expert_sets[0].batch = Some(1);
     });
-    refused(TEXT, "sets[0]", "a graph of their own", |p| p.expert_sets[0].hot.as_mut().unwrap().neurons = 0);
+    refused(TEXT, "sets[0]", "a graph of their own for 0 rows", |p| p.expert_sets[0].batch = None);
+    refused(TEXT, "sets[0]", "a graph of their own", |p| p.expert_sets[0].hot = Some(0));
+    // Whole experts, too, have room for all rows that are decoded.
+    refused(TEXT, "sets[0]", "without room for 3 rows", |p| {
+        (p.expert_sets[0].batch, p.expert_sets[0].hot) = (Some(3), None);
+    });
     refused(TEXT, "sets[0]", "a graph of their own", |p| {
         p.expert_sets[0].groups.pop();
     });

@@ -6,7 +6,7 @@ use moec_ir::verify;
 
 /// The CPU copies rows to a GPU, which multiplies them by a matrix in its own memory. The result is copied
 /// back, and overwrites the rows that were sent.
-const TEXT: &str = r#"plan 18 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 19 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 
@@ -120,6 +120,7 @@ fn units_memories_and_experts_are_checked() {
     refused("memories[1]", "a duplicate", |p| p.memories[1].name = "ram".into());
     refused("units[1]", "a duplicate", |p| p.units[1].name = "cpu".into());
     refused("units[1]", "no backend", |p| p.units[1].backend.clear());
+    refused("units[1]", "0 queues, expected 1 to 64", |p| p.units[1].queues = 0);
     refused("units[1]", "memory 7 is out of range", |p| p.units[1].memory = 7);
     refused("units", "the CPU's memory", |p| p.units.swap(0, 1));
     refused("units", "2 units in memory 1", |p| {

@@ -533,13 +533,13 @@ fn experts_by_neurons_equal_whole_experts() {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
         check(
-            &Op::NeuronFfn { glu, paged: None, hot: None, predict: None },
+            &Op::NeuronFfn { glu, paged: None, gates_on_disk: false, hot: None, predict: None },
             &[&x, &table, &neurons],
             y.as_f32(),
         );
         let [gates, up_down] = split_storage(&neurons);
         check(
-            &Op::NeuronFfn { glu, paged: Some(0), hot: None, predict: None },
+            &Op::NeuronFfn { glu, paged: Some(0), gates_on_disk: false, hot: None, predict: None },
             &[&x, &table, &gates, &up_down],
             y.as_f32(),
         );
@@ -550,10 +550,10 @@ fn experts_by_neurons_equal_whole_experts() {
         for expert in cold.chunks_exact_mut(inter * 3 * hidden) {
             expert[..3 * hidden].fill(0.0);
         }
-        let whole = Op::NeuronFfn { glu, paged: None, hot: None, predict: None };
+        let whole = Op::NeuronFfn { glu, paged: None, gates_on_disk: false, hot: None, predict: None };
         let cold = run(&whole, &[&x, &table, &tensor(&neurons.ty.shape, &cold)]).remove(0);
         check(
-            &Op::NeuronFfn { glu, paged: Some(0), hot: Some(1), predict: None },
+            &Op::NeuronFfn { glu, paged: Some(0), gates_on_disk: false, hot: Some(1), predict: None },
             &[&x, &table, &gates, &up_down],
             cold.as_f32(),
         );
@@ -561,7 +561,7 @@ fn experts_by_neurons_equal_whole_experts() {
     // A neuron whose gate gives 0 adds nothing, even if its other weights are NaN or infinite.
     let silent = tensor(&[1, 2, 3], &[-1., f32::INFINITY, f32::NAN, 1., 2., 3.]);
     let table = run(&Op::Dispatch { experts: 1, partial: false }, &[&Tensor::i32([1, 1], vec![0])]).remove(0);
-    let op = Op::NeuronFfn { glu: Glu::DRelu, paged: None, hot: None, predict: None };
+    let op = Op::NeuronFfn { glu: Glu::DRelu, paged: None, gates_on_disk: false, hot: None, predict: None };
     check(&op, &[&tensor(&[1, 1], &[2.]), &table, &silent], &[24.]);
 }
 
@@ -573,7 +573,7 @@ fn a_predictor_skips_neurons_predicted_inactive() {
     let numbers = |n: usize, from: usize| (0..n).map(|i| number(i + from)).collect::<Vec<_>>();
     let (x, neurons) = (tensor(&[2, 4], &numbers(8, 7)), tensor(&[2, 6, 12], &numbers(144, 31)));
     let glu = Glu::Gated(Activation::Relu);
-    let exact = Op::NeuronFfn { glu, paged: None, hot: None, predict: None };
+    let exact = Op::NeuronFfn { glu, paged: None, gates_on_disk: false, hot: None, predict: None };
     let (right, left) = (tensor(&[2, 3, 4], &numbers(24, 5)), tensor(&[2, 6, 3], &numbers(36, 77)));
     let codes = tensor(&[2, 6, 4], &numbers(48, 400));
     let margin = tensor(&[2, 1, 6], &numbers(12, 3));
@@ -613,11 +613,10 @@ fn a_predictor_skips_neurons_predicted_inactive() {
             Predictor::LowRank => inputs.extend([&right, &left, &margin]),
             Predictor::Coarse => inputs.extend([&codes, &margin]),
         }
-        check(
-            &Op::NeuronFfn { glu, paged: None, hot: None, predict: Some(predict) },
-            &inputs,
-            expected.as_f32(),
-        );
+        for (paged, gates_on_disk) in [(None, false), (Some(0), true)] {
+            let op = Op::NeuronFfn { glu, paged, gates_on_disk, hot: None, predict: Some(predict) };
+            check(&op, &inputs, expected.as_f32());
+        }
     }
 }
 
@@ -628,7 +627,14 @@ fn weights_of_predictors_fit_their_neurons() {
         let weights: Vec<Type> = [[3, 5, 12]].iter().chain(more).map(|&s| Type::f32(s)).collect();
         let x = Type::f32([2, 4]);
         let types: Vec<&Type> = [&x, &table].into_iter().chain(&weights).collect();
-        Op::NeuronFfn { glu: Glu::DRelu, paged: None, hot: None, predict: Some(predict) }.infer(&types)
+        Op::NeuronFfn {
+            glu: Glu::DRelu,
+            paged: None,
+            gates_on_disk: false,
+            hot: None,
+            predict: Some(predict),
+        }
+        .infer(&types)
     };
     assert!(infer(Predictor::LowRank, &[[3, 2, 4], [3, 5, 2], [3, 1, 5]]).is_ok());
     assert!(infer(Predictor::Coarse, &[[3, 5, 4], [3, 1, 5]]).is_ok());
@@ -642,16 +648,30 @@ fn weights_of_predictors_fit_their_neurons() {
     assert!(infer(Predictor::Coarse, &[[3, 5, 3], [3, 1, 5]]).is_err());
     assert!(infer(Predictor::Coarse, &[[3, 5, 4]]).is_err());
     let [x, gates, up_down] = [Type::f32([2, 4]), Type::f32([3, 5, 4]), Type::f32([3, 5, 8])];
-    let paged =
-        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(0), hot: None, predict: Some(Predictor::Coarse) };
+    let paged = Op::NeuronFfn {
+        glu: Glu::DRelu,
+        paged: Some(0),
+        gates_on_disk: false,
+        hot: None,
+        predict: Some(Predictor::Coarse),
+    };
     assert!(paged.infer(&[&x, &table, &gates, &up_down]).is_err());
+    // Where gates stay on disk, too, neurons are one weight.
+    let [neurons, codes, margin] = [[3, 5, 12], [3, 5, 4], [3, 1, 5]].map(Type::f32);
+    let on_disk =
+        |paged, predict| Op::NeuronFfn { glu: Glu::DRelu, paged, gates_on_disk: true, hot: None, predict };
+    let predicted = [&x, &table, &neurons, &codes, &margin];
+    assert!(on_disk(Some(0), Some(Predictor::Coarse)).infer(&predicted).is_ok());
+    assert!(on_disk(Some(0), None).infer(&[&x, &table, &neurons]).is_ok());
+    assert!(on_disk(Some(0), None).infer(&[&x, &table, &gates, &up_down]).is_err());
+    assert!(on_disk(None, None).infer(&[&x, &table, &neurons]).is_err());
 }
 
 #[test]
 fn only_gates_with_exact_zeros_run_by_neurons() {
     let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
     let infer = |glu, neurons: [usize; 3]| {
-        Op::NeuronFfn { glu, paged: None, hot: None, predict: None }.infer(&[
+        Op::NeuronFfn { glu, paged: None, gates_on_disk: false, hot: None, predict: None }.infer(&[
             &Type::f32([2, 4]),
             &table,
             &Type::f32(neurons),
@@ -666,12 +686,16 @@ fn only_gates_with_exact_zeros_run_by_neurons() {
     assert!(message(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
     let infer_split = |gates: [usize; 3], up_down: [usize; 3]| {
         let types = [&Type::f32([2, 4]), &table, &Type::f32(gates), &Type::f32(up_down)];
-        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1), hot: None, predict: None }.infer(&types)
+        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1), gates_on_disk: false, hot: None, predict: None }
+            .infer(&types)
     };
     let infer_hot = |paged, hot, weights: &[Type]| {
         let rows = Type::f32([2, 4]);
         let types: Vec<&Type> = [&rows, &table].into_iter().chain(weights).collect();
-        message(Op::NeuronFfn { glu: Glu::DRelu, paged, hot: Some(hot), predict: None }.infer(&types))
+        message(
+            Op::NeuronFfn { glu: Glu::DRelu, paged, gates_on_disk: false, hot: Some(hot), predict: None }
+                .infer(&types),
+        )
     };
     let split = [Type::f32([3, 5, 4]), Type::f32([3, 5, 8])];
     for hot in [0, 5] {

@@ -99,7 +99,10 @@ pub(crate) fn plan() -> Plan {
             cpu: "znver4".into(),
             features: vec!["avx2".into(), "fma".into()],
         },
-        units: vec![UnitRef::cpu(), UnitRef { name: "npu".into(), backend: "coreml".into(), memory: 0 }],
+        units: vec![
+            UnitRef::cpu(),
+            UnitRef { name: "npu".into(), backend: "coreml".into(), memory: 0, queues: 4 },
+        ],
         memories: vec![Memory { name: "ram".into(), arena_bytes: 640, ..Memory::default() }],
         links: Vec::new(),
         scratch_bytes: 100,
@@ -141,6 +144,7 @@ pub(crate) fn plan() -> Plan {
             overflow: Overflow::Spill,
             capacities: vec![16, 0, 16, 0],
             groups: vec![GraphGroup { graph: 0, capacity: 16, experts: vec![2, 0] }],
+            batch: None,
             hot: None,
         }],
         subgraphs: vec![Subgraph { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
@@ -170,6 +174,7 @@ pub(crate) fn placement() -> Placement {
         bytes: 1 << 33,
         cost_us: vec![1.5, 0.1],
         why: "hot; \"so\"".into(),
+        decode: vec![DecodeUnit { batch: 1, unit: 0, cost_us: vec![0.5, 2.0], why: "few rows".into() }],
     };
     Placement {
         chunk: 4,

@@ -510,6 +510,12 @@ fn bad_placements_are_refused() {
     refuse_placement("fallback Some(0)", |p| p.overflow = Overflow::Prune);
     refuse_placement("groups[0]: unit 7", |p| p.experts[0].groups[0].unit = 7);
     refuse_placement("costs", |p| p.experts[0].groups[0].cost_us = vec![1.0]);
+    refuse_placement("unit 7 with costs", |p| p.experts[0].groups[0].decode[0].unit = 7);
+    refuse_placement("for 0 rows", |p| p.experts[0].groups[0].decode[0].batch = 0);
+    refuse_placement("do not ascend", |p| {
+        let decode = &mut p.experts[0].groups[0].decode;
+        decode.push(decode[0].clone());
+    });
     refuse_placement("holds nothing", |p| p.experts[0].groups[0].experts.clear());
     refuse_placement("expert 0", |p| p.experts[0].groups[0].experts.push(0));
     refuse_placement("expert 3", |p| p.experts[0].groups[2].experts.push(3));

@@ -2,9 +2,11 @@
 //!
 //! [`paper`] holds what it printed, [`fit`] fits the constants that no device file has to some of these
 //! figures. [`reproduce`] compares the ratios and [`figures`] everything else with the simulation. [`overlap`]
-//! compares the busy experts of recorded data sets. [`tables`] prints all of it, and [`page`] writes the page
-//! of the documentation. No other module contains the paper's results.
+//! compares the busy experts of recorded data sets, and [`drops`] has the quality that dropped tokens cost.
+//! [`tables`] prints all of it, and [`page`] writes the page of the documentation. No other module contains the
+//! paper's results.
 
+pub mod drops;
 pub mod figures;
 pub mod fit;
 pub mod overlap;

@@ -2,9 +2,9 @@
 //! first.
 
 use super::fit::found;
-use super::overlap;
 use super::paper::{Metric, Ratio};
 use super::reproduce::Report;
+use super::{drops, overlap};
 use crate::claim::Claim;
 use moec_device::BUILT_IN;
 use std::fmt::Write as _;
@@ -78,6 +78,7 @@ pub fn page(report: &Report) -> String {
     notes(&mut out, report);
     orders(&mut out, report);
     overlap::section(&mut out, report);
+    drops::section(&mut out, &report.drops);
     out += "\n## What the simulator cannot predict\n\n| where | what | the paper's | why not |\n|---|---|---|---|\n";
     for n in &report.claims.not_modelled {
         let _ = writeln!(out, "| {} | {} | {} | {} |", n.place, n.what, n.paper, n.why);

@@ -4,7 +4,7 @@
 use super::fit::watts;
 use super::page::page;
 use super::paper::{CLAIMS, CONFIGS, GROUPS, Metric};
-use super::reproduce::Report;
+use super::reproduce::{Report, serial};
 use super::{report, tables};
 use crate::claim::printed;
 use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3};
@@ -19,7 +19,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::find("m2-ultra").unwrap());
+static DEVICE: LazyLock<Device> = LazyLock::new(|| serial(Device::find("m2-ultra").unwrap()));
 static REPORT: LazyLock<Report> = LazyLock::new(|| report(None).unwrap());
 
 #[test]

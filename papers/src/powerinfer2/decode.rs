@@ -109,7 +109,7 @@ impl Case<'_> {
             phone: self.phone,
             model: self.model,
             memory: self.phone.memory.scaled(1.0 / PAGED),
-            npu: self.system.npu,
+            units: self.system.dense_units(),
             batch: 1.0,
             part: workers.iter().sum(),
         };

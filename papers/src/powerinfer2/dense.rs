@@ -17,6 +17,17 @@ pub const PAGED: f64 = 1.92;
 /// Positions of a sequence on average: up to 64 of the prompt, and half of 1024 (§7.1).
 pub const POSITIONS: f64 = 64.0 + 512.0;
 
+/// Units that compute attention and the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DenseUnits {
+    /// The cores.
+    Cores,
+    /// The cores or the NPU, whichever takes less time: one of them computes all of it, as in a bundle.
+    One,
+    /// Both, each a part of the heads (§4.1.2). No bundle does that.
+    Both,
+}
+
 /// Dense costs of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Dense<'a> {
@@ -26,8 +37,8 @@ pub struct Dense<'a> {
     pub model: &'a Model,
     /// Its memory, as fast as it is here.
     pub memory: Memory,
-    /// True if the NPU is used.
-    pub npu: bool,
+    /// Units that compute it.
+    pub units: DenseUnits,
     /// Sequences.
     pub batch: f64,
     /// Sum of the computing cores' parts.
@@ -35,35 +46,35 @@ pub struct Dense<'a> {
 }
 
 impl Dense<'_> {
-    /// Bytes that cores, or the NPU, need as long for as for so many weights and a token's multiply-adds of
-    /// each.
-    fn bytes(&self, weights: f64) -> (f64, f64) {
+    /// Times of weights that every token uses, while other bytes are read. The NPU reads the weights `calls`
+    /// times.
+    fn times(&self, weights: f64, other_bytes: f64, calls: f64) -> Times {
         let macs = weights * self.batch;
-        let cpu = (weights * GROUPED).max(self.phone.cpu_bytes_of(macs));
-        (cpu, (weights * CHANNEL).max(self.phone.npu_bytes_of(macs)))
-    }
-
-    /// Times of weights that every token uses, while other bytes are read.
-    fn times(&self, weights: f64, other_bytes: f64) -> Times {
-        let (cpu, npu) = self.bytes(weights);
-        let density = (weights * GROUPED + other_bytes) / (cpu + other_bytes);
-        if self.npu {
-            let all = self.memory.split(self.part, density, cpu + other_bytes, npu + other_bytes);
-            Times { all, both: all, ..Times::default() }
-        } else {
-            let all = (cpu + other_bytes) / self.memory.rates(self.part, density, false).0;
-            Times { all, cpu: all, ..Times::default() }
+        let cpu = (weights * GROUPED).max(self.phone.cpu_bytes_of(macs)) + other_bytes;
+        let density = (weights * GROUPED + other_bytes) / cpu;
+        let npu = (weights * CHANNEL * calls).max(self.phone.npu_bytes_of(macs)) + other_bytes;
+        let on_cores = cpu / self.memory.rates(self.part, density, false).0;
+        let on_npu = npu / self.memory.rates(0.0, 1.0, true).1;
+        match self.units {
+            DenseUnits::Both => {
+                let npu = (weights * CHANNEL).max(self.phone.npu_bytes_of(macs)) + other_bytes;
+                let all = self.memory.split(self.part, density, cpu, npu);
+                Times { all, both: all, ..Times::default() }
+            }
+            DenseUnits::One if on_npu < on_cores => Times { all: on_npu, npu: on_npu, ..Times::default() },
+            DenseUnits::One | DenseUnits::Cores => Times { all: on_cores, cpu: on_cores, ..Times::default() },
         }
     }
 
-    /// Attention of a layer.
+    /// Attention of a layer. A graph of the NPU computes it for one sequence at a time.
     pub fn attention(&self) -> Times {
-        self.times(self.model.attention(), self.model.kv_bytes(POSITIONS) * self.batch)
+        let kv_bytes = self.model.kv_bytes(POSITIONS) * self.batch;
+        self.times(self.model.attention(), kv_bytes, self.batch)
     }
 
     /// The head, once for a token.
     pub fn head(&self) -> Times {
-        self.times(self.model.head(), 0.0)
+        self.times(self.model.head(), 0.0, 1.0)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::activity::{expected, popularity};
 use super::block::{Block, Group, Times};
-use super::dense::{CLUSTER, Dense, PAGED, POSITIONS, hot_neurons};
+use super::dense::{CLUSTER, Dense, DenseUnits, PAGED, POSITIONS, hot_neurons};
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR, TOGETHER};
 use super::phone::Phone;
 use moec_sim::neurons::{NeuronError, Order};
@@ -35,7 +35,7 @@ impl InMemory<'_> {
             phone,
             model,
             memory: phone.memory,
-            npu: self.npu,
+            units: if self.npu { DenseUnits::One } else { DenseUnits::Cores },
             batch: self.batch as f64,
             part: workers.iter().sum(),
         };

@@ -138,8 +138,8 @@ pub(super) fn machine(phone: &Phone) -> String {
         let _ = writeln!(out, "| {what} | {value} | {from} |");
     }
     out.push_str(
-        "\nSystems: *PowerInfer-2*, with the hot share that the planner chooses from a trace; *LLMFlash*, a cache of neurons, bundles of several\n\
-         neurons, nothing overlaps; *llama.cpp*, all weights, mapped; *QNN*, all weights on the NPU; *MLC-LLM*, all weights on the\n\
+        "\nSystems: *PowerInfer-2*, with the hot share that the planner chooses from a trace, and attention and the head on one unit each;\n\
+         *LLMFlash*, a cache of neurons, bundles of several neurons, nothing overlaps; *llama.cpp*, all weights, mapped; *QNN*, all weights on the NPU; *MLC-LLM*, all weights on the\n\
          GPU. How a system works where the paper leaves it open was chosen with its figures at hand in three places: *Baseline* and\n\
          *+Bundle* keep nothing from token to token, threads of LLMFlash and llama.cpp get in each other's way at UFS, and the Ace 2's UFS.\n\
          Table 7 is of accuracy, which no simulation gives: [qnn-networks.md](qnn-networks.md#accuracy) has it in kind, measured.\n\n",

@@ -3,7 +3,7 @@
 
 use super::activity::{Activity, popularity};
 use super::decode::{Case, Size};
-use super::dense::{CLUSTER, LONG, PAGED, bundle};
+use super::dense::{CLUSTER, Dense, DenseUnits, LONG, PAGED, bundle};
 use super::in_memory::InMemory;
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR, TOGETHER};
 use super::phone::{Cluster, Memory, Phone};
@@ -27,7 +27,8 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
     let (cpu, npu) = memory.rates(1.0, rows * GROUPED / neuron, true);
     let predict = PREDICTOR.max(phone.cpu_bytes_of(2.0 * PREDICTOR * batch as f64));
     let dense = model.neuron() * CHANNEL;
-    let attention = memory.split(1.0, 1.0, model.attention() * GROUPED, model.attention() * CHANNEL);
+    let dense_work =
+        Dense { phone, model, memory: *memory, units: DenseUnits::One, batch: batch as f64, part: 1.0 };
     let bundle = bundle(model, &phone.ufs.random)?;
     let seconds =
         |bytes: u64| if bytes == 0 { 0.0 } else { phone.ufs.random_seconds(bytes, 128e6, Cluster::Mid) };
@@ -40,7 +41,7 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
         sparse: neuron / cpu,
         predict: predict / cpu,
         gate: 0.0,
-        attention,
+        attention: dense_work.attention().all,
         bytes: dense,
         disk: phone.ufs.sequential.rate(LONG),
         read,

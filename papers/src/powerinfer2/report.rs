@@ -8,7 +8,7 @@ use super::models::{BAMBOO, CHANNEL, MIXTRAL, MODELS, Model, QWEN2};
 use super::phone::{Cluster, Phone};
 use super::planned::{ReadsFrom, planned, planned_on_ufs, searched, searched_on_ufs};
 use super::prefill::{Layer, Prompt};
-use super::systems::{ABLATION, CPU_ONLY, LLMFLASH, MATRIX, POWERINFER2, System};
+use super::systems::{ABLATION, CPU_ONLY, DIVIDED, LLMFLASH, MATRIX, POWERINFER2, System};
 use moec_sim::neurons::NeuronError;
 
 /// §7.2.3: gigabytes in use before any neuron is cached.
@@ -305,7 +305,7 @@ impl Bench<'_> {
     }
 
     fn ablation(&self) -> Result<Vec<(&'static str, SystemRun)>, NeuronError> {
-        let all = ABLATION.into_iter().chain([MATRIX]);
+        let all = ABLATION.into_iter().chain([DIVIDED, MATRIX]);
         all.map(|s| Ok((s.name, SystemRun::planned(&self.case(&BAMBOO, s, 0.5))?))).collect()
     }
 

@@ -1,5 +1,6 @@
 //! Compared systems: how each reads, keeps and computes neurons.
 
+use super::dense::DenseUnits;
 use super::phone::Cluster;
 use moec_sim::neurons::Order;
 
@@ -26,10 +27,23 @@ pub struct System {
     pub cached: bool,
     /// Order of overlaps; `None`: nothing is computed while UFS is read.
     pub order: Option<Order>,
-    /// The NPU computes part of the attention and the hot neurons.
+    /// The NPU computes the hot neurons, and attention and the head where it takes less time than the cores.
     pub npu: bool,
+    /// Attention and the head are divided between both units (§4.1.2).
+    pub divides_attention: bool,
     /// The core that only reads; `None`: all cores compute and read.
     pub reader: Option<Cluster>,
+}
+
+impl System {
+    /// Units that compute attention and the head.
+    pub const fn dense_units(&self) -> DenseUnits {
+        match (self.npu, self.divides_attention) {
+            (false, _) => DenseUnits::Cores,
+            (true, false) => DenseUnits::One,
+            (true, true) => DenseUnits::Both,
+        }
+    }
 }
 
 /// PowerInfer-2.
@@ -39,6 +53,7 @@ pub const POWERINFER2: System = System {
     cached: true,
     order: Some(Order::Cluster),
     npu: true,
+    divides_attention: false,
     reader: Some(Cluster::Big),
 };
 
@@ -56,6 +71,7 @@ pub const LLMFLASH: System = System {
     cached: true,
     order: None,
     npu: false,
+    divides_attention: false,
     reader: None,
 };
 
@@ -67,6 +83,10 @@ pub const ABLATION: [System; 5] = [
     System { name: "+Pipeline", npu: false, ..POWERINFER2 },
     System { name: "+XPU", ..POWERINFER2 },
 ];
+
+/// The paper's division of attention between the units, which no bundle has.
+pub const DIVIDED: System =
+    System { name: "+XPU, attention divided (§4.1.2)", divides_attention: true, ..POWERINFER2 };
 
 /// With a barrier between matrices (Figure 6a), which the paper does not measure.
 pub const MATRIX: System =

@@ -4,14 +4,14 @@
 use super::block::{Block, Group};
 use super::claims::claims;
 use super::decode::{Case, Size};
-use super::dense::bundle;
+use super::dense::{Dense, bundle};
 use super::in_memory::{InMemory, mapped};
 use super::machine::{oneplus_12, oneplus_ace_2};
 use super::models::{BAMBOO, MIXTRAL, MODELS, Model};
 use super::planned::{planned, searched};
 use super::plots::plots;
 use super::report::Report;
-use super::systems::{ABLATION, LLMFLASH, POWERINFER2};
+use super::systems::{ABLATION, CPU_ONLY, DIVIDED, LLMFLASH, MATRIX, POWERINFER2, System};
 use super::{details, page};
 use crate::claim::check_page;
 use moec_sim::neurons::{Order, Phases};
@@ -49,6 +49,32 @@ fn each_optimization_helps_and_runs_are_reproducible() {
         assert!((t.cpu + t.npu + t.both + t.exposed - t.all).abs() < 1e-9 * t.all, "{t:?}");
         assert!(t.exposed <= t.reading * 1.0001, "{t:?}");
     }
+}
+
+#[test]
+fn divided_attention_is_a_variant_that_no_other_row_uses() {
+    let phone = oneplus_12().expect("a phone");
+    let dense = |system: System, batch| Dense {
+        phone: &phone,
+        model: &BAMBOO,
+        memory: phone.memory,
+        units: system.dense_units(),
+        batch,
+        part: 1.0,
+    };
+    for system in ABLATION.into_iter().chain([POWERINFER2, CPU_ONLY, LLMFLASH, MATRIX]) {
+        assert!(!system.divides_attention, "{}", system.name);
+        for work in [dense(system, 1.0).attention(), dense(system, 1.0).head()] {
+            assert!(work.both == 0.0 && work.cpu.max(work.npu) == work.all, "{}: {work:?}", system.name);
+        }
+    }
+    // One unit computes all of it: the NPU for one sequence, and the cores for four, which it takes one by one.
+    let [one, four] = [1.0, 4.0].map(|batch| dense(POWERINFER2, batch).attention());
+    assert!(one.npu == one.all && four.cpu == four.all, "{one:?} {four:?}");
+    let divided = dense(DIVIDED, 1.0).attention();
+    assert!(divided.both == divided.all && divided.all < one.all, "{divided:?} {one:?}");
+    let named = REPORT.ablation.iter().filter(|(name, _)| *name == DIVIDED.name);
+    assert_eq!(named.count(), 1);
 }
 
 #[test]

@@ -139,6 +139,7 @@ impl Machine {
             near: (self.dimms > 0).then_some(near),
             bring_us: expert(pcie),
             first_bring_us: 0.0,
+            launch_us: 0.0,
             striped_us: expert(1e-3 / (CHANNELS * self.rates.striped_gbs)),
             localized_us: expert(1e-3 / self.rates.localized_gbs),
             row_us: (4 * model.width) as f64 * pcie,
@@ -165,7 +166,7 @@ impl Machine {
     /// Rows of a batch in bf16, each of which goes to the host once and comes back once.
     pub fn rows(&self, model: &Model, batch: usize) -> Rows {
         let bytes = if self.rows { 2.0 * batch as f64 * model.width as f64 } else { 0.0 };
-        Rows { to_host: bytes, to_gpu: bytes }
+        Rows { to_host: bytes, to_gpu: bytes, prompt: false }
     }
 }
 

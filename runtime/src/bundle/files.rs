@@ -68,6 +68,15 @@ impl BundleReader {
         Self { bundle: Arc::clone(&self.bundle), prefix: format!("{}{folder}/", self.prefix) }
     }
 
+    /// A reader of the same files with mappings of its own: files that are read again are checked again.
+    #[must_use]
+    pub fn reopened(&self) -> Self {
+        let Listing { folder, files, check, whole, .. } = &*self.bundle;
+        let (folder, files) = (folder.clone(), files.clone());
+        let bundle = Listing { folder, files, check: *check, whole: *whole, maps: Mutex::default() };
+        Self { bundle: Arc::new(bundle), prefix: self.prefix.clone() }
+    }
+
     /// Folder of the files: the bundle's, or one inside of it.
     pub fn folder(&self) -> PathBuf {
         self.bundle.folder.join(&self.prefix)

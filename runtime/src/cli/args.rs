@@ -65,10 +65,15 @@ pub struct Common {
     /// Map weights and read them when they are first needed, instead of all of them after the first prompt
     #[arg(long)]
     pub(super) no_preload: bool,
+    /// Divide experts between CPU and GPU by the costs of the bundle, which the first calls else correct by
+    /// what they measure: equal runs then divide alike
+    #[arg(long)]
+    pub(super) fixed_costs: bool,
     /// Do not check the checksums of experts that are read from disk, to measure their cost
     #[arg(long, conflicts_with = "no_budget")]
     pub(super) no_verify_reads: bool,
-    /// Maximum number of layers ahead whose experts are read before they are requested [default: as compiled]
+    /// Maximum number of layers ahead whose experts are read from disk, or transferred to the frames of a GPU,
+    /// before they are requested [default: as compiled]
     #[arg(long, value_name = "N", value_parser = between(0..=3usize, "from 0 to 3"), allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) prefetch: Option<usize>,
 }

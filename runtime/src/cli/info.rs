@@ -97,12 +97,14 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "frame_bytes": p.frame_bytes,
                 "frames": p.frames,
                 "neurons_per_frame": p.neurons,
+                "gates_on_disk": p.gates_on_disk(),
                 "staging_frames": p.staging,
                 "policy": p.policy,
                 "pinned": p.pinned.len(),
                 "pinned_bytes": p.frame_bytes.saturating_mul(p.pinned.len() as u64),
                 "threads": p.threads,
                 "reader": paging::reader(context.program, context.bundle).ok(),
+                "locked_bytes": paging::locked(context.program, context.bundle).ok().map(|l| l.bytes),
                 "cores": cores,
             })),
         });
@@ -160,13 +162,18 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 paging.threads,
                 match paging.neurons {
                     0 => format!("{} of {experts} experts in memory", paging.frames),
-                    n => format!("gates and {} neurons in memory", u64::from(paging.frames) * u64::from(n)),
+                    n => {
+                        let gates = if paging.gates_on_disk() { "" } else { "gates and " };
+                        format!("{gates}{} neurons in memory", u64::from(paging.frames) * u64::from(n))
+                    }
                 },
                 pinned,
                 paging.policy
             ),
         ));
         lines.push(("disk", reader));
+        let locked = paging::locked(p, context.bundle);
+        lines.push(("locked", locked.map_or_else(|e| e.to_string(), |locked| locked.to_string())));
         lines.extend(cores.map(|cores| ("cores", cores)));
     }
     if let Some(b) = m.big_little {
@@ -194,7 +201,7 @@ struct Capacities {
 impl Capacities {
     /// `None` if no experts have capacities.
     fn of(p: &Program) -> Option<Self> {
-        p.expert_sets.iter().find(|s| s.hot.is_none())?;
+        p.expert_sets.iter().find(|s| s.batch.is_none())?;
         // Every layer routes `k` rows per token.
         let rates = p.placement.experts.iter().filter_map(|t| Some((f64::from(t.k), t.expected?)));
         let (rows, over) = rates.fold((0.0, 0.0), |(rows, over), (k, expected)| {

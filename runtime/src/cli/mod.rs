@@ -215,7 +215,7 @@ impl<'a> Context<'a> {
             let given = [
                 ("--budget", common.budget.is_some()),
                 ("--no-verify-reads", common.no_verify_reads),
-                ("--prefetch", common.prefetch.is_some()),
+                ("--prefetch", common.prefetch.is_some() && self.program.experts.policy.cached().is_none()),
             ];
             if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
                 let what = format!(
@@ -245,6 +245,8 @@ impl<'a> Context<'a> {
             resident: common.no_budget,
             weights: common.weights,
             lazy: common.no_preload,
+            fixed_costs: common.fixed_costs,
+            ahead: common.prefetch,
             paging: Some(paging),
             stop,
             warn: Some(warn),

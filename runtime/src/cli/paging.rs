@@ -1,6 +1,7 @@
 //! Statistics of experts on disk, for people and programs.
 
 use super::size;
+use crate::exec::graphs::LoadCounts;
 use crate::offload::paging::Report;
 use serde_json::{Value, json};
 
@@ -11,10 +12,12 @@ pub(super) fn add(to: &mut Value, report: &Report) {
         "peak": crate::platform::cpu::peak_memory(),
         "frames": report.frame_bytes,
         "pinned": report.pinned_bytes,
+        "locked": report.locked,
     });
     to["disk"] = json!({
         "reader": report.reader,
         "bytes": report.disk.bytes,
+        "gate_bytes": report.gate_bytes,
         "busy_seconds": report.disk.busy.as_secs_f64(),
         "bytes_per_second": per_second(report),
         "block_bytes": report.block_bytes,
@@ -36,6 +39,18 @@ pub(super) fn add(to: &mut Value, report: &Report) {
         "predicted": report.predicted,
         "second_pass": {"used": report.second_pass.used, "named": report.second_pass.named},
     });
+    let LoadCounts { ahead, waited, freed, bytes, held, peak } = report.loads;
+    if bytes > 0 {
+        to["cache"]["current_frames"] = json!(report.current_frames);
+        to["graphs"] = json!({
+            "read_ahead": ahead,
+            "waited": waited,
+            "freed": freed,
+            "bytes": bytes,
+            "held": held,
+            "peak": peak,
+        });
+    }
 }
 
 /// The statistics in one line.
@@ -56,9 +71,24 @@ pub(super) fn line(report: &Report) -> String {
         0 => String::new(),
         n => format!("; {n} read before they were requested"),
     };
+    let gates = if report.gates_on_disk {
+        format!(" ({} of them gates)", size(report.gate_bytes))
+    } else {
+        String::new()
+    };
+    let graphs = match report.loads {
+        LoadCounts { bytes: 0, .. } => String::new(),
+        loads => format!(
+            "; graphs: {} read, {} artifacts ahead and {} when needed, {} freed",
+            size(loads.bytes),
+            loads.ahead,
+            loads.waited,
+            loads.freed
+        ),
+    };
     format!(
-        "disk: {} read{rate}, waited {:.1} s; {what}: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
-         used{pinned}{start}{}; budget {}",
+        "disk: {} read{gates}{rate}, waited {:.1} s; {what}: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
+         used{pinned}{start}{}{graphs}; budget {}",
         size(report.disk.bytes),
         report.stalled.as_secs_f64(),
         report.policy,

@@ -2,6 +2,7 @@
 
 use crate::exec::unit::Launch;
 use moec_ir::op::DispatchLayout;
+use std::ops::Range;
 
 /// Experts whose counts fit on the stack. Kimi-K2 has 384.
 const FEW: usize = 1024;
@@ -29,13 +30,21 @@ pub(crate) unsafe fn scores<'a>(
     }
 }
 
-/// Groups the slots (token, choice) of the first `n` rows by expert. With `partial`, an id of −1 has no slot:
-/// another unit serves the choice. If several units have experts, `units` names the unit of each, and experts
-/// of one unit are adjacent.
+/// Order of the active experts of a table: by unit, then by rank, then the busiest first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExpertOrder<'a> {
+    /// By expert: the unit that computes it. Empty: one unit computes all.
+    pub units: &'a [u32],
+    /// By expert: its rank among those of its unit. Empty: all ranks are equal.
+    pub ranks: &'a [u64],
+}
+
+/// Groups the slots (token, choice) of the first `n` rows by expert, in this order. With `partial`, an id of
+/// −1 has no slot: another unit serves the choice.
 ///
 /// `ids` is `i32[rows, k]`, `out` is the table that [`DispatchLayout`] describes. Unused words of `out`
 /// (experts and starts past the active ones, tokens and slots past the valid rows) are −1. So the table is a
-/// function of the valid rows alone.
+/// function of the valid rows and the order alone.
 ///
 /// # Errors
 /// An id that is not an expert. The table is then empty.
@@ -46,7 +55,7 @@ pub fn dispatch(
     layout: DispatchLayout,
     n: usize,
     partial: bool,
-    units: Option<&[u32]>,
+    order: ExpertOrder<'_>,
     ids: &[i32],
     out: &mut [i32],
 ) -> Result<(), i32> {
@@ -80,8 +89,9 @@ pub fn dispatch(
     }
     // Ties stay in the order of ids.
     let ranked = &mut out[layout.expert()..layout.expert() + active];
-    let unit = |e: i32| units.and_then(|h| h.get(e as usize)).copied().unwrap_or(0);
-    ranked.sort_unstable_by_key(|&e| (unit(e), std::cmp::Reverse(next[e as usize]), e));
+    let unit = |e: i32| order.units.get(e as usize).copied().unwrap_or(0);
+    let rank = |e: i32| order.ranks.get(e as usize).copied().unwrap_or(0);
+    ranked.sort_unstable_by_key(|&e| (unit(e), rank(e), std::cmp::Reverse(next[e as usize]), e));
     // Counts become the next free slot of each expert.
     let mut start = 0;
     for rank in 0..active {
@@ -112,10 +122,19 @@ pub fn of_unit(layout: DispatchLayout, units: &[u32], unit: u32, table: &[i32], 
     let lives = |e: &&i32| usize::try_from(**e).ok().and_then(|e| units.get(e)) == Some(&unit);
     let first = experts.iter().position(|e| lives(&e)).unwrap_or(active);
     let count = experts[first..].iter().take_while(lives).count();
+    of_range(layout, first..first + count, table, own);
+}
+
+/// The table of some experts, those at `range` among the active ones of `table`, with their slots there.
+///
+/// # Panics
+/// If a table is shorter than the layout says, or if it has fewer active experts.
+pub fn of_range(layout: DispatchLayout, range: Range<usize>, table: &[i32], own: &mut [i32]) {
+    let (first, count) = (range.start, range.len());
     own[..layout.words()].copy_from_slice(&table[..layout.words()]);
     own[layout.expert()..layout.token()].fill(-1);
     own[0] = count as i32;
-    own[layout.expert()..][..count].copy_from_slice(&experts[first..][..count]);
+    own[layout.expert()..][..count].copy_from_slice(&table[layout.expert() + first..][..count]);
     own[layout.start()..][..=count].copy_from_slice(&table[layout.start() + first..][..=count]);
 }
 
@@ -170,7 +189,7 @@ mod tests {
             let mut out = vec![77; layout.words()];
             // `partial` is off if every choice is served.
             let partial = ids[..n * layout.k].contains(&-1);
-            dispatch(layout, n, partial, None, &ids, &mut out).unwrap();
+            dispatch(layout, n, partial, ExpertOrder::default(), &ids, &mut out).unwrap();
             prop_assert_eq!(out, naive(layout, n, &ids));
         }
     }
@@ -179,7 +198,7 @@ mod tests {
     fn busiest_first_ties_by_id() {
         let layout = DispatchLayout { rows: 4, k: 2, experts: 4 };
         let mut out = vec![0; layout.words()];
-        dispatch(layout, 3, false, None, &[3, 1, 1, 3, 2, 1, 0, 0], &mut out).unwrap();
+        dispatch(layout, 3, false, ExpertOrder::default(), &[3, 1, 1, 3, 2, 1, 0, 0], &mut out).unwrap();
         assert_eq!(out[..2], [3, 6]);
         assert_eq!(out[layout.expert()..layout.start()], [1, 3, 2, -1]);
         assert_eq!(out[layout.start()..layout.token()], [0, 3, 5, 6, -1]);
@@ -187,12 +206,32 @@ mod tests {
         assert_eq!(out[layout.slot()..], [3, 0, 1, 4, 5, 2, -1, -1]);
     }
 
+    /// A unit's experts go by rank, and a range of them has their slots.
+    #[test]
+    fn ranks_precede_loads_and_ranges_keep_slots() {
+        let layout = DispatchLayout { rows: 4, k: 2, experts: 5 };
+        let ids = [3, 1, 1, 3, 2, 1, 4, 2];
+        let order = ExpertOrder { units: &[0, 1, 1, 1, 0], ranks: &[0, 9, 0, 0, 0] };
+        let (mut out, mut own, mut part) =
+            (vec![0; layout.words()], vec![0; layout.words()], vec![0; layout.words()]);
+        dispatch(layout, 4, false, order, &ids, &mut out).unwrap();
+        assert_eq!(out[layout.expert()..layout.start()], [4, 2, 3, 1, -1]);
+        assert_eq!(out[layout.start()..layout.token()], [0, 1, 3, 5, 8, -1]);
+        of_unit(layout, order.units, 1, &out, &mut own);
+        assert_eq!((own[0], &own[layout.expert()..layout.start()]), (3, &[2, 3, 1, -1, -1][..]));
+        of_range(layout, 1..3, &own, &mut part);
+        assert_eq!((part[0], &part[layout.expert()..layout.start()]), (2, &[3, 1, -1, -1, -1][..]));
+        assert_eq!(part[layout.start()..layout.token()], [3, 5, 8, -1, -1, -1]);
+        assert_eq!(part[layout.token()..], out[layout.token()..]);
+    }
+
     #[test]
     fn an_unknown_expert_is_refused() {
         let layout = DispatchLayout { rows: 1, k: 2, experts: 4 };
         for bad in [-1, 4, i32::MAX, i32::MIN] {
             let mut out = vec![9; layout.words()];
-            assert_eq!(dispatch(layout, 1, false, None, &[0, bad], &mut out), Err(bad));
+            let dispatched = dispatch(layout, 1, false, ExpertOrder::default(), &[0, bad], &mut out);
+            assert_eq!(dispatched, Err(bad));
             assert_eq!(out[0], 0);
         }
     }

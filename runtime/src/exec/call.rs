@@ -3,20 +3,23 @@
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
 use crate::exec::accelerators::Residents;
+use crate::exec::builtin;
 use crate::exec::timeline::{Timeline, What};
 use crate::exec::unit::{ComputeUnit, ExpertPart, Launch, LayerPart, PoolThread, StepFault, Units};
 use crate::platform::memory::Addr;
 use crate::schedule::dispatch::{Assigner, TransferQueue};
+use crate::schedule::warm_up::PlannedWork;
 use crate::sync::barrier::Barrier;
 use crate::sync::events::Events;
 use crate::weights::owned::LoadProgress;
 use crate::weights::store::Store;
-use moec_ir::plan::{Arg, Entry, Grid, RowSpace};
-use std::collections::HashSet;
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{self, Arg, Builtin, Entry, Grid, RowSpace, Span, Step};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A step with its addresses.
 struct BoundStep {
@@ -29,13 +32,41 @@ struct BoundStep {
     layer_part: Option<LayerPart>,
     /// Amount of the weights that must have arrived ([`LoadProgress::wait`]).
     needs: usize,
-    /// Layer whose experts are copied to its unit at run time, if the step reads them.
-    transferred_layer: Option<usize>,
+    /// Experts that are copied to its unit at run time, if the step reads them.
+    transferred: Option<TransferredExperts>,
+    /// Experts of a layer that it shares with another unit, if it is a step of the CPU.
+    divided: Option<DividedExperts>,
+    /// Layer whose experts have been computed before the step, if experts move between steps and no earlier
+    /// step of the CPU is that late.
+    computed: Option<usize>,
     /// Events of steps of other units that it waits for.
     waits: Range<usize>,
     /// Event of the step, if another unit waits for it.
     event: Option<usize>,
 }
+
+/// Experts of a step that are copied to its unit at run time. The step is executed once for each wave of
+/// them, with a dispatch table of the wave.
+#[derive(Clone, Copy)]
+struct TransferredExperts {
+    /// Layer, counted over those whose experts are assigned at run time.
+    layer: usize,
+    /// Step that copies the unit's dispatch table to its memory.
+    table: usize,
+    layout: DispatchLayout,
+}
+
+/// Experts that a step of the CPU shares with another unit.
+#[derive(Clone, Copy)]
+struct DividedExperts {
+    /// Layer, counted over those whose experts are assigned at run time.
+    layer: usize,
+    /// Whether the step is the first, and the last, of the CPU's steps on these experts.
+    ends: [bool; 2],
+}
+
+/// Time of the CPU's experts of a layer so far, on its first thread.
+type CpuTime = Option<(PlannedWork, Duration)>;
 
 /// Steps of an entry point, with the addresses of all of them in one vector.
 pub(crate) struct Bound {
@@ -131,7 +162,12 @@ pub(crate) fn bind(
         Bound { steps: Vec::with_capacity(count), args: Vec::new(), waits: Vec::new(), events: Vec::new() };
     let unit_of = |i: u32| entry.steps.get(i as usize).map(|s| s.unit);
     let mut event_of: Vec<Option<usize>> = vec![None; count];
-    let mut ups = HashSet::new();
+    // By layer of neurons on disk, the last step that reads them.
+    let mut downs = HashMap::new();
+    for (i, step) in entry.steps.iter().enumerate() {
+        downs.extend(step.args.iter().filter_map(|&arg| Some((neurons_of(program, arg)?, i))));
+    }
+    let computed = assigner.map(|assigner| computed(entry, assigner));
     for step in &entry.steps {
         let elsewhere = |d: &&u32| unit_of(**d).is_some_and(|unit| unit != step.unit);
         for &d in step.deps.iter().filter(elsewhere) {
@@ -158,15 +194,16 @@ pub(crate) fn bind(
             rows: step.rows,
             grid: step.grid,
             barrier: step.barrier,
-            layer_part: step.args.iter().find_map(|&arg| layer_part(program, arg, &mut ups)).filter(|_| here),
+            layer_part: step
+                .args
+                .iter()
+                .find_map(|&arg| layer_part(program, arg, &|layer| downs.get(&layer) == Some(&i)))
+                .filter(|_| here),
             // Weights of another memory have been copied there.
             needs: step.args.iter().filter(|_| here).map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
-            transferred_layer: assigner.and_then(|a| {
-                step.args.iter().find_map(|arg| match *arg {
-                    Arg::Matrices(segment) => a.transferred_layer(step.unit as usize, segment),
-                    _ => None,
-                })
-            }),
+            transferred: assigner.map_or(Ok(None), |_| transferred(program, entry, i))?,
+            divided: divided(entry, i, assigner),
+            computed: computed.as_ref().and_then(|steps| steps.get(i).copied().flatten()),
             waits: from..bound.waits.len(),
             event: event_of[i],
         });
@@ -174,16 +211,118 @@ pub(crate) fn bind(
     Ok(bound)
 }
 
+/// Layer, counted over those on disk, whose neurons an argument names, if these are read one by one.
+fn neurons_of(program: &Program, arg: Arg) -> Option<usize> {
+    let Arg::Matrices(segment) = arg else { return None };
+    let paging = program.paging.as_ref().filter(|p| p.by_neurons())?;
+    paging.layers.iter().position(|l| l.down == segment)
+}
+
+/// By step of the CPU: the layer whose experts have been computed when its threads begin it, at the first such
+/// step, if experts move between steps.
+fn computed(entry: &Entry, assigner: &Assigner) -> Vec<Option<usize>> {
+    let steps = &entry.steps;
+    let units = steps.iter().map(|s| s.unit as usize + 1).max().unwrap_or(0);
+    let layer = |step: &Step| {
+        step.args.iter().find_map(|arg| match *arg {
+            Arg::Matrices(segment) => assigner.moving_layer(segment),
+            _ => None,
+        })
+    };
+    // By layer: the steps on its experts.
+    let mut readers: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (i, step) in steps.iter().enumerate() {
+        if let Some(layer) = layer(step) {
+            readers.entry(layer).or_default().push(i);
+        }
+    }
+    let mut found = vec![None; steps.len()];
+    // By unit: its steps before this one have ended.
+    let mut ended = vec![0; units];
+    for (i, step) in steps.iter().enumerate().filter(|(_, step)| step.unit == 0) {
+        // A step ends after the earlier ones of its unit, and after those that it waits for.
+        let mut open: Vec<(usize, usize)> = step
+            .deps
+            .iter()
+            .map(|&d| d as usize)
+            .filter_map(|d| {
+                let unit = steps.get(d)?.unit as usize;
+                (unit != 0).then_some((unit, d + 1))
+            })
+            .collect();
+        open.extend(step.barrier.then_some((0, i)));
+        while let Some((unit, end)) = open.pop() {
+            let begin = ended[unit];
+            ended[unit] = end.max(begin);
+            for earlier in steps.get(begin..end).into_iter().flatten().filter(|s| s.unit as usize == unit) {
+                for &d in &earlier.deps {
+                    let of = steps.get(d as usize).map_or(unit, |s| s.unit as usize);
+                    open.extend((of != unit).then_some((of, d as usize + 1)));
+                }
+            }
+        }
+        let is_done = |readers: &Vec<usize>| readers.iter().all(|&r| r < ended[steps[r].unit as usize]);
+        if let Some(layer) = readers.iter().find(|(_, readers)| is_done(readers)).map(|(layer, _)| *layer) {
+            readers.remove(&layer);
+            found[i] = Some(layer);
+        }
+    }
+    found
+}
+
+/// The experts that step `i` shares with another unit, if it is a step of the CPU.
+fn divided(entry: &Entry, i: usize, assigner: Option<&Assigner>) -> Option<DividedExperts> {
+    let assigner = assigner?;
+    let layer_of = |step: &Step| {
+        let mut segments = step.args.iter().filter_map(|arg| match *arg {
+            Arg::Matrices(segment) if step.unit == 0 => Some(segment),
+            _ => None,
+        });
+        segments.find_map(|segment| assigner.divided_layer(segment))
+    };
+    let layer = layer_of(entry.steps.get(i)?)?;
+    let same = |step: &Step| layer_of(step) == Some(layer);
+    let ends = [entry.steps.iter().position(same), entry.steps.iter().rposition(same)];
+    Some(DividedExperts { layer, ends: ends.map(|end| end == Some(i)) })
+}
+
+/// The experts of step `i` that are copied to its unit at run time, if it reads such experts.
+///
+/// # Errors
+/// A step whose dispatch table no earlier step copies.
+fn transferred(program: &Program, entry: &Entry, i: usize) -> Result<Option<TransferredExperts>> {
+    let Some(step) = entry.steps.get(i) else { return Ok(None) };
+    let Some(layer) = program.transferred_layer(step) else { return Ok(None) };
+    let Grid::Experts { table, .. } = step.grid else { return Ok(None) };
+    let table = step.args.get(table as usize);
+    let before = || entry.steps.iter().enumerate().take(i).rev();
+    let copy = before().find_map(|(at, copy)| match (copy.code, copy.args.as_slice()) {
+        (plan::Code::Builtin(Builtin::Copy { span: Span::Whole, .. }), [from, to]) => {
+            (Some(to) == table && copy.unit == step.unit).then_some((at, *from))
+        }
+        _ => None,
+    });
+    let found = copy.and_then(|(table, from)| {
+        let layout = before().find_map(|(_, of)| match of.code {
+            plan::Code::Builtin(Builtin::Dispatch { rows, k, experts, .. }) if of.args.contains(&from) => {
+                Some(DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize })
+            }
+            _ => None,
+        })?;
+        Some(TransferredExperts { layer, table, layout })
+    });
+    found.map(Some).ok_or_else(|| Error::plan(format!("no step copies the dispatch table of step {i}")))
+}
+
 /// Part of the experts of a layer on SSD that an argument belongs to.
 ///
-/// Neurons are one segment: the first step that reads it multiplies by up, the next one by down. `ups` holds
-/// the layers whose first step was found.
-fn layer_part(program: &Program, arg: Arg, ups: &mut HashSet<usize>) -> Option<LayerPart> {
+/// Neurons are one segment: the last step that reads it multiplies by down, the ones before by gates or up.
+fn layer_part(program: &Program, arg: Arg, is_down: &dyn Fn(usize) -> bool) -> Option<LayerPart> {
     let Arg::Matrices(segment) = arg else { return None };
     let paging = program.paging.as_ref()?;
     if paging.by_neurons() {
-        let layer = paging.layers.iter().position(|l| l.down == segment)?;
-        let part = if ups.insert(layer) { ExpertPart::GateUp } else { ExpertPart::Down };
+        let layer = neurons_of(program, arg)?;
+        let part = if is_down(layer) { ExpertPart::Down } else { ExpertPart::GateUp };
         return Some(LayerPart { layer, part });
     }
     paging.layers.iter().enumerate().find_map(|(layer, l)| {
@@ -227,6 +366,7 @@ impl Walk<'_> {
     /// walks [`Walk::accelerator`] at the same time.
     pub(crate) unsafe fn span(&self, steps: Range<usize>, thread: PoolThread, barrier: &Barrier) {
         let mut ready = true;
+        let mut timed: CpuTime = None;
         for i in steps {
             let step = &self.bound.steps[i];
             if step.unit != 0 {
@@ -236,17 +376,48 @@ impl Walk<'_> {
                 barrier.wait();
             }
             self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
+            if let (0, Some(_), Some(assigner)) = (thread.index, step.computed, self.assigner) {
+                let fail = |fault| drop(self.fault.set(fault));
+                // SAFETY: all steps on the experts of the last dispatched layer have ended, and those of the
+                // next one are not dispatched yet.
+                unsafe { assigner.computed(Units(self.units), &fail) };
+            }
             // No weights become ready after a failure, so all threads stop at the same step. They still meet
             // at every barrier.
             ready = ready && self.has_weights(i);
             if ready {
                 // SAFETY: the plan has a barrier before every step that depends on an earlier one. Steps of
                 // other units that it depends on have ended.
-                unsafe { self.step(i, thread, thread.index) };
+                unsafe {
+                    let step = || self.step(i, thread, thread.index);
+                    if thread.index == 0 { self.time(i, &mut timed, step) } else { step() }
+                };
             }
             if let Some(event) = step.event {
                 self.events.arrive(event);
             }
+        }
+    }
+
+    /// Executes step `i` of the CPU. Its time is added to `timed` if costs are measured, unless it waits for
+    /// experts on disk.
+    fn time(&self, i: usize, timed: &mut CpuTime, execute: impl FnOnce()) {
+        let step = &self.bound.steps[i];
+        let Some((assigner, of)) = self.assigner.zip(step.divided.filter(|_| step.layer_part.is_none()))
+        else {
+            return execute();
+        };
+        let [first, last] = of.ends;
+        if first {
+            *timed = assigner.timed_cpu(of.layer).map(|work| (work, Duration::ZERO));
+        }
+        let begin = timed.map(|_| Instant::now());
+        execute();
+        if let (Some((_, time)), Some(begin)) = (timed.as_mut(), begin) {
+            *time += begin.elapsed();
+        }
+        if let Some((work, time)) = timed.take_if(|_| last) {
+            assigner.took(work, time);
         }
     }
 
@@ -257,26 +428,87 @@ impl Walk<'_> {
     pub(crate) unsafe fn accelerator(&self, steps: Range<usize>, unit: usize, scratch: Addr, track: usize) {
         let Some(accelerator) = self.units.get(unit).and_then(Option::as_ref) else { return };
         let thread = PoolThread { index: 0, of: 1, scratch };
-        for i in steps {
+        let own = |&i: &usize| self.bound.steps[i].unit == unit;
+        let mut steps = steps.filter(own).peekable();
+        while let Some(i) = steps.next() {
             let step = &self.bound.steps[i];
-            if step.unit != unit {
-                continue;
-            }
             self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
-            if let Some((assigner, layer)) = self.assigner.zip(step.transferred_layer) {
-                assigner.wait(layer);
-            }
-            // The result of a failed step is never an operand.
-            if self.fault.get().is_none() && self.has_weights(i) {
+            let mut last = i;
+            if let Some((assigner, experts)) = self.assigner.zip(step.transferred) {
+                // All steps on a wave come before the next wave.
+                while let Some(next) = steps.next_if(|&next| self.continues(experts, next)) {
+                    last = next;
+                }
+                // SAFETY: as below.
+                unsafe { self.waves(assigner, experts, &|| (i..=last).filter(own), thread, track) };
+            } else if self.fault.get().is_none() && self.has_weights(i) {
+                // The result of a failed step is never an operand.
                 // SAFETY: steps of this unit have been submitted in their order, and others have ended.
                 unsafe { self.step(i, thread, track) };
             }
-            if let Some(event) = step.event {
+            for event in (i..=last).filter(own).filter_map(|i| self.bound.steps[i].event) {
                 accelerator.wait(self.fault);
                 self.events.arrive(event);
             }
         }
         accelerator.wait(self.fault);
+    }
+
+    /// Whether step `i` reads the same transferred experts, and waits for no other unit.
+    fn continues(&self, experts: TransferredExperts, i: usize) -> bool {
+        let step = &self.bound.steps[i];
+        step.transferred.is_some_and(|of| of.layer == experts.layer) && step.waits.is_empty()
+    }
+
+    /// Executes the steps on a layer's transferred experts, once for each wave: those that the unit holds,
+    /// then the others as their transfers end.
+    ///
+    /// # Safety
+    /// As [`Walk::step`], for these steps and the one that copies their dispatch table.
+    unsafe fn waves<I: Iterator<Item = usize>>(
+        &self,
+        assigner: &Assigner,
+        experts: TransferredExperts,
+        steps: &dyn Fn() -> I,
+        thread: PoolThread,
+        track: usize,
+    ) {
+        let TransferredExperts { layer, table, layout } = experts;
+        let copy = &self.bound.steps[table];
+        let (Some(unit), &[from, to]) =
+            (self.units.get(copy.unit).and_then(Option::as_ref), &self.bound.args[copy.args.clone()])
+        else {
+            return;
+        };
+        let mut begin = 0;
+        while let Some(wave) = assigner.next_wave(layer, begin) {
+            if self.fault.get().is_some() {
+                return;
+            }
+            begin = wave.end;
+            let timed = assigner.timed_wave(layer, wave.clone()).map(|work| {
+                unit.wait(self.fault);
+                (work, Instant::now())
+            });
+            // SAFETY: the verifier has found the whole table there, which a step that has ended wrote.
+            let all = unsafe { std::slice::from_raw_parts(from.of::<i32>(), layout.words()) };
+            // The step before has copied the whole table.
+            if usize::try_from(all[0]) != Ok(wave.len()) {
+                let mut own = vec![0; layout.words()];
+                builtin::of_range(layout, wave, all, &mut own);
+                let args = [Addr::read_only(own.as_ptr().cast()), to];
+                // SAFETY: the caller's promise; a copy reads its source before it returns.
+                unsafe { self.launch(table, &args, thread, track) };
+            }
+            for i in steps() {
+                // SAFETY: the caller's promise.
+                unsafe { self.step(i, thread, track) };
+            }
+            if let Some((work, begin)) = timed {
+                unit.wait(self.fault);
+                assigner.took(work, begin.elapsed());
+            }
+        }
     }
 
     /// Waits for the weights of a step, if it has rows. False if they cannot be loaded.
@@ -291,12 +523,22 @@ impl Walk<'_> {
     /// # Safety
     /// As [`ComputeUnit::submit`].
     pub(crate) unsafe fn step(&self, i: usize, thread: PoolThread, track: usize) {
+        let args = &self.bound.args[self.bound.steps[i].args.clone()];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(i, args, thread, track) };
+    }
+
+    /// As [`Walk::step`], with these arguments in place of the step's own.
+    ///
+    /// # Safety
+    /// As [`ComputeUnit::submit`].
+    unsafe fn launch(&self, i: usize, args: &[Addr], thread: PoolThread, track: usize) {
         let step = &self.bound.steps[i];
         let n = self.extent.rows(step.rows);
         let Some(unit) = self.units.get(step.unit).and_then(Option::as_ref).filter(|_| n > 0) else { return };
         let launch = Launch {
             code: step.code,
-            args: &self.bound.args[step.args.clone()],
+            args,
             grid: step.grid,
             n,
             seq_len: self.extent.seq_len,
@@ -324,8 +566,8 @@ pub(crate) struct Threads<'a> {
     pub(crate) scratch: (Addr, usize),
     /// Accelerators, with their scratch.
     pub(crate) accelerators: &'a [(usize, Addr)],
-    /// Transfer queue that one more thread serves, and the unit that it copies to.
-    pub(crate) transfers: Option<(&'a TransferQueue, usize)>,
+    /// Transfer queues, each with a thread that serves it, and the unit whose memory it is for.
+    pub(crate) queues: [Option<(&'a TransferQueue, usize)>; 2],
 }
 
 impl Threads<'_> {
@@ -339,18 +581,19 @@ impl Threads<'_> {
             let thread = PoolThread { index, of: self.on_cpu, scratch: scratch.plus(index * stride) };
             // SAFETY: the caller's promise; each thread has its own part of the scratch.
             unsafe { walk.span(steps, thread, barrier) };
-            // Only the first thread sends it jobs.
-            if let Some((transfers, _)) = self.transfers.filter(|_| index == 0) {
-                transfers.close();
+            // Only the first thread sends them jobs.
+            if index == 0 {
+                self.queues.iter().flatten().for_each(|(queue, _)| queue.close());
             }
         } else if let Some(&(unit, scratch)) = self.accelerators.get(index - self.on_cpu) {
             // SAFETY: the caller's promise; the scratch is the unit's own.
             unsafe { walk.accelerator(steps, unit, scratch, index) };
-        } else if let Some((transfers, unit)) = self.transfers
+        } else if let Some(&(queue, unit)) =
+            self.queues.iter().flatten().nth(index - self.on_cpu - self.accelerators.len())
             && let Some(unit) = walk.units.get(unit).and_then(Option::as_deref)
         {
             // SAFETY: the code that submits a job upholds its contract.
-            unsafe { transfers.serve(unit) };
+            unsafe { queue.serve(unit) };
         }
     }
 }

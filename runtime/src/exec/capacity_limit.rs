@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Counters of the steps of a plan.
 #[derive(Debug, Default)]
 pub(crate) struct SetCounters {
-    /// Counts of (token, expert) pairs, by set, with the layer. `None` for hot neurons, whose capacity is
-    /// never exceeded.
+    /// Counts of (token, expert) pairs, by set, with the layer. `None` for decoding, where no capacity is
+    /// exceeded.
     sets: Mutex<Vec<(u32, Option<OverflowCounters>)>>,
     /// Experts that layers of decoding calls computed with, each once for all of a call's rows.
     decoded: AtomicU64,
@@ -21,7 +21,7 @@ pub(crate) struct SetCounters {
 impl SetCounters {
     /// Counters of these sets, at zero.
     pub(crate) fn of(sets: &[ExpertSet]) -> Self {
-        let counters = |s: &ExpertSet| (s.layer, s.hot.is_none().then(OverflowCounters::default));
+        let counters = |s: &ExpertSet| (s.layer, s.batch.is_none().then(OverflowCounters::default));
         Self { sets: Mutex::new(sets.iter().map(counters).collect()), ..Self::default() }
     }
 

@@ -1,7 +1,7 @@
 //! The CPU that runs the program: kernels and builtins, on threads that walk together.
 
 use crate::bundle::program::{Code, Program};
-use crate::exec::builtin;
+use crate::exec::builtin::{self, ExpertOrder};
 use crate::exec::capacity_limit::{CapacityLimit, SetCounters};
 use crate::exec::unit::{
     BadExpert, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep, kernel, kernel_items,
@@ -49,6 +49,7 @@ impl ComputeUnit for CpuUnit<'_> {
             Builtin::RopeAngles { .. }
             | Builtin::Dispatch { .. }
             | Builtin::RequestExperts { .. }
+            | Builtin::RequestGates { .. }
             | Builtin::RequestNeurons { .. }
             | Builtin::LimitCapacity { .. } => true,
             Builtin::Experts { .. }
@@ -121,31 +122,32 @@ impl CpuUnit<'_> {
                         std::slice::from_raw_parts_mut(out.of::<i32>(), layout.words()),
                     )
                 };
-                let mut divide = |of: Option<&[u32]>| {
+                let mut divide = |of: ExpertOrder<'_>| {
                     if let Err(expert) = builtin::dispatch(layout, n, partial, of, ids, out) {
                         launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
                     }
                     for (unit, own) in units.iter().enumerate() {
                         // SAFETY: as above.
                         let own = unsafe { std::slice::from_raw_parts_mut(own.of::<i32>(), layout.words()) };
-                        builtin::of_unit(layout, of.unwrap_or_default(), unit as u32, out, own);
+                        builtin::of_unit(layout, of.units, unit as u32, out, own);
                     }
                 };
                 let layer = candidates.map(|c| c.layer as usize);
-                match (self.assigner.as_deref(), layer) {
-                    (Some(assigner), Some(layer)) => {
-                        let chosen = &ids[..n.min(layout.rows) * layout.k];
-                        let fail = |fault| launch.fail(fault);
-                        // SAFETY: only this thread is here. Steps that read experts of this layer wait for
-                        // this step, and those of the next layer wait for them.
-                        unsafe {
-                            // A decoding call has no length.
-                            let prompt = launch.seq_len > 0;
-                            let give = &mut |of: &[u32]| divide(Some(of));
-                            assigner.dispatch(layer, (chosen, layout.k), prompt, launch.units, &fail, give);
-                        }
+                if let (Some(assigner), Some(layer)) = (self.assigner.as_deref(), layer) {
+                    let chosen = &ids[..n.min(layout.rows) * layout.k];
+                    let fail = |fault| launch.fail(fault);
+                    // SAFETY: only this thread is here. Steps that read experts of this layer wait for this
+                    // step, and those of the next layer wait for them.
+                    unsafe {
+                        // A decoding call has no length.
+                        let prompt = launch.seq_len > 0;
+                        let units = launch.units;
+                        assigner.dispatch(layer, (chosen, layout.k), prompt, units, &fail, &mut divide);
                     }
-                    _ => divide(layer.and_then(|l| self.layers.get(l)).map(|l| l.starts.as_slice())),
+                } else {
+                    let layer = layer.and_then(|l| self.layers.get(l));
+                    let units = layer.map_or(&[][..], |l| l.starts.as_slice());
+                    divide(ExpertOrder { units, ranks: &[] });
                 }
                 // A decoding call has no length. The number of active experts is the table's first word.
                 if let (0, Some(&active)) = (launch.seq_len, out.first()) {
@@ -174,11 +176,12 @@ impl CpuUnit<'_> {
                     unsafe { assigner.predict(scores, launch.units, &fail) };
                 }
             }
-            (Builtin::RequestNeurons { layer, rows, k }, _) => {
+            (Builtin::RequestGates { layer, rows, k } | Builtin::RequestNeurons { layer, rows, k }, _) => {
                 if let Some(AnyPager::Neurons(pager)) = &self.pager {
                     let [layer, rows, k] = [layer, rows, k].map(|n| n as usize);
+                    let gates = matches!(b, Builtin::RequestGates { .. });
                     // SAFETY: as above.
-                    unsafe { pager.request_neurons(launch, thread, layer, [rows, k]) };
+                    unsafe { pager.request_neurons(launch, thread, layer, [rows, k], gates) };
                 }
             }
             (Builtin::LimitCapacity { set, k, channels }, &[ids, added, stay, rest]) => {

@@ -9,6 +9,7 @@ use crate::exec::overflow::{OverflowCounters, Overflowed};
 use crate::exec::timeline::Timeline;
 use crate::exec::unit::ComputeUnit;
 use crate::kv::states::States;
+use crate::offload::border::Border;
 use crate::offload::paging::{self, AnyPager, Paging};
 use crate::platform::memory::{Addr, Region};
 use crate::schedule::dispatch::{Assigned, Assigner};
@@ -46,6 +47,12 @@ pub struct Options {
     pub lazy: bool,
     /// Options of experts on disk; `None`: from the environment.
     pub paging: Option<Paging>,
+    /// Maximum number of layers ahead whose experts are transferred to the frames of a unit; `None`: as the
+    /// policy has it.
+    pub ahead: Option<usize>,
+    /// Whether experts are divided by the plan's costs, which the first calls else correct by what they
+    /// measure. Equal calls then have equal decisions, and equal bits.
+    pub fixed_costs: bool,
     /// Stop flag, read between calls of entry points: once true, work ends with
     /// [`crate::Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
@@ -131,6 +138,10 @@ pub struct Engine<'p> {
     warn_overflow: Option<fn(&str)>,
     /// Entry point of the last call.
     last: Option<usize>,
+    /// Border between loaded artifacts and the cache, if it moves.
+    border: Option<Border>,
+    /// Bytes of weights that are locked in memory.
+    locked: u64,
 }
 
 impl<'p> Engine<'p> {
@@ -280,6 +291,9 @@ impl<'p> Engine<'p> {
             Some(Code::Builtin(Builtin::RequestExperts { layer, .. })) => {
                 format!("request_experts of layer {layer}")
             }
+            Some(Code::Builtin(Builtin::RequestGates { layer, .. })) => {
+                format!("gate request of layer {layer}")
+            }
             Some(Code::Builtin(Builtin::RequestNeurons { layer, .. })) => {
                 format!("neuron request of layer {layer}")
             }
@@ -289,7 +303,15 @@ impl<'p> Engine<'p> {
                 |h| {
                     // An earlier step has multiplied tokens by their gates.
                     let apart = self.program.paging.as_ref().is_some_and(moec_ir::paging::Paging::by_neurons);
-                    let first = if apart && matches!(e.kind, moec_ir::EntryKind::Decode(_)) {
+                    // Gates on disk are computed before their neurons are requested.
+                    let later = e.steps.get(step as usize..).unwrap_or_default();
+                    let gates = later.iter().any(|s| match s.code {
+                        Code::Builtin(Builtin::RequestNeurons { layer, .. }) => layer as usize == h.layer,
+                        _ => false,
+                    });
+                    let first = if gates {
+                        "gates"
+                    } else if apart && matches!(e.kind, moec_ir::EntryKind::Decode(_)) {
                         "up"
                     } else {
                         "gate and up"
@@ -304,7 +326,9 @@ impl<'p> Engine<'p> {
     /// Statistics of the store of experts on disk since the engine was opened; `None` if no experts stay on
     /// disk.
     pub fn paging(&self) -> Option<paging::Report> {
-        self.pager.as_ref().map(AnyPager::report)
+        let loads = self.units.iter().flatten().map(|unit| unit.loads()).find(|loads| loads.bytes > 0);
+        let report = self.pager.as_ref().map(AnyPager::report)?;
+        Some(paging::Report { loads: loads.unwrap_or_default(), locked: self.locked, ..report })
     }
 
     /// Tokens in a slot; 0 if there is no such slot.

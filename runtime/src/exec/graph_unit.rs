@@ -2,26 +2,29 @@
 //!
 //! The CPU routes and decides which rows are within capacity ([`crate::exec::capacity_limit`]). For
 //! [`Builtin::Experts`] the unit packs the rows of each group expert by expert, padded to their capacities.
-//! It then runs the graph and unpacks the results. For [`Builtin::Subgraph`] it runs the graphs of a
-//! subgraph. It has its own thread, so the CPU computes its experts while graphs run.
+//! It then runs the graphs, as many at a time as the unit has queues ([`crate::exec::graph_queues`]), and
+//! unpacks the results. For [`Builtin::Subgraph`] it runs the graphs of a subgraph. It has its own thread, so
+//! the CPU computes its experts while graphs run.
 
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
 use crate::exec::capacity_limit::{SetCounters, lock};
 use crate::exec::chunk;
-use crate::exec::graphs::{Graphs, f16};
+use crate::exec::graph_queues::{GraphQueues, LaunchBuffers, Launches};
+use crate::exec::graphs::{Graphs, LoadCounts, f16};
 use crate::exec::overflow::OverflowCounters;
 use crate::exec::unit::{ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use crate::platform::memory::Addr;
 use half::slice::HalfFloatSliceExt;
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{self, Builtin, Entry, Subgraph};
+use moec_ir::plan::{Builtin, GraphGroup, Subgraph};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// A unit that executes static graphs, on rows in the CPU's memory.
 pub(crate) struct GraphUnit<'p> {
     program: &'p Program,
-    graphs: Box<dyn Graphs>,
+    queues: GraphQueues,
     /// By entry point, the graphs that its steps run, each once, in their order.
     entry_graphs: Vec<Vec<usize>>,
     counters: Arc<SetCounters>,
@@ -31,27 +34,33 @@ pub(crate) struct GraphUnit<'p> {
 /// Memory that is used again from call to call.
 #[derive(Default)]
 struct Work {
-    x: Vec<f16>,
-    y: Vec<f16>,
     positions: Vec<u32>,
     /// Inputs and outputs of a subgraph.
     tensors: Vec<Vec<f16>>,
 }
 
 impl<'p> GraphUnit<'p> {
-    /// Executor for a program whose graphs are loaded.
-    pub(crate) fn new(program: &'p Program, graphs: Box<dyn Graphs>, counters: Arc<SetCounters>) -> Self {
-        let entry_graphs = program.entries.iter().map(|entry| graphs_of(program, entry)).collect();
-        Self { program, graphs, entry_graphs, counters, work: Mutex::default() }
-    }
-
-    /// Runs a graph.
-    fn run(&self, graph: u32, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
-        self.graphs.run(graph as usize, slot, inputs, outputs)
+    /// Executor for a program whose graphs are loaded, with that many queues.
+    ///
+    /// # Errors
+    /// As [`GraphQueues::new`].
+    pub(crate) fn new(
+        program: &'p Program,
+        graphs: Box<dyn Graphs>,
+        counters: Arc<SetCounters>,
+        queues: u32,
+    ) -> Result<Self> {
+        let graphs_of = |entry| program.graphs_of(entry).into_iter().map(|graph| graph as usize).collect();
+        let entry_graphs = program.entries.iter().map(graphs_of).collect();
+        // No step has more launches than its set has graphs.
+        let launches = program.expert_sets.iter().map(|set| graphs_of_set(&set.groups).count());
+        let queues = (queues as usize).min(launches.max().unwrap_or(1));
+        let queues = GraphQueues::new(graphs, queues)?;
+        Ok(Self { program, queues, entry_graphs, counters, work: Mutex::default() })
     }
 
     /// Runs the graphs of a set. `x` is `[rows, hidden]`, `y` is `[rows · k, hidden]`, in the order of the
-    /// table's slots.
+    /// table's slots. Results of clusters of hot neurons are added in `y`, in f32.
     fn experts(
         &self,
         set: usize,
@@ -60,80 +69,123 @@ impl<'p> GraphUnit<'p> {
         (x, table): (&[f32], &[i32]),
         y: &mut [f32],
     ) -> Result<()> {
-        let Work { x: packed, y: results, .. } = &mut *lock(&self.work);
+        let mut rows = ExpertRows { layout, hidden, x, table, y, set, launches: Vec::new(), adds: false };
         let mut counters = OverflowCounters::default();
-        // Slots of an expert, empty if no row has chosen it. They are inside of the buffer even if the table
-        // is wrong.
-        let most = layout.rows * layout.k;
-        let word = |i: usize, end: usize| usize::try_from(table[i]).unwrap_or(0).min(end);
-        let active = word(0, layout.experts);
-        let slots = |e: u32, capacity: usize| {
-            let at = table[layout.expert()..][..active].iter().position(|&id| id == e as i32)?;
-            let [first, end] = [0, 1].map(|i| word(layout.start() + at + i, most));
-            Some(first..end.min(first + capacity))
-        };
-        let rows = x.len() / hidden.max(1);
-        // Groups with the same experts are sizes of one graph, the largest last.
-        for sizes in self.program.expert_sets[set].groups.chunk_by(|a, b| a.experts == b.experts) {
-            let Some(largest) = sizes.last() else { continue };
-            let members = || largest.experts.iter().enumerate();
-            let kept = || members().filter_map(|(_, &e)| Some(slots(e, largest.capacity as usize)?.len()));
-            let most = kept().max().unwrap_or(0);
-            if most == 0 {
-                continue;
+        // Clusters of hot neurons come one after the other, since their results are added in order.
+        for (i, groups) in self.program.expert_sets[set].addends().enumerate() {
+            rows.adds = i > 0;
+            rows.launches.clear();
+            for sizes in graphs_of_set(groups) {
+                rows.launches.extend(rows.launch(sizes));
             }
-            let group = sizes.iter().find(|g| g.capacity as usize >= most).unwrap_or(largest);
-            let capacity = group.capacity as usize;
-            let places = || members().filter_map(|(i, &e)| Some((i * capacity, slots(e, capacity)?)));
-            packed.clear();
-            packed.resize(group.experts.len() * capacity * hidden, f16::ZERO);
-            results.clear();
-            results.resize(packed.len(), f16::ZERO);
-            for (place, slots) in places() {
-                for (row, slot) in (place..).zip(slots) {
-                    let token = word(layout.token() + slot, rows.saturating_sub(1));
-                    let row = &mut packed[row * hidden..][..hidden];
-                    row.convert_from_f32_slice(&x[token * hidden..][..hidden]);
-                    if row.iter().any(|h| !h.is_finite()) {
-                        let why = "a row holds a number past 65504, which f16 does not hold".to_owned();
-                        return Err(Error::graph(format!("experts of set {set}"), why));
-                    }
-                }
+            self.queues.run(&mut rows)?;
+            for group in rows.launches.iter().filter(|_| i == 0) {
+                counters.executed(group.capacity, rows.kept(group));
             }
-            self.run(group.graph, 0, &[packed], &mut [results])?;
-            for (place, slots) in places() {
-                for (row, slot) in (place..).zip(slots) {
-                    results[row * hidden..][..hidden].convert_to_f32_slice(&mut y[slot * hidden..][..hidden]);
-                }
-            }
-            let rows = members().map(|(_, &e)| slots(e, capacity).map_or(0, |s| s.len() as u32));
-            counters.executed(group.capacity, rows);
         }
         self.counters.add(set, &counters);
         Ok(())
     }
 }
 
-/// Graphs that the steps of an entry point run, each once, in their order.
-fn graphs_of(program: &Program, entry: &Entry) -> Vec<usize> {
-    let mut found = Vec::new();
-    for step in &entry.steps {
-        let graphs: Vec<u32> = match step.code {
-            plan::Code::Builtin(Builtin::Experts { set, .. }) => {
-                program.expert_sets[set as usize].groups.iter().map(|group| group.graph).collect()
+/// The graphs of a set, each with its sizes: groups with the same experts, the largest last.
+fn graphs_of_set(groups: &[GraphGroup]) -> impl Iterator<Item = &[GraphGroup]> {
+    groups.chunk_by(|a, b| a.experts == b.experts)
+}
+
+/// Rows of a step's experts, and the graphs that take them.
+struct ExpertRows<'a> {
+    layout: DispatchLayout,
+    hidden: usize,
+    /// `[rows, hidden]`
+    x: &'a [f32],
+    table: &'a [i32],
+    /// `[rows · k, hidden]`, in the order of the table's slots.
+    y: &'a mut [f32],
+    /// Index of the set.
+    set: usize,
+    launches: Vec<&'a GraphGroup>,
+    /// Whether results are added to `y`.
+    adds: bool,
+}
+
+impl<'a> ExpertRows<'a> {
+    /// A number of the table, inside of the buffer even if the table is wrong.
+    fn word(&self, i: usize, end: usize) -> usize {
+        usize::try_from(self.table[i]).unwrap_or(0).min(end)
+    }
+
+    /// Slots of an expert within a capacity; `None` if no row has chosen it.
+    fn slots(&self, e: u32, capacity: usize) -> Option<Range<usize>> {
+        let (layout, most) = (self.layout, self.layout.rows * self.layout.k);
+        let active = self.word(0, layout.experts);
+        let at = self.table[layout.expert()..][..active].iter().position(|&id| id == e as i32)?;
+        let [first, end] = [0, 1].map(|i| self.word(layout.start() + at + i, most));
+        Some(first..end.min(first + capacity))
+    }
+
+    /// The size of a graph that holds its rows; `None` if it has no rows.
+    fn launch(&self, sizes: &'a [GraphGroup]) -> Option<&'a GraphGroup> {
+        let largest = sizes.last()?;
+        let most = self.kept(largest).max().filter(|&rows| rows > 0)?;
+        Some(sizes.iter().find(|g| g.capacity >= most).unwrap_or(largest))
+    }
+
+    /// Rows of each expert of a group.
+    fn kept(&self, group: &GraphGroup) -> impl Iterator<Item = u32> {
+        let capacity = group.capacity as usize;
+        group.experts.iter().map(move |&e| self.slots(e, capacity).map_or(0, |s| s.len() as u32))
+    }
+
+    /// For each expert of a group with rows: its first row in the graph, and its slots.
+    fn places(&self, group: &GraphGroup) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let capacity = group.capacity as usize;
+        let experts = group.experts.iter().enumerate();
+        experts.filter_map(move |(i, &e)| Some((i * capacity, self.slots(e, capacity)?)))
+    }
+}
+
+impl Launches for ExpertRows<'_> {
+    fn count(&self) -> usize {
+        self.launches.len()
+    }
+
+    fn fill(&mut self, launch: usize, LaunchBuffers { x: packed, y }: &mut LaunchBuffers) -> Result<u32> {
+        let (group, hidden) = (self.launches[launch], self.hidden);
+        let rows = self.x.len() / hidden.max(1);
+        packed.clear();
+        packed.resize(group.experts.len() * group.capacity as usize * hidden, f16::ZERO);
+        y.clear();
+        y.resize(packed.len(), f16::ZERO);
+        for (place, slots) in self.places(group) {
+            for (row, slot) in (place..).zip(slots) {
+                let token = self.word(self.layout.token() + slot, rows.saturating_sub(1));
+                let row = &mut packed[row * hidden..][..hidden];
+                row.convert_from_f32_slice(&self.x[token * hidden..][..hidden]);
+                if row.iter().any(|h| !h.is_finite()) {
+                    let why = "a row holds a number past 65504, which f16 does not hold".to_owned();
+                    return Err(Error::graph(format!("experts of set {}", self.set), why));
+                }
             }
-            plan::Code::Builtin(Builtin::Subgraph { subgraph: part }) => {
-                program.subgraphs[part as usize].graphs.clone()
-            }
-            _ => continue,
-        };
-        for graph in graphs.into_iter().map(|g| g as usize) {
-            if !found.contains(&graph) {
-                found.push(graph);
+        }
+        Ok(group.graph)
+    }
+
+    fn take(&mut self, launch: usize, buffers: &LaunchBuffers) {
+        let (group, hidden) = (self.launches[launch], self.hidden);
+        let places: Vec<_> = self.places(group).collect();
+        for (place, slots) in places {
+            for (row, slot) in (place..).zip(slots) {
+                let (from, to) =
+                    (&buffers.y[row * hidden..][..hidden], &mut self.y[slot * hidden..][..hidden]);
+                if self.adds {
+                    to.iter_mut().zip(from).for_each(|(sum, y)| *sum += y.to_f32());
+                } else {
+                    from.convert_to_f32_slice(to);
+                }
             }
         }
     }
-    found
 }
 
 /// Rows of a subgraph, and for attention also angles, positions and slots.
@@ -215,7 +267,7 @@ impl GraphUnit<'_> {
             }
             let given: Vec<&[f16]> = given.iter().map(Vec::as_slice).collect();
             let mut results: Vec<&mut [f16]> = taken.iter_mut().map(Vec::as_mut_slice).collect();
-            self.run(g, slot, &given, &mut results)?;
+            self.queues.graphs().run(g as usize, slot, &given, &mut results)?;
             for (tensor, values) in graph.outputs.iter().zip(&*taken) {
                 let width = tensor.shape[1] as usize;
                 for (y, values) in y.chunks_exact_mut(part.outputs as usize).zip(values.chunks_exact(width)) {
@@ -230,17 +282,21 @@ impl GraphUnit<'_> {
 
 impl ComputeUnit for GraphUnit<'_> {
     fn name(&self) -> &'static str {
-        self.graphs.name()
+        self.queues.graphs().name()
     }
 
     fn executes(&self, builtin: Builtin) -> bool {
         matches!(builtin, Builtin::Experts { .. } | Builtin::Subgraph { .. })
     }
 
-    fn prepare(&self, entry: usize) {
+    fn prepare(&self, entry: usize, memory: Option<u64>) {
         if let Some(graphs) = self.entry_graphs.get(entry) {
-            self.graphs.prepare(graphs);
+            self.queues.graphs().prepare(graphs, memory);
         }
+    }
+
+    fn loads(&self) -> LoadCounts {
+        self.queues.graphs().loads()
     }
 
     unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {

@@ -13,6 +13,7 @@ pub mod chunk;
 pub(crate) mod cpu;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod engine;
+pub(crate) mod graph_queues;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub(crate) mod graph_unit;
 pub mod graphs;

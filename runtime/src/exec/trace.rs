@@ -168,7 +168,7 @@ impl Engine<'_> {
             on_cpu: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
             accelerators: &self.unit_threads,
-            transfers: None,
+            queues: [None; 2],
         };
         let mut start = 0;
         while start < of.steps.len() {
@@ -233,7 +233,7 @@ impl Engine<'_> {
             on_cpu: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
             accelerators: &self.unit_threads,
-            transfers: None,
+            queues: [None; 2],
         };
         let mut times = Vec::with_capacity(walk.bound.len());
         for index in 0..walk.bound.len() {

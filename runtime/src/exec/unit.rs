@@ -4,6 +4,7 @@ use crate::bundle::BundleReader;
 use crate::bundle::abi::KernelFn;
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
+use crate::exec::graphs::LoadCounts;
 use crate::platform::memory::Addr;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Grid, Span};
@@ -175,6 +176,12 @@ pub trait ComputeUnit: Send + Sync {
         false
     }
 
+    /// Whether its steps and copies take the time of the device that the plan is for: not if they are
+    /// emulated or modelled.
+    fn is_timed(&self) -> bool {
+        false
+    }
+
     /// Copies between its own memory and the CPU's, in either direction.
     ///
     /// # Safety
@@ -184,18 +191,33 @@ pub trait ComputeUnit: Send + Sync {
         unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
     }
 
-    /// Moves an expert of one of its sets of NDP command streams inside of its memory: to DIMM `to`, or
-    /// striped over all of them. No step of that set runs meanwhile.
+    /// Copies an expert of one of its sets of NDP command streams inside of its memory: to DIMM `to`, or
+    /// striped over all of them. Steps may run meanwhile; they find the expert at its old place until
+    /// [`Self::settle`].
     ///
     /// # Errors
-    /// A place that does not exist.
+    /// A place that does not exist, or has no room.
     fn relocate(&self, _set: u32, _expert: u32, _to: Option<u32>) -> Result<()> {
         Ok(())
     }
 
-    /// Hint that a call of another entry point than the last call's begins, for artifacts that take time to
-    /// load.
-    fn prepare(&self, _entry: usize) {}
+    /// Ends the move of an expert that [`Self::relocate`] has copied: from now on it is at its new place
+    /// alone. No step of that set runs meanwhile.
+    ///
+    /// # Errors
+    /// An expert that does not move.
+    fn settle(&self, _set: u32, _expert: u32) -> Result<()> {
+        Ok(())
+    }
+
+    /// Announces that a call of another entry point than the last call's begins, or one with another division
+    /// of memory: [`Graphs::prepare`](crate::exec::graphs::Graphs::prepare).
+    fn prepare(&self, _entry: usize, _memory: Option<u64>) {}
+
+    /// Counts of artifacts that were loaded and freed.
+    fn loads(&self) -> LoadCounts {
+        LoadCounts::default()
+    }
 
     /// Does a thread's share of a step, or begins it. Every thread of the unit calls this once per step; the
     /// shares are disjoint and cover the step.

@@ -1,5 +1,6 @@
 //! Experts and neurons on disk: reads, caches and policies.
 
+pub(crate) mod border;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod cache;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]

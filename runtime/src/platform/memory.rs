@@ -7,6 +7,10 @@ use std::io;
 /// Bytes of a huge page, on the CPUs that we compile for.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
+/// Bytes of a page, at most, on the systems that we compile for.
+#[cfg(target_os = "linux")]
+const PAGE: usize = 64 << 10;
+
 /// Returns freed memory to the operating system. glibc's allocator keeps memory between used blocks; with
 /// other allocators this does nothing.
 pub fn give_back_freed() {
@@ -32,6 +36,25 @@ pub fn lock() -> io::Result<()> {
     }
     #[cfg(not(target_os = "linux"))]
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Locks the pages of mapped memory: once they were used they stay in RAM as long as they are mapped.
+///
+/// # Errors
+/// As [`lock`].
+pub(crate) fn lock_pages(at: Addr, bytes: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        // SAFETY: it changes no memory. A range that is not mapped is an error.
+        let done = unsafe { libc::syscall(libc::SYS_mlock2, at.ptr(), bytes, libc::MLOCK_ONFAULT) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (at, bytes);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// An address that threads may share.
@@ -137,6 +160,25 @@ impl Region {
     pub(crate) fn populate(&self, _at: usize, _bytes: usize) -> bool {
         false
     }
+
+    /// Returns the memory of everything from byte `at` on to the operating system, page by page; it is zero
+    /// afterwards. A hint.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn release(&mut self, at: usize) {
+        let skip = self.base.ptr().addr() - self.map.as_ptr().addr();
+        let (from, end) = ((skip + at).next_multiple_of(PAGE), skip + self.bytes);
+        if let Some(bytes) = end.checked_sub(from).filter(|&bytes| bytes > 0) {
+            // SAFETY: the pages are in the map, and `&mut self` excludes every other use of it. They read as
+            // zeros, which is a value of bytes.
+            let _ =
+                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, bytes) };
+        }
+    }
+
+    /// Does nothing on this system.
+    #[cfg(not(target_os = "linux"))]
+    #[allow(clippy::unused_self, reason = "it has something to release on Linux only")]
+    pub(crate) fn release(&mut self, _at: usize) {}
 
     /// First byte.
     pub fn base(&self) -> Addr {

@@ -32,6 +32,11 @@ impl Table {
         }
     }
 
+    /// The table with every time multiplied by the factor for its tokens.
+    pub(super) fn scaled(&self, factor: impl Fn(u32) -> f64) -> Self {
+        Self { points: self.points.iter().map(|&(tokens, us)| (tokens, us * factor(tokens))).collect() }
+    }
+
     /// Its points: tokens, microseconds.
     pub fn points(&self) -> &[(u32, f64)] {
         &self.points
@@ -97,6 +102,9 @@ pub struct Costs {
     pub bring_us: f64,
     /// Extra time of the first transfer of a layer, as [`UnitCosts::first_us`].
     pub first_bring_us: f64,
+    /// Time of a launch on the GPU. Experts that it holds share one, which [`UnitCosts::first_us`] includes;
+    /// an expert that arrives later has its own.
+    pub launch_us: f64,
     /// Time of the host to read an expert that is interleaved over all of its memories.
     pub striped_us: f64,
     /// Time of the host to read an expert that is in one memory, over that memory's channel.
@@ -109,8 +117,17 @@ impl Costs {
     /// Costs of a GPU with frames and a CPU, on a link that takes `bring_us` for an expert: there are no
     /// NDP units, and the CPU's table includes the host's reads.
     pub fn of_two(gpu: UnitCosts, cpu: UnitCosts, bring_us: f64) -> Self {
-        let (striped_us, localized_us, row_us, first_bring_us) = (0.0, 0.0, 0.0, 0.0);
-        Self { gpu: Some(gpu), cpu, near: None, bring_us, first_bring_us, striped_us, localized_us, row_us }
+        Self {
+            gpu: Some(gpu),
+            cpu,
+            near: None,
+            bring_us,
+            first_bring_us: 0.0,
+            launch_us: 0.0,
+            striped_us: 0.0,
+            localized_us: 0.0,
+            row_us: 0.0,
+        }
     }
 
     /// `T_DRAM(W, M)`: time of the host to read an expert, in equations 2 and 3.
@@ -167,6 +184,7 @@ impl Costs {
             ("the first expert of the CPU", cpu.first_us),
             ("an expert on its way to the GPU", self.bring_us),
             ("the first expert on its way to the GPU", self.first_bring_us),
+            ("a launch on the GPU", self.launch_us),
             ("a read of a striped expert", self.striped_us),
             ("a read of a localized expert", self.localized_us),
             ("a read inside of a memory", near.map_or(0.0, |n| n.internal_us)),

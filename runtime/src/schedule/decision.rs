@@ -31,8 +31,14 @@ pub enum Transfer {
 pub struct Decision {
     /// By expert; the CPU if it has no tokens.
     pub units: Vec<ExpertUnit>,
-    /// Transfers for this layer, and moves for later layers, in order.
+    /// Experts of the CPU in the order in which it computes them. Empty: the most loaded first.
+    pub cpu_order: Vec<u16>,
+    /// Transfers for this layer, in order.
     pub transfers: Vec<Transfer>,
+    /// Moves for the next layer, in order: they begin when the experts of this layer have been computed.
+    pub moves: Vec<Transfer>,
+    /// Experts of this layer whose moves within the host's memories have ended.
+    pub moved: Vec<Key>,
     /// Expected time of the layer, in microseconds.
     pub makespan_us: f64,
 }
@@ -42,7 +48,10 @@ impl Decision {
     pub(super) fn clear(&mut self, experts: usize) {
         self.units.clear();
         self.units.resize(experts, ExpertUnit::Cpu);
+        self.cpu_order.clear();
         self.transfers.clear();
+        self.moves.clear();
+        self.moved.clear();
         self.makespan_us = 0.0;
     }
 }

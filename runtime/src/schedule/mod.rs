@@ -9,8 +9,10 @@
 //!   with predicted loads. [`cached`] uses frames that all layers share, with predictions by gates.
 //! * [`dispatch`] calls one of these at each dispatch of a running plan, and carries out its decisions.
 //!
-//! Only [`dispatch`] reads, waits or looks at a clock: a running plan and a simulated one get the same
-//! decisions. Nothing here depends on the implementation of a unit.
+//! * [`warm_up`] corrects the costs of a plan by what the first calls of a run measure.
+//!
+//! Only [`dispatch`] reads, waits or looks at a clock: with equal costs, a running plan and a simulated one
+//! get the same decisions. Nothing here depends on the implementation of a unit.
 
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod cached;
@@ -27,6 +29,7 @@ pub mod scheduled;
 mod sums;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod timelines;
+pub mod warm_up;
 
 pub use costs::{Costs, NearCosts, Table, UnitCosts};
 pub use error::ScheduleError;

@@ -184,5 +184,5 @@ pub const fn trimoe(name: &'static str, solver: Solver, moves: bool) -> System {
         "GPU, CPU and NDP units; experts move between layouts and memories where loads request it";
     System::of_sums(name, solver, Units::ALL, GpuResidents::Classes, prediction, description)
 }
-/// TriMoE as published.
-pub const TRIMOE: System = trimoe("TriMoE", Solver::Refined, true);
+/// TriMoE as published: the GPU computes all experts of a prompt (§4.1).
+pub const TRIMOE: System = System { prefill: Solver::Gpu, ..trimoe("TriMoE", Solver::Refined, true) };

@@ -8,8 +8,6 @@ use crate::platform::memory::Addr;
 use crate::weights::WeightPlacement;
 use crate::weights::owned::LoadProgress;
 use crate::weights::preload::Preload;
-#[cfg(doc)]
-use moec_ir::plan::Layout;
 use moec_ir::plan::Segment;
 use sha2::{Digest as _, Sha256};
 use std::path::Path;
@@ -21,9 +19,9 @@ use std::sync::Arc;
 /// # Safety
 /// The following holds for every index of [`moec_ir::plan::Plan::segments`]. An address that `segment`
 /// returns is aligned to 64 bytes, and at least the segment's bytes are there. An address that `matrices`
-/// returns is that of a table. The table has an address for each matrix of the segment, or for each of its
-/// rows and their scales if its layout is [`Layout::UpDown`]. All addresses stay the same and readable as
-/// long as the store lives, or until `leave` after a `moves` that was true. If the store has a
+/// returns is that of a table. The table has an address for each matrix of the segment, or, of neurons on disk
+/// ([`Segment::on_disk`]), as many for each of its rows as they have. All addresses stay the same and readable
+/// as long as the store lives, or until `leave` after a `moves` that was true. If the store has a
 /// `load_progress`, bytes may be read once it has released the pieces that the segment needs; nothing writes
 /// to them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's
 /// pitch is. It is always valid; for an expert on disk, it is valid after its pager has found it ready, until
@@ -134,13 +132,10 @@ impl Addresses {
             let too_large = |_| Error::plan(format!("segment {i} is larger than memory can be"));
             let pitch = usize::try_from(s.pitch).map_err(too_large)?;
             let matrix = |m: u32| first.plus(m as usize * pitch);
-            tables.push(match s.up_down() {
-                Some(b) => {
-                    let row = |m, r| {
-                        [r * b.up_down_pitch(), b.up_down_scales_at(r, rows)].map(|at| matrix(m).plus(at))
-                    };
-                    let of =
-                        |m| (0..rows).flat_map(move |r| row(m, r).into_iter().take(b.up_down_addresses()));
+            tables.push(match s.on_disk() {
+                Some(neurons) => {
+                    let row = |m, r| neurons.at(r, rows).map(|at| matrix(m).plus(at));
+                    let of = |m| (0..rows).flat_map(move |r| row(m, r).into_iter().take(neurons.addresses()));
                     (0..matrices).flat_map(of).collect()
                 }
                 None => (0..matrices).map(matrix).collect(),
@@ -188,17 +183,20 @@ impl MappedStore {
         check: CheckLevel,
         is_needed: &dyn Fn(u32) -> bool,
     ) -> Result<Self> {
+        // Segments of a file, those that are needed and all.
         let segments_in = |file: usize| {
-            let all = (0..).zip(&program.segments);
-            all.filter(move |(i, s)| s.file as usize == file && is_needed(*i)).count()
+            let all = (0..).zip(&program.segments).filter(move |(_, s)| s.file as usize == file);
+            (all.clone().filter(|(i, _)| is_needed(*i)).count(), all.count())
         };
         let mut maps = Vec::with_capacity(program.files.len());
         for (i, (info, file)) in program.files.iter().zip(files.iter()).enumerate() {
-            let map = if segments_in(i) > 0 { file.map(info)? } else { None };
+            let (needed, all) = segments_in(i);
+            let map = if needed > 0 { file.map(info)? } else { None };
             if check.hashes(info.bytes) {
                 match &map {
-                    Some(map) => file.check_hash(info, Sha256::digest(&**map).into())?,
-                    None => file.check(info)?,
+                    // Touching the rest of a mapping would keep it in memory.
+                    Some(map) if needed == all => file.check_hash(info, Sha256::digest(&**map).into())?,
+                    _ => file.check(info)?,
                 }
             }
             maps.push(map);

@@ -57,6 +57,7 @@ impl Requests {
             body: 4 << 20,
             limit: Duration::from_mins(1),
             client_timeout: Duration::from_mins(1),
+            draining: false.into(),
             large_bodies: body::large_bodies(),
             cores: cores(),
         };

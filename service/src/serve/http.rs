@@ -24,19 +24,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 
 /// Maximum bytes of a request's head, and of the parts of a body or an answer that a connection buffers.
 const HEAD: usize = 64 << 10;
 /// Names of this machine, in addition to those under `localhost` (RFC 6761, §6.3); Docker has one for
 /// requests from a container. An attacker can register none of them.
 const LOCAL: [&str; 2] = ["localhost", "host.docker.internal"];
+/// Paths that need no key.
+const OPEN: [&str; 4] = ["/", "/health", "/health/live", "/health/ready"];
 /// The page to talk to the model.
 const PAGE: &str = include_str!("page.html");
 /// Sources that the page may load: nothing but itself.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                            img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Serves until a signal comes; then finishes the requests in progress, or stops at another signal.
+/// Serves until a signal comes, and for `drain` after it; then finishes the requests in progress, or stops at
+/// another signal.
 ///
 /// # Errors
 /// The listener cannot be used.
@@ -44,6 +48,7 @@ pub(super) async fn serve(
     listener: std::net::TcpListener,
     server: Arc<Server>,
     limits: Limits,
+    drain: Duration,
     mut signals: Signals,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
@@ -53,10 +58,24 @@ pub(super) async fn serve(
     http.timer(TokioTimer::new()).header_read_timeout(server.client_timeout).max_buf_size(HEAD);
     let graceful = GracefulShutdown::new();
     let connections = Connections::new(limits);
+    let mut end = None;
     loop {
+        let drained = async {
+            match end {
+                Some(end) => tokio::time::sleep_until(end).await,
+                None => std::future::pending().await,
+            }
+        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = signals.next() => break,
+            () = drained => break,
+            () = signals.next() => {
+                if server.draining.swap(true, Ordering::Relaxed) || drain.is_zero() {
+                    break;
+                }
+                end = Some(Instant::now() + drain);
+                continue;
+            }
         };
         let Ok((stream, from)) = accepted else {
             // For example too many open files: others may be closed meanwhile.
@@ -100,7 +119,9 @@ fn routes(server: Arc<Server>) -> Router {
     let guarded = from_fn_with_state(Arc::clone(&server), guard);
     Router::new()
         .route("/", get(page))
-        .route("/health", get(|| async { axum::Json(json!({"status": "ok"})) }))
+        .route("/health", get(ready))
+        .route("/health/ready", get(ready))
+        .route("/health/live", get(|| async { axum::Json(json!({"status": "ok"})) }))
         .route("/metrics", get(metrics))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
@@ -119,7 +140,7 @@ fn routes(server: Arc<Server>) -> Router {
 async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let is_preflight = request.method() == Method::OPTIONS && server.cors.is_some();
     let path = request.uri().path();
-    let open = is_preflight || path == "/" || path == "/health";
+    let open = is_preflight || OPEN.contains(&path);
     let cors = server.cors.as_ref().and_then(|origin| cors_headers(origin, request.headers()));
     let mut response = if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
         let message = "the request has more than one `Host`; hint: send one";
@@ -136,6 +157,10 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
     } else {
         next.run(request).await
     };
+    if server.draining.load(Ordering::Relaxed) {
+        // The next request of this client comes by another connection, which a load balancer sends elsewhere.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     if let Some(origin) = &server.cors {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
@@ -182,6 +207,14 @@ fn is_allowed(server: &Server, headers: &HeaderMap) -> bool {
 
 async fn page() -> impl IntoResponse {
     ([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY)], Html(PAGE))
+}
+
+/// Whether requests should come here: not to a server that ends soon.
+async fn ready(State(server): State<Arc<Server>>) -> impl IntoResponse {
+    let draining = server.draining.load(Ordering::Relaxed);
+    let (status, word) =
+        if draining { (StatusCode::SERVICE_UNAVAILABLE, "draining") } else { (StatusCode::OK, "ok") };
+    (status, axum::Json(json!({"status": word})))
 }
 
 async fn metrics(State(server): State<Arc<Server>>) -> impl IntoResponse {

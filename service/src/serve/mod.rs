@@ -40,7 +40,7 @@ use moec_runtime::serving::text;
 use moec_runtime::{Decoder, Demand, Engine, Error, Limit, Sampling, Scheduler, Setting, Text};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -57,7 +57,8 @@ const KEY: &str = "MOEC_API_KEY";
 
 /// Start an OpenAI-compatible HTTP server with a web page to chat.
 ///
-/// `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`, `/health`, `/metrics` and `/`.
+/// `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`, `/health/live`,
+/// `/health/ready`, `/metrics` and `/`.
 /// Sequences of all clients are decoded together. Their number is limited by the slots of the KV cache (the
 /// largest `decode_batch` in `model.toml`) and by free memory.
 #[derive(Args)]
@@ -98,6 +99,10 @@ struct Serve {
     /// between two requests
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     client_timeout: u64,
+    /// Time in seconds for which the server still answers new requests after SIGTERM or Ctrl-C, while
+    /// `/health/ready` has status 503: the time in which a load balancer sends clients elsewhere
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    drain: u64,
     /// Allowed CORS origin, or `*` [default: same origin only]
     #[arg(long, value_name = "ORIGIN")]
     cors: Option<HeaderValue>,
@@ -161,6 +166,8 @@ struct Server {
     limit: Duration,
     /// Time that a client may take for each part of a request.
     client_timeout: Duration,
+    /// Whether it ends soon: clients should go elsewhere.
+    draining: AtomicBool,
     /// Permits for large bodies.
     large_bodies: Arc<Semaphore>,
     /// Permits for cores, as many as there are.
@@ -273,6 +280,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         body: args.max_body,
         limit: Duration::from_secs(args.timeout),
         client_timeout: Duration::from_secs(args.client_timeout),
+        draining: AtomicBool::new(false),
         large_bodies: body::large_bodies(),
         cores: cores(),
     });
@@ -290,7 +298,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     };
     let model = server.model.clone();
     let limits = Limits { total: args.max_connections, per_address: args.max_connections_per_address };
-    let finish = server.worker.clone();
+    let (finish, drain) = (server.worker.clone(), Duration::from_secs(args.drain));
     let log = args
         .log
         .or(args.verbose.then_some(LogFormat::Text))
@@ -300,7 +308,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let web = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || {
-            let serve = || runtime.block_on(http::serve(listener, server, limits, signals));
+            let serve = || runtime.block_on(http::serve(listener, server, limits, drain, signals));
             let done = match &log {
                 Some(log) => tracing::dispatcher::with_default(log, serve),
                 None => serve(),

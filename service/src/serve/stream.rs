@@ -20,6 +20,9 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 /// Maximum number of events that wait for a slow client.
 const EVENTS: usize = 64;
 
+/// Header of a whole response: prompt tokens that were served from the KV cache.
+const CACHED: &str = "x-moec-cached-tokens";
+
 /// Format of an endpoint's responses.
 pub(super) trait ResponseFormat: Send + 'static {
     /// An event before all others of an answer, if the format has one.
@@ -62,7 +65,8 @@ pub(super) async fn answer(
         while let Some(piece) = answers.next().await? {
             pieces[piece.choice].push(piece);
         }
-        return Ok(axum::Json(format.whole(pieces, &answers, &names)).into_response());
+        let cached = [(CACHED, answers.usage.shared.to_string())];
+        return Ok((cached, axum::Json(format.whole(pieces, &answers, &names))).into_response());
     }
     let (events, body) = channel(EVENTS);
     // A refused stream has its own status.

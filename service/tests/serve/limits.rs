@@ -93,6 +93,28 @@ pub(crate) fn a_second_signal_ends_what_waits() {
     drop(held);
 }
 
+/// After a signal with `--drain`, requests are still answered, and health checks and answers send clients away.
+pub(crate) fn a_draining_server_answers_and_sends_clients_away() {
+    let mut since = Instant::now();
+    let status = with_server(&["--drain", "60"], |at| {
+        assert_eq!(send(get(at, "/health/ready")).json(), json!({"status": "ok"}));
+        terminate();
+        since = Instant::now();
+        while send(get(at, "/health/ready")).status == 200 {
+            assert!(since.elapsed() < Duration::from_secs(20), "it is ready after the signal");
+        }
+        let away = send(get(at, "/health/ready"));
+        assert_eq!((away.status, away.json()), (503, json!({"status": "draining"})));
+        assert_eq!([send(get(at, "/health/live")).status, send(get(at, "/health")).status], [200, 503]);
+        let answer = complete(at, &json!({"prompt": [1, 2, 3], "max_tokens": 2}));
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(answer.headers.contains("connection: close"), "{}", answer.headers);
+        assert!(answer.headers.contains("x-moec-cached-tokens: 0"), "{}", answer.headers);
+    });
+    // Another signal ends the time to drain.
+    assert!(status == 0 && since.elapsed() < Duration::from_secs(30), "{status}, {:?}", since.elapsed());
+}
+
 /// Idle connections, as browsers open in advance, and connections kept open after an answer.
 pub(crate) fn connections_without_a_request_do_not_hold_up_the_end() {
     let (mut held, mut since) = (Vec::new(), Instant::now());

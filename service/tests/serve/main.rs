@@ -18,9 +18,9 @@ mod server;
 use answers::{answers, first_words, offsets_are_those_of_tokens, pieces, stop_strings_end_at_once};
 use chats::{conversations, reasoning};
 use limits::{
-    a_second_signal_ends_what_waits, connections_have_limits,
-    connections_without_a_request_do_not_hold_up_the_end, slots_are_as_many_as_memory_is_free_for,
-    too_many_are_sent_away, who_goes_away_frees_the_slot,
+    a_draining_server_answers_and_sends_clients_away, a_second_signal_ends_what_waits,
+    connections_have_limits, connections_without_a_request_do_not_hold_up_the_end,
+    slots_are_as_many_as_memory_is_free_for, too_many_are_sent_away, who_goes_away_frees_the_slot,
 };
 use many::many_clients;
 use moec_testing::http::get;
@@ -70,6 +70,7 @@ fn server_answers_requests() {
         with_server(&["--api-key", "secret", "--cors", "https://a.example", "--exact"], keys_and_origins);
     assert_eq!(key, 0);
     a_second_signal_ends_what_waits();
+    a_draining_server_answers_and_sends_clients_away();
     connections_without_a_request_do_not_hold_up_the_end();
     let few = ["--max-connections", "4", "--max-connections-per-address", "3", "--client-timeout", "3"];
     // Other operating systems have only one loopback address.

@@ -49,13 +49,29 @@ pub struct DiskRates {
 }
 
 impl DiskRates {
-    /// The best rate of random reads by block size, ascending.
-    pub fn best(&self) -> Vec<Rate> {
-        let of = |block: &u32| {
-            let rates = self.rates.iter().filter(|r| r.point.random && r.point.block_bytes == *block);
-            rates.max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).copied()
-        };
-        BLOCKS.iter().filter_map(of).collect()
+    /// The best rate of random reads all over the file, by block size, ascending.
+    pub fn random(&self) -> Vec<Rate> {
+        let whole = self.rates.iter().map(|r| r.point.range_bytes).max();
+        BLOCKS
+            .iter()
+            .filter_map(|block| self.best(*block, |p| p.random && Some(p.range_bytes) == whole))
+            .collect()
+    }
+
+    /// The best rate of reads that follow each other, by block size, ascending.
+    pub fn sequential(&self) -> Vec<Rate> {
+        BLOCKS.iter().filter_map(|block| self.best(*block, |p| !p.random)).collect()
+    }
+
+    /// Rates of random reads within a part of the file.
+    pub fn narrow(&self) -> impl Iterator<Item = &Rate> {
+        let whole = self.rates.iter().map(|r| r.point.range_bytes).max();
+        self.rates.iter().filter(move |r| r.point.random && Some(r.point.range_bytes) < whole)
+    }
+
+    fn best(&self, block: u32, of: impl Fn(&Point) -> bool) -> Option<Rate> {
+        let rates = self.rates.iter().filter(|r| r.point.block_bytes == block && of(&r.point));
+        rates.max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).copied()
     }
 }
 
@@ -259,7 +275,7 @@ mod tests {
             let found = measure_rates(scratch.path(), &points, &options, span, &mut |_| ticks += 1).unwrap();
             assert_eq!((ticks, found.rates.len()), (points.len(), points.len()));
             assert!(found.rates.iter().all(|r| r.gb_per_s > 0.0), "{found:?}");
-            assert_eq!(found.best().iter().map(|r| r.point.block_bytes).collect::<Vec<_>>(), BLOCKS);
+            assert_eq!(found.random().iter().map(|r| r.point.block_bytes).collect::<Vec<_>>(), BLOCKS);
         }
         let path = scratch.path().to_owned();
         drop(scratch);

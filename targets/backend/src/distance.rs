@@ -1,7 +1,23 @@
 //! Distances between computed and expected results.
 
+use moec_ir::Glu;
 use moec_ir::eval::{Data, Tensor};
 use serde::Serialize;
+
+/// Thresholds of gates, relative to the root mean square of the gates above them. This is the change of a
+/// gate that rounding carries over its threshold. Thresholds that leave half of ferris's neurons active are a
+/// tenth to a fifth of it.
+const JUMP: f64 = 0.25;
+
+/// Relative error of a gated network whose products have a relative error. If the error of gates is small,
+/// about the same share of them is that near the threshold. The root mean square of their jumps grows with the
+/// root of that share.
+pub fn joined(products: f64, glu: Glu) -> f64 {
+    match glu {
+        Glu::Cats { .. } => products.hypot(JUMP * products.sqrt()),
+        _ => products,
+    }
+}
 
 /// Distance of a tensor from its reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

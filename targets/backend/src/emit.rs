@@ -82,17 +82,20 @@ pub trait Numbers {
     fn rounding<'a>(&'a self, weight: &'a Weight, matrix: usize) -> Box<dyn Rounding + 'a>;
 }
 
-/// A matrix as codes with one scale for each of its rows, for units without groups of columns.
+/// A matrix as codes with one scale for each of its rows, for units without groups of columns; some columns
+/// have wider codes, with scales of their own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Channels {
-    /// Scale of each row.
-    pub scales: Vec<f32>,
-    /// Rows whose codes have 8 bits, ascending; those of all others have 4.
+    /// Columns whose codes have 8 bits, ascending; those of all others have 4.
     pub outliers: Vec<u32>,
-    /// Codes of the others, row by row: −8 to 7.
+    /// Codes row by row, −8 to 7, of all columns: 0 in those of outliers. None if all are outliers.
     pub four: Vec<i8>,
+    /// Scale of each row of these.
+    pub scales: Vec<f32>,
     /// Codes of the outliers, row by row: −127 to 127.
     pub eight: Vec<i8>,
+    /// Scale of each row of these.
+    pub eight_scales: Vec<f32>,
 }
 
 /// Rounding of one matrix, some rows at a time, from the first on.
@@ -103,7 +106,7 @@ pub trait Rounding {
     /// A number that no group holds.
     fn groups(&self, rows: &[f32], cols: usize) -> Result<Vec<(f32, [i8; GROUP])>, f32>;
 
-    /// The whole matrix, row by row, as codes with one scale for each row; `outliers` rows, those that lose
+    /// The whole matrix, row by row, as codes with one scale for each row; `outliers` columns, those that lose
     /// most in 4 bits, have 8. The numbers are those of the CPU's `q4o` with as many outliers.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub use bench::{Bench, Call, Peaks};
 pub use distance::Distance;
 pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
-pub use experts::LayerExperts;
+pub use experts::{DenseNeurons, LayerExperts};
 pub use gpu_kernels::{Assembled, GpuKernels, KernelsRead};
 pub use runner::{Runner, RunnerCrate};
 pub use sizes::{ArtifactSizes, UnitSizes};
@@ -51,7 +51,8 @@ pub use streams::{
 };
 pub use subcommand::Subcommand;
 pub use subgraph::{
-    GroupGraph, HotBatch, HotLayer, StaticAttention, StaticSubgraph, SubgraphBoundary, SubgraphFunction,
+    GroupGraph, HotArtifact, HotBatch, HotLayer, StaticAttention, StaticSubgraph, SubgraphBoundary,
+    SubgraphFunction,
 };
 pub use tools::Tools;
 pub use verify::{Check, FunctionReport, Trial};
@@ -213,9 +214,24 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
         Err("its graphs hold whole experts".into())
     }
 
-    /// Declarations in a plan of these functions for a batch: that of every expert, in their order.
-    fn hot_graphs(&self, _module: &Module, _layer: u32, _batch: u32) -> Vec<GraphDecl> {
+    /// Whether its graphs apply thresholds of gates (CATS).
+    ///
+    /// # Errors
+    /// The reason against it, for people.
+    fn thresholds(&self) -> Result<(), String> {
+        Err("no operator of its graphs applies a threshold".into())
+    }
+
+    /// Declarations in a plan of these functions for a batch, whose results are added: artifact by artifact
+    /// that of every expert, in their order.
+    fn hot_graphs(&self, _module: &Module, _layer: u32, _batch: u32) -> Vec<Vec<GraphDecl>> {
         Vec::new()
+    }
+
+    /// Whether a run loads artifacts when a call needs them, and frees them to keep to a memory budget. Else
+    /// all are in memory as long as it runs.
+    fn loads_on_demand(&self) -> bool {
+        false
     }
 
     /// Writes artifacts.

@@ -64,6 +64,8 @@ pub struct StreamWorkload<'a> {
     pub loads: &'a [Vec<Vec<u32>>],
     /// Tokens by step.
     pub rows: &'a [u32],
+    /// Number of steps of the prompt, which come first.
+    pub prompts: usize,
     /// 10⁹ bytes per second to the hot unit; `None` without such a unit.
     pub link_gb_per_s: Option<f64>,
 }

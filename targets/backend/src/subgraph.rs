@@ -1,8 +1,9 @@
 //! Subgraphs of a model that a unit computes as static graphs.
 
 use moec_ir::plan::GraphDecl;
-use moec_ir::{EntryKind, NodeId, Scope, ValueId, WeightId};
+use moec_ir::{EntryKind, Module, NodeId, Scope, ValueId, WeightId};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// A subgraph of a model as static graphs: attention, a dense network, the head. Experts come in groups
 /// instead.
@@ -62,7 +63,7 @@ pub struct SubgraphFunction {
 }
 
 /// Hot neurons of the experts of a layer, which a unit computes densely while others compute the rest
-/// (PowerInfer-2, §4.1.3): an expert has a function for each batch that is decoded.
+/// (PowerInfer-2, §4.1.3): an expert has functions for each batch that is decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotLayer {
     /// Layer.
@@ -80,16 +81,44 @@ pub struct HotBatch {
     pub neurons: u32,
 }
 
+/// An artifact of a layer's hot neurons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HotArtifact {
+    /// `layers.3.hot`, `layers.3.hot1`, …
+    pub name: String,
+    /// Its clusters of neurons, by index into [`HotLayer::cluster_ends`].
+    pub clusters: Range<usize>,
+}
+
 impl HotLayer {
-    /// `layers.3.hot`
+    /// Name of its first artifact: `layers.3.hot`
     pub fn name(&self) -> String {
         format!("layers.{}.hot", self.layer)
     }
 
     /// Whether it is the name of such an artifact.
     pub fn has_name(name: &str) -> bool {
-        let layer = name.strip_prefix("layers.").and_then(|rest| rest.strip_suffix(".hot"));
-        layer.is_some_and(|layer| layer.parse::<u32>().is_ok())
+        let parts = name.strip_prefix("layers.").and_then(|rest| rest.split_once(".hot"));
+        let number = |text: &str| text.parse::<u32>().is_ok();
+        parts.is_some_and(|(layer, at)| number(layer) && (at.is_empty() || number(at)))
+    }
+
+    /// Artifacts of its functions. Where experts stay on disk, each cluster has one of its own, which a run
+    /// loads and frees by itself; else one has all, and a function sums its clusters.
+    pub fn artifacts(&self, module: &Module) -> Vec<HotArtifact> {
+        let count = self.cluster_ends().len();
+        let mut nodes = module.entries.iter().flat_map(|graph| &graph.nodes);
+        if !nodes.any(|n| n.scope.layer == Some(self.layer) && n.op.pages_neurons()) {
+            return vec![HotArtifact { name: self.name(), clusters: 0..count }];
+        }
+        let name = |i: usize| if i == 0 { self.name() } else { format!("{}{i}", self.name()) };
+        (0..count).map(|i| HotArtifact { name: name(i), clusters: i..i + 1 }).collect()
+    }
+
+    /// Clusters that a batch has: the first ones.
+    pub fn clusters_of(&self, batch: u32) -> usize {
+        let of = self.batches.iter().find(|b| b.batch == batch).map_or(0, |b| b.neurons as usize);
+        self.cluster_ends().partition_point(|&end| end <= of)
     }
 
     /// Numbers of neurons that some batch has, ascending: where a cluster ends that batches share.

@@ -55,6 +55,8 @@ pub struct Limits {
     pub counted: Counted,
     /// Bytes that the last axis of a tensor is padded to; 2 where nothing is known.
     pub last_axis_bytes: usize,
+    /// Bytes that rows of inputs, results and states are multiples of; 2 where nothing is known.
+    pub row_bytes: usize,
 }
 
 /// Bytes of weights that no graph may have on any machine.
@@ -68,6 +70,7 @@ impl Default for Limits {
             states: 2,
             counted: Counted::Stored,
             last_axis_bytes: ELEMENT as usize,
+            row_bytes: ELEMENT as usize,
         }
     }
 }
@@ -124,6 +127,11 @@ const RULES: &[(&str, &str, Look)] = &[
         "last_axis",
         "no tensor inside has a last axis of 1, where that is padded",
         Look::Function(function::last_axis),
+    ),
+    (
+        "aligned",
+        "rows of inputs, results and states are aligned, where the unit requires it",
+        Look::Function(function::aligned),
     ),
     ("size", "the weights of a graph are within the limit", Look::Function(function::size)),
     ("signatures", "descriptions match the functions", Look::Package(package::signatures)),

@@ -1,5 +1,5 @@
-//! Values that the blocks of a matrix share while it is packed: factors of its feedback, and which rows are
-//! outliers.
+//! Values that the blocks of a matrix share while it is packed: which columns are outliers, and the factors
+//! of its feedback.
 
 use moec_codegen::pack::Feedback;
 use std::collections::BTreeMap;

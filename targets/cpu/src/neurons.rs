@@ -61,41 +61,121 @@ impl CpuTarget {
             let compute = self.few_rows(format, rows, hidden)?;
             let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
             let (x, x_ld) = s.rows(Role::In(0), rows, conversion);
-            let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu, hot };
+            let bundled = false;
+            let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu, hot, bundled };
             let args = vec![x, Role::In(1), Role::In(2), h, active_lists];
             s.launches.push(Launch { work: Work::Kernel(gate.into()), args });
             s.launches.push(Launch { work: Work::Builtin(request), args: vec![Role::In(1), active_lists] });
-            let up = NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu };
+            let up = NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu, bundled };
             let args = vec![x, Role::In(1), Role::In(3), h, active_lists];
             s.launches.push(Launch { work: Work::Kernel(up.into()), args });
-            let down = NeuronDownAt { layout, hidden, inter, format };
+            let down = NeuronDownAt { layout, hidden, inter, format, bundled };
             s.kernel(down, vec![h, Role::In(1), Role::In(3), active_lists], 1);
             return Ok(());
         }
         // A prompt activates nearly all neurons.
         s.launches.push(Launch { work: Work::Builtin(request), args: vec![Role::In(1)] });
-        let (compute, order, schedule) = (self.many_rows(format), WeightOrder::Split, Schedule::default());
+        let weights = [vec![Role::In(2), Role::In(3)], vec![Role::In(3)]];
+        self.all_neurons(s, node, glu, (layout, inter, format), (WeightOrder::Split, weights, h))
+    }
+
+    /// Kernels of `neuron_ffn` whose gates stay on disk with the rest: a predictor lists the neurons whose gates
+    /// are requested, and these list those whose up and down are. Without a predictor all is requested.
+    pub(crate) fn bundled_neurons(
+        &self,
+        s: &mut Selection,
+        node: &NodeView<'_>,
+        glu: Glu,
+        (layer, hot): (usize, Option<usize>),
+        predict: Option<Predictor>,
+    ) -> Result<()> {
+        let (x, x_ld) = node.value(0)?;
+        let (table, _) = node.value(1)?;
+        let (neurons, format) = node.weight(2)?;
+        if !format.holds_neurons() {
+            return Err(Unsupported(format!("neuron bundles cannot be {format}; supported are q4 and q8")));
+        }
+        let (rows, hidden, slots) = (x.rows(), x.cols(), node.out()?.rows());
+        let &[experts, inter, _] = neurons else {
+            return Err(Unsupported("neuron bundles need three axes".into()));
+        };
+        let layout = dispatch_layout(rows, slots / rows.max(1), table)?;
+        if layout.experts != experts {
+            return Err(Unsupported("the dispatch table is for other experts".into()));
+        }
+        s.layouts.push((2, Layout::Bundles));
+        let (layer, of_rows, k) = (int(layer)?, int(rows)?, int(layout.k)?);
+        let request = Work::Builtin(Builtin::RequestNeurons { layer, rows: of_rows, k });
+        let h = s.temp(Type::f32([slots, inter]));
+        let Some(predict) = predict else {
+            if hot.is_some() {
+                return Err(Unsupported("hot neurons beside gates on disk need a predictor".into()));
+            }
+            s.launches.push(Launch { work: request, args: vec![Role::In(1)] });
+            let weights = [vec![Role::In(2)], vec![Role::In(2)]];
+            return self.all_neurons(
+                s,
+                node,
+                glu,
+                (layout, inter, format),
+                (WeightOrder::Bundles, weights, h),
+            );
+        };
+        let lists = s.temp(Type::i32([active_list_words(layout, inter)]));
+        let compute = self.few_rows(format, rows, hidden)?;
+        let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
+        Self::prediction(s, node, predict, (layout, inter, hot), [h, lists])?;
+        let gates = Work::Builtin(Builtin::RequestGates { layer, rows: of_rows, k });
+        s.launches.push(Launch { work: gates, args: vec![Role::In(1), lists] });
+        let (x, x_ld) = s.rows(Role::In(0), rows, conversion);
+        let (bundled, hot) = (true, None);
+        let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu, hot, bundled };
+        let args = vec![x, Role::In(1), Role::In(2), h, lists];
+        s.launches.push(Launch { work: Work::Kernel(gate.into()), args });
+        s.launches.push(Launch { work: request, args: vec![Role::In(1), lists] });
+        let up = NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu, bundled };
+        let args = vec![x, Role::In(1), Role::In(2), h, lists];
+        s.launches.push(Launch { work: Work::Kernel(up.into()), args });
+        let down = NeuronDownAt { layout, hidden, inter, format, bundled };
+        s.kernel(down, vec![h, Role::In(1), Role::In(2), lists], 1);
+        Ok(())
+    }
+
+    /// Kernels that multiply many rows by all neurons of their experts, wherever these are; `weights` are the
+    /// operands of gate and up, and of down.
+    fn all_neurons(
+        &self,
+        s: &mut Selection,
+        node: &NodeView<'_>,
+        glu: Glu,
+        (layout, inter, format): (DispatchLayout, usize, Format),
+        (order, weights, h): (WeightOrder, [Vec<Role>; 2], Role),
+    ) -> Result<()> {
+        let (x, x_ld) = node.value(0)?;
+        let (rows, hidden) = (x.rows(), x.cols());
+        let (compute, schedule) = (self.many_rows(format), Schedule::default());
         let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         let (x, x_ld) = s.rows(Role::In(0), rows, conversion);
         let (bias, out) = (false, RowFormat::f32(inter));
         let up =
             ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, out, order, schedule };
-        let args = vec![x, Role::In(1), Role::In(2), Role::In(3), h];
+        let [of_up, of_down] = weights;
+        let args = [vec![x, Role::In(1)], of_up, vec![h]].concat();
         s.launches.push(Launch { work: Work::Kernel(up.into()), args });
         let conversion = RowConversion { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
         let (h, h_ld) = s.rows(h, rows, conversion);
         let down = ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule };
-        s.kernel(down, vec![h, Role::In(1), Role::In(3)], 1);
+        s.kernel(down, [vec![h, Role::In(1)], of_down].concat(), 1);
         Ok(())
     }
 
-    /// Prediction, written to `h`.
+    /// Prediction, written to `h`, and the lists of the neurons that it takes to be active.
     fn prediction(
         s: &mut Selection,
         node: &NodeView<'_>,
         predict: Predictor,
-        (layout, inter): (DispatchLayout, usize),
-        h: Role,
+        (layout, inter, hot): (DispatchLayout, usize, Option<usize>),
+        results: [Role; 2],
     ) -> Result<()> {
         let (x, x_ld) = node.value(0)?;
         let weights = 3..3 + predict.weights();
@@ -106,10 +186,10 @@ impl CpuTarget {
             (Predictor::LowRank, _) => return Err(Unsupported("a predictor needs three axes".into())),
         };
         s.layouts.extend(weights.clone().map(|i| (i, Layout::Gates)));
-        let predict = NeuronPredict { layout, hidden: x.cols(), inter, rank, format, x_ld };
+        let predict = NeuronPredict { layout, hidden: x.cols(), inter, rank, format, x_ld, hot };
         let mut args = vec![Role::In(0), Role::In(1)];
         args.extend(weights.map(Role::In));
-        args.push(h);
+        args.extend(results);
         s.launches.push(Launch { work: Work::Kernel(predict.into()), args });
         Ok(())
     }
@@ -146,7 +226,7 @@ impl CpuTarget {
             let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
             let predicted = predict.is_some();
             if let Some(predict) = predict {
-                Self::prediction(s, node, predict, (layout, inter), h)?;
+                Self::prediction(s, node, predict, (layout, inter, None), [h, active_lists])?;
             }
             let (x, x_ld) = s.rows(Role::In(0), rows, conversion);
             let up = NeuronUp { layout, hidden, inter, format, compute, gate_bound, predicted, x_ld, glu };
@@ -157,30 +237,9 @@ impl CpuTarget {
             s.kernel(down, vec![h, Role::In(1), Role::In(2), active_lists], 1);
             return Ok(());
         }
-        let (compute, order, schedule) =
-            (self.many_rows(format), WeightOrder::Neurons { gate_bound }, Schedule::default());
-        let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
-        let (x, x_ld) = s.rows(Role::In(0), rows, conversion);
-        let up = ExpertGateUp {
-            layout,
-            hidden,
-            inter,
-            format,
-            compute,
-            x_ld,
-            glu,
-            bias: false,
-            out: RowFormat::f32(inter),
-            order,
-            schedule,
-        };
-        s.layouts.extend(self.weight_layout(up.clone()).map(|l| (2, l)));
-        let args = vec![x, Role::In(1), Role::In(2), h];
-        s.launches.push(Launch { work: Work::Kernel(up.into()), args });
-        let conversion = RowConversion { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
-        let (h, h_ld) = s.rows(h, rows, conversion);
-        let down = ExpertDown { layout, inter, hidden, format, compute, h_ld, bias: false, order, schedule };
-        s.kernel(down, vec![h, Role::In(1), Role::In(2)], 1);
-        Ok(())
+        s.layouts.push((2, Layout::Neurons { gate_bound }));
+        let weights = [vec![Role::In(2)], vec![Role::In(2)]];
+        let order = WeightOrder::Neurons { gate_bound };
+        self.all_neurons(s, node, glu, (layout, inter, format), (order, weights, h))
     }
 }

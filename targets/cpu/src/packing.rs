@@ -190,12 +190,18 @@ impl<'a> Packer<'a> {
     /// [`PackError::Read`] and [`PackError::Range`].
     pub fn pack(&self, block: &Block, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<(), PackError> {
         let stored = self.importance.is_some_and(WeightImportance::stored);
-        let by = self.importance.filter(|_| feedback::uses_feedback(self.geometry.format) && !stored);
-        let shared = by.and_then(|i| self.shared.of(block.matrix, || self.feedback(i, block.matrix)));
-        let weighting =
-            Weighting { feedback: shared.as_deref(), stored, ..Weighting::of(self.matter(block.matrix)) };
+        let weighting = Weighting { stored, ..Weighting::of(self.matter(block.matrix)) };
         let outliers = self.outliers(block.matrix, weighting)?;
-        let weighting = Weighting { outliers: outliers.as_deref(), ..weighting };
+        let by = self.importance.filter(|_| feedback::uses_feedback(self.geometry.format) && !stored);
+        let factors = |i| {
+            let all = self.feedback(i, block.matrix)?;
+            match outliers.as_deref() {
+                Some(outliers) => all.without(outliers).map(Arc::new),
+                None => Some(all),
+            }
+        };
+        let shared = by.and_then(|i| self.shared.of(block.matrix, || factors(i)));
+        let weighting = Weighting { feedback: shared.as_deref(), outliers: outliers.as_deref(), ..weighting };
         let packed = pack::pack_block(&self.geometry, block, weighting, &mut &*self, scratch, out);
         self.shared.done(block.matrix);
         packed
@@ -206,7 +212,7 @@ impl Packer<'_> {
     /// The outliers of a matrix, if its format has any.
     fn outliers(&self, matrix: usize, weighting: Weighting<'_>) -> Result<Option<Arc<[u32]>>, PackError> {
         let g = &self.geometry;
-        if g.format.outliers(g.rows) == 0 {
+        if g.format.outliers(g.cols) == 0 {
             return Ok(None);
         }
         let choose = || pack::outliers(g, matrix, weighting, &mut &*self);

@@ -255,11 +255,14 @@ impl CpuTarget {
                 return Err(Unsupported(format!("`{}` is for static graphs", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
-            &Op::NeuronFfn { glu, paged: None, hot: _, predict } => {
+            &Op::NeuronFfn { glu, paged: None, predict, .. } => {
                 self.neuron_ffn(&mut s, node, glu, predict)?;
             }
-            &Op::NeuronFfn { glu, paged: Some(layer), hot, .. } => {
+            &Op::NeuronFfn { glu, paged: Some(layer), gates_on_disk: false, hot, .. } => {
                 self.split_neurons(&mut s, node, glu, (layer, hot))?;
+            }
+            &Op::NeuronFfn { glu, paged: Some(layer), gates_on_disk: true, hot, predict } => {
+                self.bundled_neurons(&mut s, node, glu, (layer, hot), predict)?;
             }
             &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;

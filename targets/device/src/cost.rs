@@ -4,7 +4,7 @@
     reason = "a number of a device file becomes a whole one; floats saturate"
 )]
 
-use crate::{DeviceUnit, Figure};
+use crate::{Bandwidth, DeviceUnit, Figure, Memory};
 use serde::{Deserialize, Serialize};
 
 /// A measured time of matrix products: `rows` rows times matrices of `weights` numbers in all.
@@ -24,6 +24,21 @@ pub struct MatmulTime {
 /// Microseconds that contexts may take to load at the start of a program: what reading the weights of a model
 /// that fills a phone's memory takes, 16 GB at 4 GB/s.
 const LOADING_US: f64 = 4e6;
+
+impl Memory {
+    /// Row of the table of random reads for blocks of this size: the largest block that is no larger, else the
+    /// first; `None` where the file has no table. A second number is by how much reads within `range` bytes are
+    /// faster: the rate of the smallest measured range that holds them, over that of the table for its blocks.
+    pub fn random_reads(&self, block_bytes: u64, range: u64) -> Option<(&Bandwidth, f64)> {
+        let row = |bytes: u64| {
+            let fits = self.bandwidth.iter().rfind(|b| b.block_bytes <= bytes);
+            fits.or(self.bandwidth.first()).filter(|b| b.rate() > 0.0)
+        };
+        let near = self.ranges.iter().find(|r| r.range_bytes >= range);
+        let gain = near.and_then(|r| Some(r.gb_per_s / row(r.block_bytes)?.rate()));
+        Some((row(block_bytes)?, gain.unwrap_or(1.0)))
+    }
+}
 
 impl DeviceUnit {
     /// Microseconds of a product of `rows` rows with matrices of `weights` numbers; `None` where the file has
@@ -54,6 +69,37 @@ impl DeviceUnit {
     pub fn launch_us(&self) -> f64 {
         let of = |f: &Option<Figure>| f.as_ref().map_or(0.0, |f| f.value);
         of(&self.dispatch_cost_us) + of(&self.sync_cost_us)
+    }
+
+    /// Static graphs of one layer that the unit runs at a time; one where the file states no number.
+    pub fn queues(&self) -> u32 {
+        self.queues.as_ref().map_or(1, |f| (f.value as u32).max(1))
+    }
+
+    /// Time of `graphs` equal graphs one after the other, over their time in parallel. It is interpolated
+    /// between the file's rates, and past the last it stays; 1 for one graph, or without rates.
+    pub fn parallel_speedup(&self, graphs: u32) -> f64 {
+        let mut before = (1.0, 1.0);
+        for rate in &self.parallel {
+            let (at, n) = ((f64::from(rate.graphs), rate.speedup), f64::from(graphs));
+            if n <= at.0 {
+                return before.1 + (at.1 - before.1) * (n - before.0).max(0.0) / (at.0 - before.0);
+            }
+            before = at;
+        }
+        before.1
+    }
+
+    /// Microseconds that each of `graphs` equal graphs computes, launching and waiting excluded, if `queues` of
+    /// them run at a time and one alone takes `us`. All of them together take as long as the file's rate says;
+    /// the CPU launches one after the other.
+    pub fn parallel_us(&self, queues: u32, graphs: u32, us: f64) -> f64 {
+        let (n, at_once) = (f64::from(graphs.max(1)), f64::from(queues.clamp(1, graphs.max(1))));
+        let of = |f: &Option<Figure>| f.as_ref().map_or(0.0, |f| f.value);
+        let dispatch = of(&self.dispatch_cost_us);
+        let all = n * (self.launch_us() + us) / self.parallel_speedup(at_once as u32);
+        let rounds = (n / at_once).ceil();
+        ((all - (at_once - 1.0) * dispatch) / rounds - self.launch_us()).max(us)
     }
 
     /// 10⁹ bytes per second that programs read on the unit, where the file says.

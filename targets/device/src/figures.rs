@@ -105,6 +105,12 @@ pub struct DeviceUnit {
     /// Share of that bandwidth that programs achieve, if the figure was published and not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub achieved_bandwidth: Option<Figure>,
+    /// Static graphs of one layer that the unit runs at a time ([`DeviceUnit::queues`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queues: Option<Figure>,
+    /// Rates of graphs that run at a time, by ascending number of graphs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parallel: Vec<ParallelRate>,
     /// Microseconds to load one context, a compiled artifact of static graphs, at the start of a program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_cost_us: Option<Figure>,
@@ -135,6 +141,18 @@ pub struct DeviceUnit {
     /// Operations that the unit has or lacks; empty if it runs every operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub legality: Vec<Legality>,
+}
+
+/// Rate of several graphs that run at a time (NPUMoE, Table 5).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParallelRate {
+    /// Graphs.
+    pub graphs: u32,
+    /// Time of these graphs one after the other, over their time in parallel; launching and waiting included.
+    pub speedup: f64,
+    /// Source.
+    pub source: String,
 }
 
 /// Cores of one kind in a CPU that has several.

@@ -1,6 +1,9 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Cluster, Device, DeviceError, DeviceUnit, Dimms, Figure, Link, NATIVE, UnitKind, host, nearest};
+use crate::{
+    Cluster, Device, DeviceError, DeviceUnit, Dimms, Figure, Link, NATIVE, ParallelRate, UnitKind, host,
+    nearest,
+};
 use moec_runtime::platform::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -27,6 +30,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
 
 /// Most rows that capacities may be multiples of: those of the largest chunk of a prompt.
 const MOST_ALIGNMENT: f64 = 4096.0;
+/// Most graphs that a unit may run at a time: each has a thread and buffers of its own.
+const MOST_QUEUES: f64 = 64.0;
 
 impl Device {
     /// The device of that name, or of the user's own file: what ends in `.toml` or holds a `/` is a path.
@@ -207,6 +212,7 @@ impl Device {
                 ("unit.achieved_bandwidth", &u.achieved_bandwidth),
                 ("unit.context_cost_us", &u.context_cost_us),
                 ("unit.busy_w", &u.busy_w),
+                ("unit.queues", &u.queues),
             ];
             for (key, figure) in figures {
                 out.extend(figure.iter().map(|f| (key, f.value, &*f.source)));
@@ -229,6 +235,7 @@ impl Device {
             out.extend(u.hexagon.iter().map(|h| ("unit.hexagon", f64::from(h.soc), &*h.source)));
             out.extend(u.graph.sources());
             out.extend(u.matmul.iter().map(|m| ("unit.matmul", m.ms, &*m.source)));
+            out.extend(u.parallel.iter().map(|p| ("unit.parallel", p.speedup, &*p.source)));
             out.extend(u.legality.iter().map(|l| ("unit.legality", 0.0, &*l.source)));
             out.extend(u.peak.values().map(|p| ("unit.peak", p.gops, &*p.source)));
             let achieved = u.peak.values().filter_map(|p| p.achieved.as_ref());
@@ -287,6 +294,16 @@ fn check_unit(u: &DeviceUnit) -> Result<(), (String, String)> {
     }
     if u.matmul.iter().any(|m| m.weights == 0 || m.ms <= 0.0) {
         return bad("unit.matmul", "matrices must have weights and a time above 0".into());
+    }
+    if u.queues.as_ref().is_some_and(|f| f.value.fract() != 0.0 || !(1.0..=MOST_QUEUES).contains(&f.value)) {
+        return bad("unit.queues", format!("expected a whole number in 1..={MOST_QUEUES}"));
+    }
+    let known = |p: &ParallelRate| p.graphs > 1 && (1.0..=f64::from(p.graphs)).contains(&p.speedup);
+    if !u.parallel.iter().all(known) || !u.parallel.is_sorted_by(|a, b| a.graphs < b.graphs) {
+        return bad(
+            "unit.parallel",
+            "numbers of graphs must ascend from 2, each with a speedup from 1 to that number".into(),
+        );
     }
     if let Some(d) = &u.dimms {
         check_dimms(d)?;

@@ -72,6 +72,10 @@ pub struct GraphForm {
     /// inside of a graph are `[1, channels, 1, rows]`. None of them may then have a last axis of 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_axis_bytes: Option<Figure>,
+    /// Bytes that the rows of a graph's inputs, results and states are multiples of: entries of their first
+    /// axis.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row_bytes: Option<Figure>,
     /// Formats of weights besides f16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Choice<Vec<StoredFormat>>>,
@@ -92,6 +96,11 @@ impl GraphForm {
     /// Bytes to which the last axis of a tensor is padded; without a key, those of a number.
     pub fn last_axis(&self) -> usize {
         self.last_axis_bytes.as_ref().map_or(NUMBER_BYTES, |f| f.value as usize)
+    }
+
+    /// Bytes that rows at the boundary of a graph are multiples of; without a key, those of a number.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes.as_ref().map_or(NUMBER_BYTES, |f| f.value as usize)
     }
 
     /// Bytes that a tensor of f16 takes in the unit's memory, what pads its last axis included.
@@ -125,31 +134,40 @@ impl GraphForm {
             let Choice { value, source } = of?;
             Some((key, toml::Value::try_from(value).map(|v| v.to_string()).unwrap_or_default(), source))
         }
-        let last = self.last_axis_bytes.as_ref();
-        let last = last.map(|f| ("last_axis_bytes", f.value.to_string(), &*f.source));
+        let bytes = [("last_axis_bytes", &self.last_axis_bytes), ("row_bytes", &self.row_bytes)];
+        let bytes = bytes
+            .into_iter()
+            .filter_map(|(key, figure)| figure.as_ref().map(|f| (key, f.value.to_string(), &*f.source)));
         let rest = [
             row("weights", self.weights.as_ref()),
             row("counted", self.counted.as_ref()),
             row("cache_write", self.cache_write.as_ref()),
         ];
-        last.into_iter().chain(rest.into_iter().flatten()).collect()
+        bytes.chain(rest.into_iter().flatten()).collect()
     }
 
     /// Keys with their sources.
     pub(crate) fn sources(&self) -> impl Iterator<Item = (&'static str, f64, &str)> {
         let last = self.last_axis_bytes.iter().map(|f| ("unit.graph.last_axis_bytes", f.value, &*f.source));
+        let row = self.row_bytes.iter().map(|f| ("unit.graph.row_bytes", f.value, &*f.source));
         let weights = self.weights.iter().map(|c| ("unit.graph.weights", 0.0, &*c.source));
         let counted = self.counted.iter().map(|c| ("unit.graph.counted", 0.0, &*c.source));
         let written = self.cache_write.iter().map(|c| ("unit.graph.cache_write", 0.0, &*c.source));
-        last.chain(weights).chain(counted).chain(written)
+        last.chain(row).chain(weights).chain(counted).chain(written)
     }
 
     /// Error of the form, if it has one: the key, and the expected value.
     pub(crate) fn fault(&self) -> Option<(&'static str, String)> {
-        let value = self.last_axis_bytes.as_ref()?.value;
-        let fine = value >= NUMBER_BYTES as f64 && value <= 4096.0 && value % NUMBER_BYTES as f64 == 0.0;
-        let message = format!("{value} is not a multiple of {NUMBER_BYTES} from {NUMBER_BYTES} to 4096");
-        (!fine).then_some(("unit.graph.last_axis_bytes", message))
+        let figures = [
+            ("unit.graph.last_axis_bytes", &self.last_axis_bytes),
+            ("unit.graph.row_bytes", &self.row_bytes),
+        ];
+        figures.into_iter().find_map(|(key, figure)| {
+            let value = figure.as_ref()?.value;
+            let fine = value >= NUMBER_BYTES as f64 && value <= 4096.0 && value % NUMBER_BYTES as f64 == 0.0;
+            let message = format!("{value} is not a multiple of {NUMBER_BYTES} from {NUMBER_BYTES} to 4096");
+            (!fine).then_some((key, message))
+        })
     }
 }
 
@@ -167,6 +185,12 @@ mod tests {
         assert_eq!(form(64.0).tensor_bytes(&[64, 4096, 1, 1]), 64 * 4096 * 64);
         assert_eq!(form(64.0).tensor_bytes(&[1, 4096, 1, 64]), 64 * 4096 * 2);
         assert_eq!(form(64.0).tensor_bytes(&[]), 64);
+        let rows = |value: f64| GraphForm {
+            row_bytes: Some(Figure { value, source: "a test".into() }),
+            ..GraphForm::default()
+        };
+        assert_eq!(rows(3.0).fault().map(|f| f.0), Some("unit.graph.row_bytes"));
+        assert_eq!((rows(16.0).fault(), rows(16.0).row_bytes(), form(64.0).row_bytes()), (None, 16, 2));
         assert!(form(3.0).fault().is_some() && form(0.0).fault().is_some() && form(64.0).fault().is_none());
     }
 }

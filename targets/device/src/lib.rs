@@ -20,8 +20,8 @@ mod silicon;
 pub use cost::MatmulTime;
 pub use error::DeviceError;
 pub use figures::{
-    Bandwidth, Cache, Cluster, DeviceUnit, Dimms, Figure, Hexagon, Link, Memory, Peak, Power, RangeBandwidth,
-    UnitKind,
+    Bandwidth, Cache, Cluster, DeviceUnit, Dimms, Figure, Hexagon, Link, Memory, ParallelRate, Peak, Power,
+    RangeBandwidth, UnitKind,
 };
 pub use find::BUILT_IN;
 pub use form::{CacheWrite, Choice, Counted, GraphForm, NUMBER_BYTES, StoredFormat};

@@ -286,6 +286,17 @@ fn phone_devices_match_the_papers_measurements() {
         assert!(dram.available.as_ref().unwrap().value < dram.capacity.as_ref().unwrap().value);
         assert!(d.memories.iter().any(|m| m.name == "disk" && !m.sequential.is_empty()));
     }
+    // Reads of 4 KiB are faster the nearer they are (§2.3.2), those of larger blocks likewise.
+    let disk = best.memories.iter().find(|m| m.name == "disk").unwrap();
+    let reads = |block: u64, range: u64| {
+        let (row, gain) = disk.random_reads(block, range).unwrap();
+        row.rate() * gain
+    };
+    let [near, far] = [128 << 20, 1 << 40];
+    assert!((reads(4096, near) - 1.0).abs() < 1e-9 && (reads(4096, far) - 0.85).abs() < 1e-9);
+    assert_eq!(reads(100, far), reads(4096, far));
+    assert!(reads(1 << 20, near) > reads(1 << 20, far));
+    assert!(best.memories[0].random_reads(4096, near).unwrap().1 == 1.0);
     // Both units together read faster than either alone, but slower than the sum (§2.3.1).
     let rate = |i: usize| best.units[i].bandwidth_gb_per_s.as_ref().unwrap().value;
     let both = best.memories[0].bandwidth.last().unwrap().gb_per_s;
@@ -359,6 +370,31 @@ fn unknown_names_get_the_nearest() {
     assert!(e.hint().starts_with("`moec targets` lists"));
 }
 
+/// NPUMoE, Table 5: what parallel launches save.
+#[test]
+fn parallel_graphs_take_the_time_of_the_papers_table() {
+    let device = Device::find("m2-ultra").unwrap();
+    let npu = &device.units[device.unit_of(UnitKind::Npu).unwrap()];
+    assert_eq!(npu.queues(), 16);
+    for (graphs, speedup) in
+        [(0, 1.0), (1, 1.0), (2, 1.64), (3, 1.77), (4, 1.9), (10, 2.39), (16, 2.88), (40, 2.88)]
+    {
+        let found = npu.parallel_speedup(graphs);
+        assert!((found - speedup).abs() < 1e-12, "{graphs} graphs: {found}");
+    }
+    // Two launches of 8 experts with 64 rows each: 0.11 ms per token of 1024.
+    let us = 8.0 * npu.matmul_us(64.0, 78_643_200.0).unwrap();
+    let all = 2.0 * 1830.0 + npu.parallel_us(2, 2, us) + 970.0;
+    assert!((all / 1024.0 - 110.0).abs() < 1.0, "{all}");
+    // Four of them on two queues take twice that.
+    let twice = 1830.0 + 2.0 * (2800.0 + npu.parallel_us(2, 4, us));
+    assert!((twice / all - 2.0).abs() < 1e-9, "{twice}");
+    // One graph, and graphs of a unit without rates, take no less.
+    assert!((npu.parallel_us(1, 4, us) - us).abs() < 1e-6);
+    let unknown = DeviceUnit { parallel: Vec::new(), ..npu.clone() };
+    assert!(unknown.parallel_us(4, 4, us) >= us && unknown.parallel_speedup(4) == 1.0);
+}
+
 #[test]
 fn wrong_files_are_refused_with_line_and_key() {
     for (from, to, expected) in [
@@ -395,6 +431,16 @@ fn wrong_files_are_refused_with_line_and_key() {
             "cores = 2",
             "matmul = [{ rows = 0, weights = 1, ms = 1, source = \"x\" }]",
             "`unit.matmul`: rows must ascend",
+        ),
+        (
+            "cores = 2",
+            "queues = { value = 65, source = \"x\" }",
+            "`unit.queues`: expected a whole number in 1..=64",
+        ),
+        (
+            "cores = 2",
+            "parallel = [{ graphs = 2, speedup = 2.5, source = \"x\" }]",
+            "`unit.parallel`: numbers of graphs must ascend from 2",
         ),
         (
             "cores = 2",

@@ -3,7 +3,8 @@
 //! All data goes through the simulated DRAM, line by line. An expert's weights are written there when a step
 //! first needs them, in the module and the rows that the artifact names. Rows are written to the inbox of the
 //! module whose expert they chose, as bf16; the expert's stream runs; and its results are read from the
-//! outbox. An expert with a new place is moved by the commands of [`crate::emit::transfer`].
+//! outbox. An expert with a new place is copied by the commands of [`crate::emit::transfer`]; steps find it at
+//! its old place until the move is settled.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
@@ -24,7 +25,8 @@ use moec_runtime::bundle::program::{Code, Program};
 use moec_runtime::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// NDP DIMMs.
 #[derive(Default)]
@@ -51,6 +53,17 @@ struct Machine {
     written: Vec<Vec<bool>>,
     /// Commands that compute an expert in its DIMM, by layer and expert.
     commands: Vec<Vec<Commands>>,
+    /// Experts that have been copied and are still computed at their old place.
+    moving: BTreeMap<Expert, Moving>,
+}
+
+/// An expert with two places.
+struct Moving {
+    old: RowAllocation,
+    /// Commands at its new place; `None`: it is striped there.
+    commands: Option<Commands>,
+    /// Whether its weights are at the new place.
+    copied: bool,
 }
 
 /// Addresses of a stream's step, which the verifier has found.
@@ -67,6 +80,14 @@ struct Step<'a> {
 }
 
 impl DimmUnit {
+    /// The experts of a set, and the machine.
+    fn of_set(&self, set: u32) -> Result<(&LoadedSet, MutexGuard<'_, Machine>)> {
+        let missing = || Error::plan(format!("streams {set} of `{NAME}` were not loaded"));
+        let of = self.sets.get(set as usize).and_then(Option::as_ref).ok_or_else(missing)?;
+        let machine = self.machine.as_ref().ok_or_else(missing)?;
+        Ok((of, machine.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
     /// Runs the streams of a step's experts.
     fn run(&self, launch: &Launch<'_>, set: usize, rows: u32, k: u32) -> Result<()> {
         let missing = || Error::plan(format!("streams {set} of `{NAME}` were not loaded"));
@@ -99,7 +120,7 @@ impl Machine {
         let fault = |e: &dyn std::fmt::Display| {
             Error::plan(format!("expert {expert} of layer {} in `{NAME}`: {e}", set.layer))
         };
-        let allocation = self.allocator.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
+        let allocation = self.place(at).ok_or_else(|| fault(&"it has no place"))?.clone();
         let DramLayout::Localized(dimm) = allocation.layout else {
             return Err(fault(&"it is striped over all DIMMs, so that no single DIMM computes it"));
         };
@@ -164,35 +185,51 @@ impl Machine {
             (matrix(0), matrix(1), biases)
         };
         let image = shape.pack(Packed { gate_up, down, biases }).map_err(|e| fault(&e))?;
-        let allocation = self.allocator.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
+        let allocation = self.place(at).ok_or_else(|| fault(&"it has no place"))?.clone();
         self.dimms.write(&allocation, 0, &image).map_err(|e| fault(&e))?;
         self.written[at.layer as usize][expert] = true;
         Ok(())
     }
 
-    /// Moves an expert: to a module, or over all of them.
+    /// The place of an expert at which steps find it.
+    fn place(&self, at: Expert) -> Option<&RowAllocation> {
+        self.moving.get(&at).map_or_else(|| self.allocator.get(at), |moving| Some(&moving.old))
+    }
+
+    /// Copies an expert to a module, or over all of them.
     fn relocate(&mut self, set: &LoadedSet, expert: u32, layout: DramLayout) -> Result<()> {
         let at = Expert { layer: set.layer, number: expert };
-        let fault =
-            |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
-        if self.allocator.get(at).is_some_and(|a| a.layout == layout) {
-            return Ok(());
-        }
-        let moved = self.allocator.begin(at, layout).map_err(|e| fault(&e))?;
+        let moved = self.allocator.begin(at, layout).map_err(|e| fault(at, &e))?;
         match self.carry(set, expert as usize, &moved) {
-            Ok(()) => self.allocator.settle(at).map_err(|e| fault(&e)),
+            Ok((commands, copied)) => {
+                self.moving.insert(at, Moving { old: moved.from, commands, copied });
+                Ok(())
+            }
             Err(e) => {
                 // The expert stays at its old location.
-                self.allocator.cancel(at).map_err(|e| fault(&e))?;
+                self.allocator.cancel(at).map_err(|e| fault(at, &e))?;
                 Err(e)
             }
         }
     }
 
-    /// Has the commands of a move executed, and those of the expert made for its new place.
-    fn carry(&mut self, set: &LoadedSet, expert: usize, moved: &Move) -> Result<()> {
-        let fault =
-            |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
+    /// Gives up the old place of an expert that has been copied.
+    fn settle(&mut self, set: &LoadedSet, expert: u32) -> Result<()> {
+        let at = Expert { layer: set.layer, number: expert };
+        let moved = self.moving.remove(&at).ok_or_else(|| fault(at, &"it does not move"))?;
+        self.allocator.settle(at).map_err(|e| fault(at, &e))?;
+        // If a step has written it to the old place only, the next one writes it again.
+        self.written[set.layer as usize][expert as usize] = moved.copied;
+        if let Some(commands) = moved.commands {
+            self.commands[set.layer as usize][expert as usize] = commands;
+        }
+        Ok(())
+    }
+
+    /// Has the commands of a move executed. Returns those of the expert for its new place, and whether its
+    /// weights are there.
+    fn carry(&mut self, set: &LoadedSet, expert: usize, moved: &Move) -> Result<(Option<Commands>, bool)> {
+        let fault = |e: &dyn std::fmt::Display| fault(moved.expert, e);
         let commands = &self.commands[set.layer as usize][expert];
         let next = match moved.to.layout {
             DramLayout::Localized(dimm) => {
@@ -207,16 +244,18 @@ impl Machine {
             DramLayout::Striped => None,
         };
         // An expert that no step has requested is written to its current place.
-        if self.written[set.layer as usize][expert] {
+        let written = self.written[set.layer as usize][expert];
+        if written {
             let stream = transfer(&set.shape, self.dimms.dimm_config(), moved).map_err(|e| fault(&e))?;
             let transfer = Commands::new(stream).map_err(|e| fault(&e))?;
             self.dimms.execute(&transfer, 0, 0).map_err(|e| fault(&e))?;
         }
-        if let Some(next) = next {
-            self.commands[set.layer as usize][expert] = next;
-        }
-        Ok(())
+        Ok((next, written))
     }
+}
+
+fn fault(at: Expert, e: &dyn std::fmt::Display) -> Error {
+    Error::plan(format!("expert {} of layer {}: {e}", at.number, at.layer))
 }
 
 impl ComputeUnit for DimmUnit {
@@ -252,6 +291,7 @@ impl ComputeUnit for DimmUnit {
                     allocator: RowAllocator::new(dimm_config, shape, slots).map_err(|e| bad(&e))?,
                     written: Vec::new(),
                     commands: Vec::new(),
+                    moving: BTreeMap::new(),
                 }),
             };
             let same =
@@ -305,11 +345,13 @@ impl ComputeUnit for DimmUnit {
     }
 
     fn relocate(&self, set: u32, expert: u32, to: Option<u32>) -> Result<()> {
-        let missing = || Error::plan(format!("streams {set} of `{NAME}` were not loaded"));
-        let set = self.sets.get(set as usize).and_then(Option::as_ref).ok_or_else(missing)?;
-        let machine = self.machine.as_ref().ok_or_else(missing)?;
-        let layout = to.map_or(DramLayout::Striped, DramLayout::Localized);
-        machine.lock().unwrap_or_else(PoisonError::into_inner).relocate(set, expert, layout)
+        let (set, mut machine) = self.of_set(set)?;
+        machine.relocate(set, expert, to.map_or(DramLayout::Striped, DramLayout::Localized))
+    }
+
+    fn settle(&self, set: u32, expert: u32) -> Result<()> {
+        let (set, mut machine) = self.of_set(set)?;
+        machine.settle(set, expert)
     }
 
     unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {

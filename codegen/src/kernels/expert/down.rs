@@ -67,6 +67,7 @@ impl Kernel for ExpertDown {
         Some(match self.order {
             WeightOrder::Neurons { gate_bound } => Layout::Neurons { gate_bound },
             WeightOrder::Split => Layout::UpDown,
+            WeightOrder::Bundles => Layout::Bundles,
             WeightOrder::Panels => Layout::Panels { nr: isa.nr as u32 },
         })
     }
@@ -108,8 +109,8 @@ impl Kernel for ExpertDown {
             let matrix = weights.load_address(e.id);
             let panel = by_panels(stored.panel(k, matrix, p), order, written, |gate_bound, to| {
                 let bundle = Bundle { format, hidden, gate_bound };
-                let up_down = neuron::UpDownRows { at: weights, first: e.id * inter };
-                let up_down = (order == WeightOrder::Split).then_some(up_down);
+                let first = e.id * inter;
+                let up_down = order.anywhere().map(|gates| neuron::UpDownRows { at: weights, first, gates });
                 let addresses = neuron::NeuronAddresses { k, bundle, inter, matrix, up_down };
                 neuron::panels::down(k, &addresses, inter, written, p, to);
             });

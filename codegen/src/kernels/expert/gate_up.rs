@@ -80,6 +80,7 @@ impl Kernel for ExpertGateUp {
         Some(match self.order {
             WeightOrder::Neurons { gate_bound } => Layout::Neurons { gate_bound },
             WeightOrder::Split => Layout::Gates,
+            WeightOrder::Bundles => Layout::Bundles,
             WeightOrder::Panels if self.glu.is_gated() => Layout::GluPanels { nr },
             WeightOrder::Panels => Layout::Panels { nr },
         })
@@ -116,8 +117,8 @@ impl Kernel for ExpertGateUp {
             self;
         let (x, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
         let bias = bias.then(|| k.arg(3));
-        let up_down = (order == WeightOrder::Split).then(|| k.arg(3));
-        let out = k.arg(3 + usize::from(bias.or(up_down).is_some()));
+        let separate = (order == WeightOrder::Split).then(|| k.arg(3));
+        let out = k.arg(3 + usize::from(bias.or(separate).is_some()));
         let (both, gated) = (glu.projections() * inter, glu.is_gated());
         let tiles = panels(&k.isa, both, gated);
         let bytes = panel_bytes(&k.isa, hidden, format);
@@ -131,7 +132,8 @@ impl Kernel for ExpertGateUp {
             let matrix = weights.load_address(e.id);
             let panel = by_panels(stored.panel(k, matrix, p), order, written, |gate_bound, to| {
                 let bundle = Bundle { format, hidden, gate_bound };
-                let up_down = up_down.map(|at| neuron::UpDownRows { at, first: e.id * inter });
+                let (at, first) = (separate.unwrap_or(weights), e.id * inter);
+                let up_down = order.anywhere().map(|gates| neuron::UpDownRows { at, first, gates });
                 let addresses = neuron::NeuronAddresses { k, bundle, inter, matrix, up_down };
                 neuron::panels::gate_up(k, &addresses, inter, written, p, to);
             });

@@ -32,12 +32,24 @@ pub enum WeightOrder {
     /// Gates in rows ([`Layout::Gates`](moec_ir::plan::Layout)), up and down of every neuron anywhere: panels
     /// are written to scratch.
     Split,
+    /// Neurons anywhere, gates with up and down ([`Layout::Bundles`](moec_ir::plan::Layout)): panels are written
+    /// to scratch.
+    Bundles,
 }
 
 impl WeightOrder {
     /// Whether bundles begin with a gate bound.
     pub(crate) const fn gate_bound(self) -> bool {
         matches!(self, Self::Neurons { gate_bound: true })
+    }
+
+    /// Whether neurons are at any address, and if so, whether gates are there, too.
+    pub(crate) const fn anywhere(self) -> Option<bool> {
+        match self {
+            Self::Panels | Self::Neurons { .. } => None,
+            Self::Split => Some(false),
+            Self::Bundles => Some(true),
+        }
     }
 }
 
@@ -92,7 +104,7 @@ pub(crate) fn scratch_bytes(
 ) -> (usize, usize) {
     match order {
         WeightOrder::Panels => (multiply::scratch_bytes(isa, depth, format, compute, schedule), 0),
-        WeightOrder::Neurons { .. } | WeightOrder::Split => {
+        WeightOrder::Neurons { .. } | WeightOrder::Split | WeightOrder::Bundles => {
             let format = unpack::format(compute);
             let products = multiply::scratch_bytes(isa, depth, format, compute, schedule);
             (products.next_multiple_of(LINE), panel_bytes(isa, unpack::depth(depth), format))
@@ -110,7 +122,7 @@ fn by_panels<'k>(
 ) -> Panel<'k> {
     match order {
         WeightOrder::Panels => panel,
-        WeightOrder::Neurons { .. } | WeightOrder::Split => {
+        WeightOrder::Neurons { .. } | WeightOrder::Split | WeightOrder::Bundles => {
             let format = unpack::format(panel.compute);
             write(order.gate_bound(), format);
             // Data that was just written need not be prefetched.
@@ -134,7 +146,7 @@ pub(crate) fn gathered_bytes(isa: &Isa, rows: usize, hidden: usize, compute: Com
 fn multiplies(isa: &Isa, format: Format, compute: ComputeType, order: WeightOrder, bias: bool) -> Vec<Rule> {
     match order {
         WeightOrder::Panels => vec![can_multiply(isa, format, compute)],
-        WeightOrder::Neurons { .. } | WeightOrder::Split => vec![
+        WeightOrder::Neurons { .. } | WeightOrder::Split | WeightOrder::Bundles => vec![
             can_multiply(isa, unpack::format(compute), compute),
             (compute != ComputeType::I8, "panels of bytes out of neurons"),
             (!bias, "neurons with biases"),

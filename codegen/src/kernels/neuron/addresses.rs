@@ -2,10 +2,10 @@
 
 use super::numbers::Row;
 use crate::dsl::{I, Kb, P};
-use moec_ir::bundle::{BLOCK, Bundle, Part, PartLayout};
+use moec_ir::bundle::{BLOCK, Bundle, DiskNeurons, Part, PartLayout};
 
 /// The neurons of an expert: block after block, or gates one after the other and up and down of each
-/// anywhere.
+/// anywhere, or all of it anywhere.
 #[derive(Clone, Copy)]
 pub(crate) struct NeuronAddresses<'k> {
     pub(crate) k: &'k Kb<'k>,
@@ -18,13 +18,14 @@ pub(crate) struct NeuronAddresses<'k> {
     pub(crate) up_down: Option<UpDownRows<'k>>,
 }
 
-/// Addresses of up and down of the neurons of all experts, each followed by that of its scales if these are
-/// stored separately.
+/// Addresses of the neurons of all experts, [`DiskNeurons::addresses`] of each.
 #[derive(Clone, Copy)]
 pub(crate) struct UpDownRows<'k> {
     pub(crate) at: P<'k>,
     /// Number of the expert's first neuron among these.
     pub(crate) first: I<'k>,
+    /// Whether gates are there, too.
+    pub(crate) gates: bool,
 }
 
 impl<'k> NeuronAddresses<'k> {
@@ -32,6 +33,7 @@ impl<'k> NeuronAddresses<'k> {
     pub(super) fn part(&self, part: Part, neuron: I<'k>) -> P<'k> {
         match (self.up_down, part) {
             (None, _) => self.in_block(part, neuron),
+            (Some(rows), Part::Gate) if rows.gates => rows.of(self.bundle, neuron, 1),
             (Some(_), Part::GateBound | Part::Gate) => self.matrix.bytes(neuron * self.bundle.part_bytes()),
             (Some(up_down), Part::Up) => up_down.of(self.bundle, neuron, 0),
             (Some(up_down), Part::Down) => {
@@ -58,8 +60,9 @@ impl<'k> NeuronAddresses<'k> {
         match (self.up_down, part) {
             (Some(up_down), Part::Up | Part::Down) if self.bundle.has_split_scales() => {
                 let scales = up_down.of(self.bundle, neuron, 1);
+                let after = if up_down.gates { self.bundle.part_bytes() } else { 0 };
                 let skip = if part == Part::Down { self.bundle.up_down_scales_bytes() } else { 0 };
-                row.with_scales(scales.bytes(skip))
+                row.with_scales(scales.bytes(after + skip))
             }
             _ => row,
         }
@@ -69,6 +72,7 @@ impl<'k> NeuronAddresses<'k> {
 impl<'k> UpDownRows<'k> {
     /// Address `which` of a neuron.
     fn of(&self, bundle: Bundle, neuron: I<'k>, which: usize) -> P<'k> {
-        self.at.load_address((self.first + neuron) * bundle.up_down_addresses() + which)
+        let addresses = DiskNeurons { bundle, gates: self.gates }.addresses();
+        self.at.load_address((self.first + neuron) * addresses + which)
     }
 }

@@ -71,12 +71,12 @@ impl Kernel for NeuronDown {
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        write(k, self, false);
+        write(k, self, None);
     }
 }
 
-/// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of UpDown), active lists i32, y out f32 [slots, H]]`:
-/// as [`NeuronDown`](crate::spec::NeuronDown), for neurons at any address.
+/// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of UpDown or Bundles), active lists i32, y out f32
+/// [slots, H]]`: as [`NeuronDown`](crate::spec::NeuronDown), for neurons at any address.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronDownAt {
     /// Layout of the dispatch table.
@@ -87,12 +87,14 @@ pub struct NeuronDownAt {
     pub inter: usize,
     /// Format of the weight.
     pub format: Format,
+    /// Whether gates are stored with up and down.
+    pub bundled: bool,
 }
 
 impl NeuronDownAt {
     /// The same, for neurons that are stored block by block.
     fn in_blocks(&self) -> NeuronDown {
-        let &Self { layout, hidden, inter, format } = self;
+        let &Self { layout, hidden, inter, format, .. } = self;
         NeuronDown { layout, hidden, inter, format, gate_bound: false }
     }
 }
@@ -104,7 +106,7 @@ impl Kernel for NeuronDownAt {
 
     fn name(&self, s: &mut Symbol, _isa: &Isa) {
         s.word("neuron_down_at").layout(self.layout).num("h", self.hidden).num("i", self.inter);
-        s.word(self.format.name());
+        s.word(self.format.name()).flag("bundled", self.bundled);
     }
 
     fn grid(&self, isa: &Isa) -> Grid {
@@ -120,7 +122,7 @@ impl Kernel for NeuronDownAt {
     }
 
     fn layout(&self, _isa: &Isa) -> Option<Layout> {
-        Some(Layout::UpDown)
+        Some(if self.bundled { Layout::Bundles } else { Layout::UpDown })
     }
 
     fn rules(&self, isa: &Isa) -> Vec<Rule> {
@@ -128,12 +130,12 @@ impl Kernel for NeuronDownAt {
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        write(k, &self.in_blocks(), true);
+        write(k, &self.in_blocks(), Some(self.bundled));
     }
 }
 
-/// Adds the columns up. `split`: neurons may be at any address.
-fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, split: bool) {
+/// Adds the columns up. `anywhere`: neurons may be at any address, with their gates if it is true.
+fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, anywhere: Option<bool>) {
     let &NeuronDown { layout, hidden, inter, format, gate_bound } = spec;
     let [h, dispatch, weights, active_lists, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
     let bundle = Bundle { format, hidden, gate_bound };
@@ -141,8 +143,8 @@ fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, split: bool) {
     let (whole, rest) = (hidden / width, hidden % width);
     k.expert_tiles(hidden.div_ceil(width), |active, tile| {
         let e = expert(dispatch, layout, active);
-        let up_down = split.then(|| UpDownRows { at: weights, first: e.id * inter });
-        let matrix = if split { weights } else { weights.load_address(e.id) };
+        let up_down = anywhere.map(|gates| UpDownRows { at: weights, first: e.id * inter, gates });
+        let matrix = if up_down.is_some() { weights } else { weights.load_address(e.id) };
         let addresses = NeuronAddresses { k, bundle, inter, matrix, up_down };
         let (sums, ids) = (k.scratch(), k.scratch().words(width));
         let count = gather(k, active_lists.words(active * (blocks * LIST)), blocks, ids);

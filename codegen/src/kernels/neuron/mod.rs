@@ -4,8 +4,8 @@
 //! Decoding waits for memory, so the bytes read decide its speed. [`NeuronUp`] reads the gates of a block of
 //! neurons, lists those that any row activates, and reads only their up rows. [`NeuronDown`] reads their
 //! columns. If bundles have gate bounds, a gate is read only if its bound does not prove it to be 0: the
-//! result has the same bits. If a predictor ([`NeuronPredict`]) ran before, a gate is read only if it takes
-//! the neuron to be active. Active neurons that it misses are lost, and nothing else differs.
+//! result has the same bits. If a predictor ([`NeuronPredict`]) ran before, only the gates of neurons that it
+//! listed are read. Active neurons that it misses are lost, and nothing else differs.
 //!
 //! Sums over neurons are taken in their order, and a neuron that a row does not activate adds an exact 0. So
 //! a row's bits depend neither on the other rows nor on the split of the work.
@@ -214,23 +214,24 @@ impl<'k> Call<'k> {
         k.i(0).lt(is_active[0])
     }
 
-    /// Lists the neurons of a block that are taken to be active for any row.
-    fn list_predicted(
+    /// Shortens a list of neurons that a predictor takes to be active to those that their gates activate.
+    fn activated(
         &self,
         e: &Expert<'k>,
         addresses: &NeuronAddresses<'k>,
-        [first, count]: [I<'k>; 2],
+        rows: &Rows<'k>,
+        to: P<'k>,
+        at_active: impl FnOnce(I<'k>),
     ) -> I<'k> {
         let k = self.k;
-        let is_active = |_, neuron| {
-            let is_active = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, is_active| {
-                vec![predicted_inactive(k, self.hidden(slot, neuron).load()).pick_int(is_active[0], k.i(1))]
-            });
-            let is_active = k.i(0).lt(is_active[0]);
-            k.when(is_active, || fetch_row(addresses.part(Part::Gate, neuron)));
+        let count = to.load_int();
+        let neuron_at = |i: I<'k>| to.words(i + 1).load_int();
+        k.each(0, count, 1, |i| fetch_row(addresses.part(Part::Gate, neuron_at(i))));
+        list(k, count, to, neuron_at, |_, neuron| {
+            let is_active = self.activates(e, addresses, rows, neuron, None);
+            k.when(is_active, || at_active(neuron));
             is_active
-        };
-        list(k, count, k.scratch(), |i| first + i, is_active)
+        })
     }
 
     /// Up of the neurons of a list, joined with their gates.

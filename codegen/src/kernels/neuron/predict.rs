@@ -4,14 +4,14 @@
 //! multiplied by it; without that matrix they multiply the row itself. A margin moves the threshold to 0.
 
 use super::numbers::{Row, dot};
-use super::{AHEAD, Bundle, NEURONS};
+use super::{AHEAD, Bundle, LIST, NEURONS, list, predicted_inactive};
 use crate::dsl::{I, Kb, LINE, P};
 use crate::kernels::routed::expert;
 use crate::kernels::{Kernel, NO_NEURONS, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{Grid, Layout};
+use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 
 /// Bytes of the product of a row with `right`.
@@ -36,8 +36,9 @@ impl<'k> Matrix<'k> {
 }
 
 /// `[x f32, dispatch i32, right (addresses [E] of Gates)?, left or codes (addresses [E] of Gates), margin
-/// (addresses [E] of Gates), h out f32 [slots, I]]`: the result of a predictor ([`moec_ir::Predictor`]) for
-/// every neuron of the experts that rows chose: above 0 if it takes the neuron to be active.
+/// (addresses [E] of Gates), h out f32 [slots, I], lists out i32]`: the result of a predictor
+/// ([`moec_ir::Predictor`]) for every neuron of the experts that rows chose: above 0 if it takes the neuron to
+/// be active. The lists have the neurons that it takes to be active for any row of their expert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronPredict {
     /// Layout of the dispatch table.
@@ -52,6 +53,9 @@ pub struct NeuronPredict {
     pub format: Format,
     /// Row distance of `x`, in words.
     pub x_ld: usize,
+    /// Number of hot neurons, the first ones of each expert, which another unit computes: they are not
+    /// predicted.
+    pub hot: Option<usize>,
 }
 
 impl Kernel for NeuronPredict {
@@ -61,7 +65,7 @@ impl Kernel for NeuronPredict {
 
     fn name(&self, s: &mut Symbol, _isa: &Isa) {
         s.word("neuron_predict").layout(self.layout).num("h", self.hidden).num("i", self.inter);
-        s.option("rank", self.rank).word(self.format.name()).num("x", self.x_ld);
+        s.option("rank", self.rank).word(self.format.name()).num("x", self.x_ld).option("hot", self.hot);
     }
 
     fn grid(&self, _isa: &Isa) -> Grid {
@@ -69,7 +73,11 @@ impl Kernel for NeuronPredict {
     }
 
     fn args(&self) -> usize {
-        5 + usize::from(self.rank.is_some())
+        6 + usize::from(self.rank.is_some())
+    }
+
+    fn results(&self) -> Results {
+        Results::last(2, self.args())
     }
 
     /// Products of all rows with `right`.
@@ -86,15 +94,17 @@ impl Kernel for NeuronPredict {
             (self.hidden > 0 && self.inter > 0 && self.rank != Some(0), "an extent is zero"),
             (self.x_ld >= self.hidden, "rows overlap"),
             (self.format.holds_neurons(), NO_NEURONS),
+            (self.hot.is_none_or(|hot| (1..self.inter).contains(&hot)), "no neuron is hot, or none is cold"),
         ]
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        let &Self { layout, hidden, inter, rank, format, x_ld } = self;
+        let &Self { layout, hidden, inter, rank, format, x_ld, hot } = self;
         let (x, dispatch) = (k.arg(0), k.arg(1));
         let second = if rank.is_some() { 3 } else { 2 };
-        let [left, margins, h] = [0, 1, 2].map(|i| k.arg(second + i));
-        k.tiles_by_expert(inter.div_ceil(NEURONS), |active, [from, end]| {
+        let [left, margins, h, lists] = [0, 1, 2, 3].map(|i| k.arg(second + i));
+        let (blocks, cold) = (inter.div_ceil(NEURONS), k.i(hot.unwrap_or(0) as i64));
+        k.tiles_by_expert(blocks, |active, [from, end]| {
             let e = expert(dispatch, layout, active);
             let of = |slot: I<'k>| {
                 let token = dispatch.words(layout.token()).words(slot).load_int();
@@ -113,13 +123,26 @@ impl Kernel for NeuronPredict {
             let left = Matrix { k, format, cols: rank.unwrap_or(hidden), at: left.load_address(e.id) };
             let margins = margins.load_address(e.id);
             let last = (end * NEURONS).min(k.i(inter as i64));
-            k.each(from * NEURONS, last, 1, |neuron| {
+            k.each((from * NEURONS).max(cold).min(last), last, 1, |neuron| {
                 let (row, margin) = (left.row(neuron), margins.words(neuron).load());
                 k.each(e.first, e.end, 1, |slot| {
                     let factor = rank.map_or_else(|| of(slot), |rank| product(slot, rank));
                     let prediction = dot(k, &row, factor, Some(AHEAD)) + margin;
                     h.words(slot * inter).words(neuron).store(prediction);
                 });
+            });
+            k.each(from, end, 1, |block| {
+                let end = (block * NEURONS + NEURONS).min(k.i(inter as i64));
+                let first = (block * NEURONS).max(cold).min(end);
+                let is_active = |_, neuron: I<'k>| {
+                    let found = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, found| {
+                        let prediction = h.words(slot * inter).words(neuron).load();
+                        vec![predicted_inactive(k, prediction).pick_int(found[0], k.i(1))]
+                    });
+                    k.i(0).lt(found[0])
+                };
+                let to = lists.words((active * blocks + block) * LIST);
+                list(k, end - first, to, |i| first + i, is_active);
             });
         });
     }

@@ -1,5 +1,6 @@
 //! Neurons whose up and down come from disk: gates first, then up and down of the neurons that they activate,
-//! at any address (PowerInfer-2, §4.3 and §4.4).
+//! at any address (PowerInfer-2, §4.3 and §4.4). Gates are in memory, or come from disk, too: those of the
+//! neurons that a predictor listed.
 //!
 //! Sums and their order are those of [`NeuronUp`], so the bits are the same. Between the two steps the store
 //! of neurons gets the lists. Columns are those of [`NeuronDownAt`](super::NeuronDownAt).
@@ -14,8 +15,9 @@ use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 
-/// `[x, dispatch i32, w (addresses [E] of Gates), h out f32 [slots, I], active lists out i32]`: as
-/// [`NeuronUp`], but only up to the gates: `h` holds the gate's value of each active neuron.
+/// `[x, dispatch i32, w (addresses [E] of Gates, or [E·I] of Bundles), h out f32 [slots, I], active lists out
+/// i32]`: as [`NeuronUp`], but only up to the gates: `h` holds the gate's value of each active neuron. Bundles
+/// are those of neurons that a predictor listed: then `h` holds predictions before, and the lists theirs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronGate {
     /// Layout of the dispatch table.
@@ -35,13 +37,15 @@ pub struct NeuronGate {
     /// Number of hot neurons, the first ones of each expert, which another unit computes: they are not
     /// listed.
     pub hot: Option<usize>,
+    /// Whether gates are stored with up and down, at any address, and a predictor listed those that are read.
+    pub bundled: bool,
 }
 
 impl NeuronGate {
     /// The kernel that it is a part of.
     fn whole(&self) -> NeuronUp {
-        let &Self { layout, hidden, inter, format, compute, x_ld, glu, .. } = self;
-        NeuronUp { layout, hidden, inter, format, compute, gate_bound: false, predicted: false, x_ld, glu }
+        let &Self { layout, hidden, inter, format, compute, x_ld, glu, bundled: predicted, .. } = self;
+        NeuronUp { layout, hidden, inter, format, compute, gate_bound: false, predicted, x_ld, glu }
     }
 }
 
@@ -72,7 +76,7 @@ impl Kernel for NeuronGate {
     }
 
     fn layout(&self, _isa: &Isa) -> Option<Layout> {
-        Some(Layout::Gates)
+        Some(if self.bundled { Layout::Bundles } else { Layout::Gates })
     }
 
     fn rules(&self, isa: &Isa) -> Vec<Rule> {
@@ -81,26 +85,31 @@ impl Kernel for NeuronGate {
             self.hot.is_none_or(|hot| (1..self.inter).contains(&hot)),
             "no neuron is hot, or none is cold",
         ));
+        rules.push((!self.bundled || self.hot.is_none(), "a predictor lists no hot neurons"));
         rules
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        let &Self { layout, inter, .. } = self;
+        let &Self { layout, inter, bundled, .. } = self;
         let call = Call::new(k, &self.whole());
         let (gates, active_lists) = (k.arg(2), k.arg(4));
         let blocks = inter.div_ceil(NEURONS);
         k.tiles_by_expert(blocks, |active, [from, end]| {
             let e = expert(k.arg(1), layout, active);
             // Up and down are not read here.
-            let up_down = Some(UpDownRows { at: gates, first: k.i(0) });
-            let addresses =
-                NeuronAddresses { k, bundle: call.bundle, inter, matrix: gates.load_address(e.id), up_down };
+            let up_down = Some(UpDownRows { at: gates, first: e.id * inter, gates: bundled });
+            let matrix = if bundled { gates } else { gates.load_address(e.id) };
+            let addresses = NeuronAddresses { k, bundle: call.bundle, inter, matrix, up_down };
             let rows = call.rows(&e);
             k.each(from, end, 1, |block| {
                 let end = (block * NEURONS + NEURONS).min(k.i(inter as i64));
                 let first = (block * NEURONS).max(k.i(self.hot.unwrap_or(0) as i64)).min(end);
                 let count = end - first;
                 let to = active_lists.words((active * blocks + block) * LIST);
+                if bundled {
+                    call.activated(&e, &addresses, &rows, to, |_| {});
+                    return;
+                }
                 list(
                     k,
                     count,
@@ -113,8 +122,8 @@ impl Kernel for NeuronGate {
     }
 }
 
-/// `[x, dispatch i32, w (addresses [E·I] of UpDown), h in and out f32 [slots, I], active lists i32]`: up of
-/// the neurons that [`NeuronGate`] found active, at any address, joined with their gates in `h`.
+/// `[x, dispatch i32, w (addresses [E·I] of UpDown or Bundles), h in and out f32 [slots, I], active lists
+/// i32]`: up of the neurons that [`NeuronGate`] found active, at any address, joined with their gates in `h`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronUpAt {
     /// Layout of the dispatch table.
@@ -131,12 +140,14 @@ pub struct NeuronUpAt {
     pub x_ld: usize,
     /// Activation that joins gate and up.
     pub glu: Glu,
+    /// Whether gates are stored with up and down.
+    pub bundled: bool,
 }
 
 impl NeuronUpAt {
     /// The kernel that it is a part of.
     fn whole(&self) -> NeuronUp {
-        let &Self { layout, hidden, inter, format, compute, x_ld, glu } = self;
+        let &Self { layout, hidden, inter, format, compute, x_ld, glu, .. } = self;
         NeuronUp { layout, hidden, inter, format, compute, gate_bound: false, predicted: false, x_ld, glu }
     }
 }
@@ -148,6 +159,7 @@ impl Kernel for NeuronUpAt {
 
     fn name(&self, s: &mut Symbol, _isa: &Isa) {
         self.whole().parameters(s.word("neuron_up_at"));
+        s.flag("bundled", self.bundled);
     }
 
     fn grid(&self, isa: &Isa) -> Grid {
@@ -167,7 +179,7 @@ impl Kernel for NeuronUpAt {
     }
 
     fn layout(&self, _isa: &Isa) -> Option<Layout> {
-        Some(Layout::UpDown)
+        Some(if self.bundled { Layout::Bundles } else { Layout::UpDown })
     }
 
     fn rules(&self, isa: &Isa) -> Vec<Rule> {
@@ -175,14 +187,14 @@ impl Kernel for NeuronUpAt {
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        let &Self { layout, inter, .. } = self;
+        let &Self { layout, inter, bundled, .. } = self;
         let call = Call::new(k, &self.whole());
         let (up_down, active_lists) = (k.arg(2), k.arg(4));
         let blocks = inter.div_ceil(NEURONS);
         k.tiles_by_expert(blocks, |active, [from, end]| {
             let e = expert(k.arg(1), layout, active);
             // No gates are prefetched here.
-            let up_down_rows = UpDownRows { at: up_down, first: e.id * inter };
+            let up_down_rows = UpDownRows { at: up_down, first: e.id * inter, gates: bundled };
             let addresses = NeuronAddresses {
                 k,
                 bundle: call.bundle,

@@ -32,8 +32,8 @@ pub struct NeuronUp {
     pub compute: ComputeType,
     /// Whether there are gate bounds, which are read first.
     pub gate_bound: bool,
-    /// Whether `h` holds the result of [`NeuronPredict`](crate::spec::NeuronPredict): neurons that it takes
-    /// to be inactive are passed over, row by row. Gate bounds are not read then.
+    /// Whether `h` and the lists hold the result of [`NeuronPredict`](crate::spec::NeuronPredict): neurons that
+    /// it takes to be inactive are passed over, row by row. Gate bounds are not read then.
     pub predicted: bool,
     /// Row distance of `x`, in words.
     pub x_ld: usize,
@@ -123,22 +123,18 @@ impl Kernel for NeuronUp {
                     is_active
                 };
                 let to = active_lists.words((active * blocks + block) * LIST);
-                let block = [first, count];
-                let unsure = match gate_bounds {
-                    _ if call.predicted => Some(call.list_predicted(&e, &addresses, block)),
-                    Some(gate_bounds) => Some(unproven(&e, &addresses, block, glu, &rows, gate_bounds)),
-                    None => None,
-                };
                 let maybe = k.scratch();
-                let found = match unsure {
-                    // The lines of these gates were prefetched when they were listed.
-                    Some(unsure) => list(
-                        k,
-                        unsure,
-                        to,
-                        |i| maybe.words(i + 1).load_int(),
-                        |_, neuron| wakes(neuron, None),
-                    ),
+                let found = match gate_bounds {
+                    _ if call.predicted => {
+                        let fetch_up = |neuron| fetch_row(addresses.part(Part::Up, neuron));
+                        call.activated(&e, &addresses, &rows, to, fetch_up)
+                    }
+                    Some(gate_bounds) => {
+                        let unsure = unproven(&e, &addresses, [first, count], glu, &rows, gate_bounds);
+                        // The lines of these gates were prefetched when they were listed.
+                        let neuron_at = |i: I<'k>| maybe.words(i + 1).load_int();
+                        list(k, unsure, to, neuron_at, |_, neuron| wakes(neuron, None))
+                    }
                     None => list(k, count, to, |i| first + i, |_, neuron| wakes(neuron, Some(AHEAD))),
                 };
                 call.ups(&e, &addresses, &rows, to, found);

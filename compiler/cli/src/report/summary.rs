@@ -320,7 +320,7 @@ fn decision_rows(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(St
     for (name, what) in decided::lines(&decisions.decisions) {
         add(&name, what);
     }
-    for row in plan.paging.iter().flat_map(paging::rows) {
+    for row in paging::rows(plan) {
         if let [name, what] = row.as_slice() {
             add(name, what.clone());
         }

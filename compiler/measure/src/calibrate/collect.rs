@@ -8,7 +8,7 @@ use super::gates::{self, GateSample};
 use super::neurons::{Network, Neurons};
 use super::products::Products;
 use super::record::Recorder;
-use super::roles::{begins_network, experts_wide, gate_of, joins_stream, value};
+use super::roles::{begins_network, experts_wide, gate_of, is_silu_gate, joins_stream, value};
 use super::rows::{StridedRows, Table, number, word};
 use moec_base::error::{Error, Result};
 use moec_ir::op::DispatchLayout;
@@ -35,6 +35,8 @@ enum Tap {
     PerSlot { x: StridedRows, table: Table, products: usize },
     /// The input of experts whose gates are measured, before the step.
     Gated { x: StridedRows, table: Table, sample: usize },
+    /// The input of a dense network whose gates are measured, before the step.
+    DenseGated { x: StridedRows, sample: usize },
     /// Activations that the neurons of experts pass to their down matrices, in the order of the table, before
     /// the step.
     ExpertActivations { x: StridedRows, table: Table, network: usize },
@@ -178,7 +180,13 @@ impl<'a> Collector<'a> {
                     && gates::measured(*glu)
                 {
                     collector.before[step].push(Tap::Gated { x, table, sample: collector.gates.len() });
-                    collector.gates.push(GateSample::new(layer, id));
+                    collector.gates.push(GateSample::new(layer, id, weight.rows() / 2));
+                }
+                if let (Tap::Input { x, .. }, Some(layer)) = (tap, node.scope.layer)
+                    && is_silu_gate(graph, node)
+                {
+                    collector.before[step].push(Tap::DenseGated { x, sample: collector.gates.len() });
+                    collector.gates.push(GateSample::new(layer, id, weight.rows()));
                 }
                 if let Some(tap) = collector.neurons(graph, node, weight, tap) {
                     collector.before[step].push(tap);
@@ -430,6 +438,12 @@ impl<'a> Collector<'a> {
                         Some(())
                     })
                 })?;
+            }
+            Tap::DenseGated { x, sample } => {
+                let x = x.view(view)?;
+                for i in 0..view.n() {
+                    self.gates[sample].add(0, x.row(i)?.chunks_exact(4).map(number));
+                }
             }
             Tap::Slots { x, table, sum } => {
                 let (x, contents) = (x.view(view)?, table.view(view)?);

@@ -1,4 +1,4 @@
-//! Measures the gates of experts with SiLU. No kernel stores gates, so a sample of rows is kept with the
+//! Measures the gates of experts and dense networks with SiLU. No kernel stores gates, so a sample of rows is kept with the
 //! experts that they chose. After all text is read, the sample is multiplied by the gates of these experts.
 
 use moec_base::error::{Error, Result};
@@ -16,7 +16,10 @@ const SUMS: usize = 16;
 /// Sampled rows of the experts of one layer.
 pub(super) struct GateSample {
     layer: u32,
-    gate_up: WeightId,
+    /// Its first rows are the gate.
+    weight: WeightId,
+    /// Rows of the gate.
+    inter: usize,
     /// Kept pairs of expert and row: one of `every` pairs.
     pairs: Vec<(usize, Vec<f32>)>,
     every: usize,
@@ -29,9 +32,9 @@ pub(super) fn measured(glu: Glu) -> bool {
 }
 
 impl GateSample {
-    /// Creates the sample of a layer with the gate and up weight of its experts.
-    pub(super) const fn new(layer: u32, gate_up: WeightId) -> Self {
-        Self { layer, gate_up, pairs: Vec::new(), every: 1, total: 0 }
+    /// Creates the sample of a layer with a weight whose first `inter` rows are the gate, of each expert.
+    pub(super) const fn new(layer: u32, weight: WeightId, inter: usize) -> Self {
+        Self { layer, weight, inter, pairs: Vec::new(), every: 1, total: 0 }
     }
 
     /// Adds a row that an expert computes. The choice of the kept pairs depends on their order alone.
@@ -55,8 +58,8 @@ impl GateSample {
     /// # Errors
     /// Fails if a weight cannot be read, or on an interrupt.
     pub(super) fn finish(mut self, module: &Module, source: &dyn Source) -> Result<Gates> {
-        let weight = module.weight(self.gate_up);
-        let (inter, hidden) = (weight.rows() / 2, weight.cols());
+        let weight = module.weight(self.weight);
+        let (inter, hidden) = (self.inter, weight.cols());
         let mut gates = Gates::new(self.layer, weight.name.clone());
         self.pairs.sort_by_key(|(expert, _)| *expert);
         let mut matrix = vec![0.0; inter * hidden];
@@ -98,7 +101,7 @@ mod tests {
 
     #[test]
     fn gate_sample_is_spread_over_all_rows() {
-        let mut sample = GateSample::new(0, WeightId(0));
+        let mut sample = GateSample::new(0, WeightId(0), 1);
         (0..10_000).for_each(|i| sample.add(i, std::iter::once(i as f32)));
         let (kept, every) = (sample.pairs.len(), sample.every);
         assert!(kept > PAIRS / 2 && kept <= PAIRS, "{kept}");

@@ -79,7 +79,7 @@ pub fn calibrate(
     let mut own = Config::defaults(&config.path);
     own.model = config.model.clone();
     own.shapes.max_context = Some(window);
-    own.shapes.prefill_chunk = shapes.prefill_chunk.min(window);
+    own.shapes.prefill_chunk = Some(shapes.prefill_chunk.min(window));
     own.decode.big_little = config.decode.big_little;
     own.decode.little = config.decode.little;
     own.memory.kv_cache = KvCache::F32;

@@ -1,8 +1,8 @@
 //! The role of a node in the model, by its neighbours in the Graph.
 
 use moec_base::error::{Error, Result};
-use moec_ir::op::Glu;
-use moec_ir::{Graph, Module, Node, Op, Operand, Role, ValueId};
+use moec_ir::op::{Activation, Glu};
+use moec_ir::{Graph, Module, Node, Op, Operand, Part, Role, ValueId};
 
 /// Matrices of experts whose inputs have product sums of their own.
 pub(super) fn experts_wide(module: &Module, graph: &Graph) -> usize {
@@ -61,6 +61,23 @@ pub(super) fn gate_of(graph: &Graph, node: &Node) -> Option<Glu> {
         Op::Act(activation) => Some(Glu::Ungated(activation)),
         _ => None,
     }
+}
+
+/// Whether a node is the gate projection of a dense network with SiLU: nothing else reads its result, and the
+/// layer has no experts.
+pub(super) fn is_silu_gate(graph: &Graph, node: &Node) -> bool {
+    let readers = |v: ValueId| graph.nodes.iter().filter(move |n| n.inputs.contains(&Operand::Value(v)));
+    let sole = |n: &Node| {
+        let mut all = readers(*n.outputs.first()?);
+        all.next().filter(|_| all.next().is_none())
+    };
+    let activates = sole(node).filter(|n| n.op == Op::Act(Activation::Silu));
+    let joins = activates.and_then(sole).is_some_and(|n| n.op == Op::Mul);
+    let routes = |n: &Node| n.scope.layer == node.scope.layer && n.op.router().is_some();
+    joins
+        && node.scope.part == Part::FFN
+        && matches!(node.op, Op::Linear { bias: false })
+        && !graph.nodes.iter().any(routes)
 }
 
 pub(super) fn value(node: &Node, input: usize) -> Result<ValueId> {

@@ -218,7 +218,7 @@ impl<'a> Bench<'a> {
         config.model = c.config.model.clone();
         config.weights = c.config.weights.clone();
         config.shapes.max_context = Some(measured.window());
-        config.shapes.prefill_chunk = c.config.shapes.prefill_chunk.min(measured.window());
+        config.shapes.prefill_chunk = Some(c.shapes()?.prefill_chunk.min(measured.window()));
         config.memory.kv_cache = KvCache::F32;
         let target = moec_targets::target("native")?.with_activations(Activations::F32);
         let builder = Builder { original: c, config, target, profile, progress };

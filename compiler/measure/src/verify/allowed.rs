@@ -1,10 +1,11 @@
 //! Tolerance of a step: the error that the formats of its operands and its compute type explain.
 
+use moec_backend::distance;
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_cpu::{Activations, ComputeType};
 use moec_ir::plan::{Builtin, Code, Plan};
-use moec_ir::{Format, Glu, Op};
+use moec_ir::{Format, Op};
 use std::collections::HashMap;
 
 /// Factor by which the relative rounding error of a row grows in a product, since products cancel and
@@ -13,11 +14,6 @@ const CANCELLING: f64 = 3.0;
 /// Root mean square of the error of rounding a row to bytes. A step is a 127th of the largest of 32 numbers.
 /// That number is two to three times their root mean square, and a rounding error is a step over √12.
 const BYTES: f64 = 3.0 / 127.0 * 0.29;
-/// Thresholds of gates, relative to the root mean square of the gates above them. This is the change of a
-/// gate that rounding carries over its threshold. Thresholds that leave half of ferris's neurons active are a
-/// tenth to a fifth of it.
-const JUMP: f64 = 0.25;
-
 /// Compute types of a bundle.
 pub(super) struct Arithmetic {
     /// Format of the weights and compute type, by kernel of the plan.
@@ -71,7 +67,12 @@ impl Arithmetic {
                 };
                 let own: f64 = codes.iter().filter_map(of).map(|(f, c)| multiplied(f, c)).sum();
                 let products = own.max(streamed);
-                if has_threshold(op) { products.hypot(JUMP * products.sqrt()) } else { products }
+                match *op {
+                    Op::ExpertFfn { glu, .. } | Op::NeuronFfn { glu, .. } | Op::LinearGlu { glu, .. } => {
+                        distance::joined(products, glu)
+                    }
+                    _ => products,
+                }
             }
         }
     }
@@ -80,12 +81,6 @@ impl Arithmetic {
 /// The widest format of the KV cache.
 fn cache(plan: &Plan) -> Format {
     plan.states.iter().map(|s| s.format).max().unwrap_or(Format::F32)
-}
-
-/// Whether gates are cut at a threshold. If the relative error of gates is small, about the same share of
-/// them is that near the threshold. The root mean square of their jumps grows with the root of that share.
-const fn has_threshold(op: &Op) -> bool {
-    matches!(op, Op::ExpertFfn { glu: Glu::Cats { .. }, .. } | Op::NeuronFfn { glu: Glu::Cats { .. }, .. })
 }
 
 /// Format of the weights and compute type in a symbol, with or without the width of panels:

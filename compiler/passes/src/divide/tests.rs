@@ -97,7 +97,7 @@ fn bundles_of_neurons_have_formats_with_scales_of_their_own() {
 #[test]
 fn on_disk_all_batches_share_the_neurons_and_pass_over_hot_ones() {
     let mut divided = module();
-    divide_on_disk(&mut divided, &layer(&[(1, 1), (2, 2)], [0, 1, 2]), &Unseen).unwrap();
+    divide_on_disk(&mut divided, &layer(&[(1, 1), (2, 2)], [0, 1, 2]), &Unseen, |_, _| false).unwrap();
     moec_ir::verify::module(&divided).unwrap();
     // Prompts compute all neurons.
     assert_eq!(ops(&divided.entries[0]), ["linear", "router", "dispatch", "neuron_ffn", "combine"]);
@@ -117,7 +117,7 @@ fn on_disk_all_batches_share_the_neurons_and_pass_over_hot_ones() {
 #[test]
 fn on_disk_a_batch_without_cold_neurons_reads_none() {
     let mut divided = module();
-    divide_on_disk(&mut divided, &layer(&[(2, 3)], [0, 1, 2]), &Unseen).unwrap();
+    divide_on_disk(&mut divided, &layer(&[(2, 3)], [0, 1, 2]), &Unseen, |_, _| false).unwrap();
     moec_ir::verify::module(&divided).unwrap();
     assert_eq!(ops(&divided.entries[2]), ["linear", "router", "dispatch", "expert_ffn", "combine"]);
     assert_eq!(ops(&divided.entries[1]), ops(&divided.entries[0]));

@@ -10,6 +10,7 @@ fn experts() -> Experts {
     let hidden = 4096;
     Experts {
         layer: 0,
+        glu: Glu::DRelu,
         count: 4,
         k: 2,
         inter: 2048,

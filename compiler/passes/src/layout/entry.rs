@@ -112,14 +112,14 @@ impl<'a> Builder<'a> {
 impl Builder<'_> {
     /// Lays out experts that stay on disk; `None` if all weights are mapped.
     pub(super) fn page(&mut self) -> Result<Option<Paging>> {
-        let Some(graph) = self.module.entries.first() else { return Ok(None) };
+        // Where static graphs have the dense networks of prompts, decoding alone reads the disk.
+        let reads = |g: &&Graph| g.nodes.iter().any(|n| n.op.reads_disk());
+        let Some(graph) = self.module.entries.iter().find(reads) else { return Ok(None) };
         let by_neurons = graph.nodes.iter().any(|n| n.op.pages_neurons());
-        if !graph.nodes.iter().any(|n| n.op.reads_disk()) {
-            return Ok(None);
-        }
         let routers = size_expert_cache::routers(graph);
         let in_file = self.segments.iter().filter(|s| s.file == 1).count();
-        if routers.len() != self.experts.len() || in_file != 2 * routers.len() {
+        // Neurons may have predictors beside them.
+        if routers.len() != self.experts.len() || !by_neurons && in_file != 2 * routers.len() {
             return Err(Error::bug("experts on disk that no layer reads"));
         }
         let layers: Vec<PagedLayer> = (routers.into_iter().zip(&self.experts))
@@ -328,14 +328,19 @@ impl Builder<'_> {
                                 if size_expert_cache::is_expert(&producer.op, i, producer.inputs[i]) {
                                     let layer =
                                         node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
-                                    let paged = matches!(
-                                        producer.op,
-                                        Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }
-                                    );
                                     let own = self.threads.contains_key(&unit);
                                     let of = if own { &mut self.brought } else { &mut self.experts };
-                                    if paged {
-                                        of.entry(layer).or_default()[i - 2] = segment;
+                                    let parts = match producer.op {
+                                        // Whole neurons are one segment; predictors stay in memory.
+                                        Op::NeuronFfn { gates_on_disk: true, .. } if i > 2 => 0..0,
+                                        Op::NeuronFfn { gates_on_disk: true, .. } => 0..2,
+                                        Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. } => {
+                                            i - 2..i - 1
+                                        }
+                                        _ => 0..0,
+                                    };
+                                    if !parts.is_empty() {
+                                        of.entry(layer).or_default()[parts].fill(segment);
                                     }
                                     self.make_resident(layer, memory, segment)?;
                                     Arg::Matrices(segment)

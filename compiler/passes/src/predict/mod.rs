@@ -11,16 +11,22 @@
 //!                                         y = neuron_ffn(x, table, neurons, codes, margin) {predict = coarse}
 //! ```
 //!
+//! With a memory budget, the neurons that a predictor names have their gates read from disk ([`gates_to_disk`]):
+//! then gates take no memory either (§4.3).
+//!
 //! Predictors are trained here on the inputs of experts that the profile kept ([`moec_profile::inputs`]).
 //! There are two kinds; of low rank, several ranks are tried. `decisions.json` has the recall, predicted
 //! share and bytes of each.
 
+mod gates;
 pub mod low_rank;
 mod product;
 mod train;
 
 use crate::decisions::Decision;
+use crate::reads::Predicted;
 use crate::trained::TrainedTensors;
+pub use gates::gates_to_disk;
 use moec_base::error::{Error, Result};
 use moec_config::{ExpertsConfig, Predict};
 use moec_ir::bundle::Bundle;
@@ -54,6 +60,8 @@ struct Shape {
     hidden: usize,
     format: Format,
     gate_bound: bool,
+    /// Whether neurons are on disk: then the alternative to a predictor is gates in memory.
+    on_disk: bool,
 }
 
 impl Shape {
@@ -115,6 +123,7 @@ impl Layer {
         let source = if self.shape.gate_bound { "gate bounds" } else { "gates" };
         (self.chosen, self.why) = match best {
             None => (None, "its matrices are too small for this kind of predictor".to_owned()),
+            Some((at, _)) if self.shape.on_disk => (Some(at), "of all kinds it reads least".to_owned()),
             Some((_, t)) if requested == Predict::Auto && self.bytes(t) >= exact => {
                 (None, format!("{source} read no more"))
             }
@@ -163,6 +172,20 @@ impl Layer {
     /// True if a predictor is chosen.
     pub fn is_on(&self) -> bool {
         self.chosen.is_some()
+    }
+
+    /// The chosen predictor, as the reads of neurons on disk depend on it.
+    pub fn predicted(&self) -> Option<Predicted> {
+        let Self { number, shape, trained, .. } = self;
+        let chosen = trained.predictors.get(self.chosen?)?;
+        Some(Predicted {
+            layer: *number,
+            bundle: Bundle { format: shape.format, hidden: shape.hidden, gate_bound: false },
+            held: (shape.experts * shape.predictor_bytes(chosen.kind)) as f64,
+            active: trained.active,
+            recall: chosen.recall,
+            taken: chosen.predicted,
+        })
     }
 
     /// Discards the chosen predictor.
@@ -241,10 +264,10 @@ fn name(kind: Kind) -> String {
 fn by_neurons(node: &Node) -> Option<(u32, Glu, WeightId)> {
     match (&node.op, node.inputs.as_slice(), node.scope.layer) {
         (
-            &Op::NeuronFfn { glu, paged: None, hot: None, predict: None },
+            &Op::NeuronFfn { glu, paged, gates_on_disk, hot: _, predict: None },
             &[_, _, Operand::Weight(w)],
             Some(layer),
-        ) if glu.skips_below() => Some((layer, glu, w)),
+        ) if glu.skips_below() && (paged.is_none() || gates_on_disk) => Some((layer, glu, w)),
         _ => None,
     }
 }
@@ -256,8 +279,8 @@ fn rows(graph: &Graph, node: &Node) -> Option<(usize, usize)> {
     Some((rows, graph.ty(out).rows() / rows.max(1)))
 }
 
-/// Trains predictors for every layer whose experts are stored by neurons in memory, and chooses one for each.
-/// Layers without recorded inputs are left out.
+/// Trains predictors for every layer whose experts are stored by whole neurons, and chooses one for each. Layers
+/// without recorded inputs are left out.
 ///
 /// # Errors
 /// Fails if weights cannot be read, or on an interrupt.
@@ -285,7 +308,9 @@ pub fn choose(
             let (experts, inter, format) = (declared.matrices(), declared.rows(), declared.format);
             let neurons = Neurons { expr: &declared.expr, experts, inter, hidden, glu };
             let trained = train::train(&neurons, &input, config.recall, source)?;
-            let shape = Shape { experts, k, inter, hidden, format, gate_bound: has_bounds(format, glu) };
+            let gate_bound = has_bounds(format, glu);
+            let on_disk = node.op.pages_neurons();
+            let shape = Shape { experts, k, inter, hidden, format, gate_bound, on_disk };
             let mut found_here =
                 Layer { number: layer, weight, shape, trained, chosen: None, why: String::new() };
             found_here.choose(config.predict);
@@ -295,7 +320,8 @@ pub fn choose(
     Ok(found.into_values().collect())
 }
 
-/// Makes nodes query the chosen predictors; `which` selects nodes by their rows.
+/// Makes nodes query the chosen predictors; `which` selects nodes by their rows. Cold neurons beside hot
+/// networks query them for any number of rows.
 pub fn apply(
     module: &mut Module,
     layers: &[Layer],
@@ -309,22 +335,33 @@ pub fn apply(
     for graph in &mut module.entries {
         let few: Vec<bool> =
             graph.nodes.iter().map(|n| rows(graph, n).is_some_and(|(r, _)| which(r))).collect();
-        for (node, _) in graph.nodes.iter_mut().zip(few).filter(|(_, few)| *few) {
-            let Some((_, glu, weight)) = by_neurons(node) else { continue };
+        for (node, few) in graph.nodes.iter_mut().zip(few) {
+            let Some((_, _, weight)) = by_neurons(node) else { continue };
             let Some((predictor, weights)) = declared.get(&weight) else { continue };
-            node.op = Op::NeuronFfn { glu, paged: None, hot: None, predict: Some(*predictor) };
-            node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
+            if let Op::NeuronFfn { hot, predict, .. } = &mut node.op
+                && (few || hot.is_some())
+            {
+                *predict = Some(*predictor);
+                node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
+            }
         }
     }
     // A predictor that no entry point uses is not stored.
-    crate::rewrite::drop_unused_weights(module);
+    crate::rewrite::drop_weights(module, |name| name.contains("predict_"));
+}
+
+/// Whether every layer whose gates are to stay on disk has a chosen predictor.
+pub fn covers(module: &Module, layers: &[Layer]) -> bool {
+    let on = |weight| layers.iter().any(|l| l.weight == weight && l.is_on());
+    let nodes = module.entries.iter().flat_map(|g| &g.nodes).filter(|n| n.op.pages_neurons());
+    nodes.into_iter().all(|node| by_neurons(node).is_some_and(|(_, _, weight)| on(weight)))
 }
 
 /// Error for required predictors without neurons to predict.
 pub fn nothing_to_predict(requested: Predict) -> Error {
     Error::input(format!("`predict = \"{}\"`, but there is nothing to predict", requested.name()))
         .because(
-            "it requires ReLU experts that are stored neuron by neuron in memory, and a profile with rows of their inputs",
+            "it requires ReLU experts that are stored neuron by neuron, and a profile with rows of their inputs",
         )
-        .hint("set `skip = \"on\"` under `[experts]`, without a memory budget, or remove `predict`")
+        .hint("set `skip = \"on\"` under `[experts]`, or remove `predict`")
 }

@@ -146,7 +146,12 @@ fn last_regions(graph: &Graph, regions: &[Range<usize>]) -> HashMap<ValueId, usi
 
 /// Drops weights that no node reads and renumbers the others.
 pub(super) fn drop_unused_weights(module: &mut Module) {
-    let mut used = vec![false; module.weights.len()];
+    drop_weights(module, |_| true);
+}
+
+/// Drops those weights that no node reads whose names `drops` accepts, and renumbers the others.
+pub(super) fn drop_weights(module: &mut Module, drops: impl Fn(&str) -> bool) {
+    let mut used: Vec<bool> = module.weights.iter().map(|w| !drops(&w.name)).collect();
     let operands = |m: &mut Module, f: &mut dyn FnMut(&mut WeightId)| {
         for input in m.entries.iter_mut().flat_map(|g| &mut g.nodes).flat_map(|n| &mut n.inputs) {
             if let Operand::Weight(w) = input {

@@ -111,10 +111,17 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         (
             glu(),
             prop::option::of(small()),
+            any::<bool>(),
             prop::option::of(small()),
             prop::option::of(prop::sample::select(Predictor::ALL.to_vec()))
         )
-            .prop_map(|(glu, paged, hot, predict)| Op::NeuronFfn { glu, paged, hot, predict }),
+            .prop_map(|(glu, paged, gates_on_disk, hot, predict)| Op::NeuronFfn {
+                glu,
+                paged,
+                gates_on_disk,
+                hot,
+                predict
+            }),
         any::<bool>().prop_map(|partial| Op::Combine { partial }),
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
             .prop_map(|(capacities, spill)| Op::LimitCapacity(LimitCapacityDesc { capacities, spill })),

@@ -8,12 +8,13 @@ use moec_ir::{DType, EntryKind, Format};
 use proptest::prelude::*;
 
 pub(super) fn layout() -> impl Strategy<Value = Layout> {
-    (0..7, any::<u32>()).prop_map(|(which, nr)| match which {
+    (0..8, any::<u32>()).prop_map(|(which, nr)| match which {
         0 => Layout::Rows,
         1 => Layout::Panels { nr },
         2 => Layout::GluPanels { nr },
         5 => Layout::Gates,
         6 => Layout::UpDown,
+        7 => Layout::Bundles,
         gate_bound => Layout::Neurons { gate_bound: gate_bound == 4 },
     })
 }
@@ -42,6 +43,11 @@ pub(super) fn code() -> impl Strategy<Value = Code> {
             Builtin::RequestExperts { layer, rows, k, strides }
         )),
         any::<[u32; 3]>().prop_map(|[layer, rows, k]| Code::Builtin(Builtin::RequestNeurons {
+            layer,
+            rows,
+            k
+        })),
+        any::<[u32; 3]>().prop_map(|[layer, rows, k]| Code::Builtin(Builtin::RequestGates {
             layer,
             rows,
             k
@@ -117,8 +123,12 @@ pub(super) fn entry() -> impl Strategy<Value = Entry> {
 
 /// Units, memories and links.
 pub(super) fn units() -> impl Strategy<Value = (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>)> {
-    let unit =
-        (text(), text(), any::<u32>()).prop_map(|(name, backend, memory)| UnitRef { name, backend, memory });
+    let unit = (text(), text(), any::<(u32, u32)>()).prop_map(|(name, backend, (memory, queues))| UnitRef {
+        name,
+        backend,
+        memory,
+        queues,
+    });
     let resident = any::<(u32, Vec<u32>)>().prop_map(|(segment, matrices)| Resident { segment, matrices });
     let memory = (text(), any::<(Option<u64>, u64)>(), list(resident, 0..3)).prop_map(
         |(name, (capacity, arena_bytes), residents)| Memory { name, capacity, arena_bytes, residents },
@@ -139,8 +149,11 @@ pub(super) fn random_placement() -> impl Strategy<Value = Placement> {
             load,
             few,
         });
-    let group = (any::<([u32; 2], u64, [Vec<u32>; 2])>(), list(number(), 0..3), text()).prop_map(
-        |(([tier, unit], bytes, [experts, sizes]), cost_us, why)| ExpertGroup {
+    let decode = (any::<[u32; 2]>(), list(number(), 0..3), text())
+        .prop_map(|([batch, unit], cost_us, why)| DecodeUnit { batch, unit, cost_us, why });
+    let decode = list(decode, 0..3);
+    let group = (any::<([u32; 2], u64, [Vec<u32>; 2])>(), list(number(), 0..3), text(), decode).prop_map(
+        |(([tier, unit], bytes, [experts, sizes]), cost_us, why, decode)| ExpertGroup {
             tier,
             unit,
             experts,
@@ -148,6 +161,7 @@ pub(super) fn random_placement() -> impl Strategy<Value = Placement> {
             bytes,
             cost_us,
             why,
+            decode,
         },
     );
     let expected = (number(), number(), number()).prop_map(|(imbalance, overflow, padding)| Expected {
@@ -189,9 +203,12 @@ pub(super) fn random_paging() -> impl Strategy<Value = Paging> {
         computes,
         reads,
     });
-    let lists = (pinned, prop::collection::vec(class, 0..4));
+    let artifact = (text(), any::<u64>()).prop_map(|(package, bytes)| ArtifactBytes { package, bytes });
+    let regions = any::<(u64, u32)>().prop_map(|(graphs, frames)| Regions { graphs, frames });
+    let loaded = (prop::collection::vec(artifact, 0..3), prop::collection::vec(regions, 0..3));
+    let lists = (pinned, prop::collection::vec(class, 0..4), loaded);
     (any::<[u64; 4]>(), any::<[u32; 5]>(), text(), lists, layers).prop_map(
-        |(bytes, [a, b, c, d, block_bytes], policy, (pinned, cores), layers)| {
+        |(bytes, [a, b, c, d, block_bytes], policy, (pinned, cores, (artifacts, regions)), layers)| {
             let matrices: u32 = layers.iter().map(|l| 2 * l.experts).sum();
             let [budget, resident, process, frame_bytes] = bytes;
             let (threads, frames, staging) = (a, b, c);
@@ -213,6 +230,8 @@ pub(super) fn random_paging() -> impl Strategy<Value = Paging> {
                 checksums,
                 uses,
                 cores,
+                artifacts,
+                regions,
             }
         },
     )
@@ -274,10 +293,15 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
         experts,
     });
     let overflow = prop::sample::select(Overflow::ALL.to_vec());
-    let hot = prop::option::of(any::<(u32, u32)>())
-        .prop_map(|hot| hot.map(|(batch, neurons)| HotNeurons { batch, neurons }));
-    let set = (any::<(u32, Vec<u32>)>(), overflow, list(group, 0..3), hot).prop_map(
-        |((layer, capacities), overflow, groups, hot)| ExpertSet { layer, overflow, capacities, groups, hot },
+    let set = (any::<(u32, Vec<u32>)>(), overflow, list(group, 0..3), any::<[Option<u32>; 2]>()).prop_map(
+        |((layer, capacities), overflow, groups, [batch, hot])| ExpertSet {
+            layer,
+            overflow,
+            capacities,
+            groups,
+            batch,
+            hot,
+        },
     );
     let attention =
         any::<(u32, u32, Option<u32>, bool)>().prop_map(|(angles, context, window, one_call_per_row)| {
@@ -378,7 +402,7 @@ pub(super) fn random_streams() -> impl Strategy<Value = Vec<StreamSet>> {
 pub(super) fn random_experts() -> impl Strategy<Value = ExpertPlacement> {
     let us = || 0.0..1e12_f64;
     let curve = || list((any::<u32>(), us()), 0..4);
-    let costs = ([curve(), curve(), curve()], [us(), us(), us(), us(), us(), us()], any::<(u64, u64)>());
+    let costs = ([curve(), curve(), curve()], [us(), us(), us(), us(), us()], any::<(u64, u64)>());
     let costs = costs.prop_map(|([hot, cpu, cold], n, (expert_bytes, row_bytes))| ExpertCosts {
         hot,
         cpu,
@@ -388,24 +412,53 @@ pub(super) fn random_experts() -> impl Strategy<Value = ExpertPlacement> {
         localized_us: n[2],
         internal_us: n[3],
         link_us: n[4],
-        window_us: n[5],
         expert_bytes,
         row_bytes,
     });
-    let scheduled = (any::<(Option<u32>, [u32; 3], bool)>(), prop::sample::select(Refine::ALL.to_vec()));
+    let words = (prop::sample::select(Refine::ALL.to_vec()), prop::sample::select(PromptUnits::ALL.to_vec()));
+    let scheduled = (any::<(Option<u32>, [u32; 3], bool)>(), words, [curve(), curve(), curve()]);
     let score = prop::sample::select(Score::ALL.to_vec());
-    let cached = ([text(), text()], text(), any::<[u32; 4]>(), [us(), us(), us()], score);
+    let cached = ([text(), text()], text(), any::<[u32; 4]>(), [us(), us(), us(), us(), us()], score);
     let cached = (cached, list(any::<(u32, u32)>(), 0..3));
     let policy = (0..3, scheduled, cached, costs).prop_map(|(which, scheduled, cached, costs)| match which {
         0 => ExpertPolicy::Fixed,
         1 => {
-            let ((hot, [cold, dimms, frames], moves), refine) = scheduled;
-            ExpertPolicy::Scheduled(Scheduled { hot, cold, dimms, frames, moves, refine, costs })
+            let ((hot, [cold, dimms, frames], moves), words, curves) = scheduled;
+            let ((refine, prefill), [prompt_window, decode_window, traffic]) = (words, curves);
+            ExpertPolicy::Scheduled(Scheduled {
+                hot,
+                cold,
+                dimms,
+                frames,
+                moves,
+                refine,
+                prefill,
+                prompt_window,
+                decode_window,
+                traffic,
+                costs,
+            })
         }
         _ => {
-            let ((divides, keeps, [hot, frames, ahead, k], first_us, score), pinned) = cached;
-            let cached = Cached { hot, frames, divides, keeps, ahead, first_us, k, score, pinned, costs };
-            ExpertPolicy::Cached(cached)
+            let (
+                (divides, keeps, [hot, frames, ahead, k], [gpu, cpu, link, launch_us, window_us], score),
+                pinned,
+            ) = cached;
+            let first_us = [gpu, cpu, link];
+            ExpertPolicy::Cached(Cached {
+                hot,
+                frames,
+                divides,
+                keeps,
+                ahead,
+                first_us,
+                launch_us,
+                k,
+                score,
+                pinned,
+                window_us,
+                costs,
+            })
         }
     });
     let layer = any::<(u32, [Vec<u32>; 4], Vec<i32>)>().prop_map(

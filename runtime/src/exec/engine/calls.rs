@@ -5,6 +5,7 @@ use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::call::{Extent, Threads, Walk};
 use crate::exec::unit::{BadExpert, StepFault};
+use crate::offload::paging::AnyPager;
 use crate::platform::memory::Region;
 use moec_ir::op::NO_EXPERT;
 use moec_ir::plan::{Arg, Builtin, Code, Entry, Plan};
@@ -284,9 +285,7 @@ impl<'p> Engine<'p> {
 
     fn walk(&mut self, entry: usize, rows: &[Row], logit_range: Range<usize>, seq_len: usize) -> Result<()> {
         let extent = self.begin(entry, rows, logit_range, seq_len)?;
-        if self.last.replace(entry) != Some(entry) {
-            self.units.iter().flatten().for_each(|unit| unit.prepare(entry));
-        }
+        self.enter(entry)?;
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],
@@ -303,11 +302,9 @@ impl<'p> Engine<'p> {
             on_cpu: self.pool.threads(),
             scratch: (self.scratch.base(), self.scratch_stride),
             accelerators: &self.unit_threads,
-            transfers: self.assigner.as_ref().and_then(|a| a.transfers()),
+            queues: self.assigner.as_ref().map_or([None; 2], |a| a.queues()),
         };
-        if let Some((transfers, _)) = threads.transfers {
-            transfers.open();
-        }
+        threads.queues.iter().flatten().for_each(|(queue, _)| queue.open());
         self.pool.run(&|index, barrier| {
             // SAFETY: the program is verified, and `begin` has checked the rows. All threads of the pool walk
             // the same steps, each with its own part of the scratch. `&mut self` excludes every other use of
@@ -315,6 +312,39 @@ impl<'p> Engine<'p> {
             unsafe { threads.walk(&walk, 0..walk.bound.len(), index, barrier) }
         });
         self.end(entry, rows, fault.into_inner())
+    }
+
+    /// Announces the entry point of a call to the units, if it is not the last call's. Where artifacts are
+    /// loaded and freed, the border between them and the cache moves first: what shrinks does so before the
+    /// other grows.
+    fn enter(&mut self, entry: usize) -> Result<()> {
+        let read = self.pager.as_ref().map_or(0, AnyPager::bytes_read);
+        let (regions, moved) = match self.border.as_mut().and_then(|border| border.enter(entry, read)) {
+            Some((regions, moved)) => (Some(regions), moved),
+            None => (None, false),
+        };
+        if self.last.replace(entry) == Some(entry) && !moved {
+            return Ok(());
+        }
+        let prepare = |engine: &Self| {
+            let memory = regions.map(|regions| regions.graphs);
+            engine.units.iter().flatten().for_each(|unit| unit.prepare(entry, memory));
+        };
+        match (&self.pager, regions.filter(|_| moved)) {
+            (Some(pager), Some(regions)) if pager.shrinks_to(regions.frames) => {
+                pager.resize(regions.frames)?;
+                prepare(self);
+                Ok(())
+            }
+            (Some(pager), Some(regions)) => {
+                prepare(self);
+                pager.resize(regions.frames)
+            }
+            _ => {
+                prepare(self);
+                Ok(())
+            }
+        }
     }
 
     /// Writes the inputs of an entry point, and padding after them.

@@ -12,7 +12,7 @@ use crate::exec::graph_unit::GraphUnit;
 use crate::exec::graphs::Graphs;
 use crate::exec::unit::{self, ComputeUnit};
 use crate::kv::states::States;
-use crate::offload::paging::{self, Paging};
+use crate::offload::paging::{self, Opened, Paging};
 use crate::platform::available::available;
 use crate::platform::cores::CoreUse;
 use crate::platform::cpu::{self, CoreSet};
@@ -23,7 +23,7 @@ use crate::sync::pool::{Binding, Pool};
 use crate::weights::owned::{LoadOptions, LoadProgress, MovingStore, OwnedStore};
 use crate::weights::store::{CheckLevel, MappedStore, Store};
 use crate::weights::{self, Choice, Weights};
-use moec_ir::plan::{ALIGN, Builtin, Code, UnitRef};
+use moec_ir::plan::{self, ALIGN, Builtin, Code, UnitRef};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -76,7 +76,8 @@ impl<'p> Engine<'p> {
         options: Options,
     ) -> Result<Self> {
         let counters = Arc::new(SetCounters::of(&program.expert_sets));
-        let mut units = load_units(program, executor, packages, &counters)?;
+        let on_demand = if options.resident { None } else { program.paging.as_ref() };
+        let mut units = load_units(program, on_demand, executor, packages, &counters)?;
         let threads = cpu::threads(options.threads)?;
         if let Some((demand, free)) = options.demand.zip(available()) {
             weights::check_room(program, threads, demand, free)?;
@@ -84,7 +85,7 @@ impl<'p> Engine<'p> {
         let files = BundleFiles::open(program, bundle)?;
         let mut options = options;
         let mut cores = None;
-        let (store, pager, why): (Box<dyn Store + 'p>, _, _) =
+        let (store, pager, why, border, locked): (Box<dyn Store + 'p>, _, _, _, _) =
             if program.paging.is_some() && !options.resident {
                 if options.weights == Weights::Ram {
                     return Err(Error::usage("the bundle has a memory budget, which leaves experts on disk")
@@ -96,18 +97,19 @@ impl<'p> Engine<'p> {
                 options.threads = Some(threads);
                 paging.disk.core = paging.disk.core.or(found.as_ref().and_then(CoreUse::reader));
                 cores = found.and_then(|found| found.set(threads));
-                let (store, pager) = paging::open(program, &files, options.check, &paging)?;
-                (Box::new(store), Some(pager), Choice::under_budget().why)
+                let opened = paging::open(program, &files, options.check, &paging)?;
+                let Opened { store, pager, border, locked } = opened;
+                (Box::new(store), Some(pager), Choice::under_budget().why, border, locked)
             } else {
                 let (store, why) = weights_of(program, &files, options)?;
-                (store, None, why)
+                (store, None, why, None, 0)
             };
         let assigner = Assigner::new(program, pager.clone())?;
         let cpu = CpuUnit::new(program, pager.clone(), Arc::clone(&counters), assigner.clone());
         units[0] = Some(Box::new(cpu));
         let mut engine =
             Self::with_parts(program, store, units, (counters, assigner), Some(&files), cores, options)?;
-        (engine.pager, engine.why) = (pager, why);
+        (engine.pager, engine.why, engine.border, engine.locked) = (pager, why, border, locked);
         Ok(engine)
     }
 
@@ -174,9 +176,14 @@ impl<'p> Engine<'p> {
             assigner.bind(program, &|s| places.matrices(program, 0, s), &|s| {
                 places.matrices(program, program.experts.policy.hot()?, s)
             })?;
+            options.ahead.iter().for_each(|&layers| assigner.limit_depth(layers));
+            let hot = program.experts.policy.hot().and_then(|hot| units.get(hot as usize)?.as_ref());
+            if !options.fixed_costs && hot.is_some_and(|hot| hot.is_timed()) {
+                assigner.begin_warm_up();
+            }
         }
         // A transfer queue is served by one more thread.
-        let queues = assigner.as_ref().map_or(0, |a| usize::from(a.transfers().is_some()));
+        let queues = assigner.as_ref().map_or(0, |a| a.queues().iter().flatten().count());
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
         let events = bound.iter().map(|b| b.events().len()).max().unwrap_or(0);
         Ok(Self {
@@ -204,13 +211,16 @@ impl<'p> Engine<'p> {
             warn: options.warn,
             warn_overflow: options.warn,
             last: None,
+            border: None,
+            locked: 0,
         })
     }
 }
 
-/// Executors of all units with steps, except the CPU.
+/// Executors of all units with steps, except the CPU. With `on_demand`, artifacts are loaded and freed.
 fn load_units<'p>(
     program: &'p Program,
+    on_demand: Option<&plan::Paging>,
     executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
     packages: &BundleReader,
     counters: &Arc<SetCounters>,
@@ -224,8 +234,11 @@ fn load_units<'p>(
                 unit
             }
             Executor::Graphs(mut graphs) => {
+                if let Some(paging) = on_demand.filter(|paging| !paging.artifacts.is_empty()) {
+                    graphs.load_on_demand(&paging.artifacts);
+                }
                 graphs.load(packages, &program.graphs, program.model.slots as usize)?;
-                Box::new(GraphUnit::new(program, graphs, Arc::clone(counters)))
+                Box::new(GraphUnit::new(program, graphs, Arc::clone(counters), of.queues)?)
             }
         });
     }

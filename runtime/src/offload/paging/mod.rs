@@ -21,6 +21,7 @@ mod ahead;
 pub mod decider;
 mod hooks;
 pub mod io_executor;
+mod lock;
 mod neurons;
 mod options;
 mod pager;
@@ -33,22 +34,26 @@ use crate::error::{Error, Result, mib};
 use crate::exec::builtin::scores as scores_of;
 use crate::exec::timeline::Timeline;
 use crate::exec::unit::{ExpertPart, Launch, LayerPart, PoolThread, StepFault};
+use crate::offload::border::Border;
 use crate::offload::disk::files::Files;
 use crate::offload::disk::{self, Buffers, Class, Extent, ExtentTable, FileEntry, SystemClock, ThreadedDisk};
 use crate::platform::cores::{self, CoreUse};
 use crate::platform::cpu::{self, CoreSet};
 use crate::platform::memory::Addr;
 use crate::weights::store::{CheckLevel, MappedStore, Store};
+use lock::Locked;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Segment};
 use neurons::NeuronPager;
 use pager::DispatchRequest;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use tables::Tables;
 
 pub use hooks::Hooks;
+pub(crate) use lock::locked;
 pub use options::{Paging, Wrap};
 pub use pager::Report;
 pub(crate) use pager::{EvictionListener, Pager};
@@ -60,6 +65,8 @@ pub(crate) struct PagedStore {
     /// Layer and part of every segment that stays on disk.
     layer_parts: Vec<Option<LayerPart>>,
     bytes: u64,
+    /// Warning about memory that could not be locked.
+    warning: Option<String>,
 }
 
 // SAFETY: the mapped store satisfies the contract. Tables are allocated once, with as many addresses as the
@@ -80,6 +87,10 @@ unsafe impl Store for PagedStore {
     fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    fn warning(&mut self) -> Option<String> {
+        self.warning.take()
+    }
 }
 
 /// Opens what a program with [`plan::Plan::paging`] needs: its store, and its pager.
@@ -91,7 +102,7 @@ pub(crate) fn open(
     files: &BundleFiles,
     check: CheckLevel,
     options: &Paging,
-) -> Result<(PagedStore, AnyPager)> {
+) -> Result<Opened> {
     let paging = on_disk(program)?;
     let mut layer_parts: Vec<Option<LayerPart>> = vec![None; program.segments.len()];
     for (layer, l) in paging.layers.iter().enumerate() {
@@ -104,10 +115,9 @@ pub(crate) fn open(
         }
     }
     let table = Arc::new(table(program, files)?);
-    let (on_cpu, transferred) = (program.segments_of(0), program.segments_to_bring());
-    let is_needed =
-        |i: u32| layer_parts[i as usize].is_none() && (on_cpu.contains(&i) || transferred.contains(&i));
-    let mapped = MappedStore::of(program, files, check, &is_needed)?;
+    let needed = resident(program, paging);
+    let mapped = MappedStore::of(program, files, check, &|i| needed.contains(&i))?;
+    let locked = Locked::of(program, &mapped);
     let paging = under(program, paging, options.budget)?;
     let count = paging.frames.saturating_add(paging.staging);
     let class = if paging.by_neurons() {
@@ -142,9 +152,32 @@ pub(crate) fn open(
     } else {
         AnyPager::Experts(Arc::new(Pager::new(program, &paging, disk, Arc::clone(&tables), options)?))
     };
+    let on_cpu = program.segments_of(0);
     let own = |(i, s): (u32, &Segment)| on_cpu.contains(&i).then_some(s.bytes);
     let bytes = (0..).zip(&program.segments).filter_map(own).sum();
-    Ok((PagedStore { mapped, tables, layer_parts, bytes }, pager))
+    let store = PagedStore { mapped, tables, layer_parts, bytes, warning: locked.warning() };
+    Ok(Opened { store, pager, border: Border::new(&paging), locked: locked.bytes })
+}
+
+/// Parts with which a program with experts on disk runs.
+pub(crate) struct Opened {
+    /// Its weights.
+    pub(crate) store: PagedStore,
+    /// Experts on disk.
+    pub(crate) pager: AnyPager,
+    /// Border between artifacts and frames, if it moves.
+    pub(crate) border: Option<Border>,
+    /// Bytes of weights that are locked in memory.
+    pub(crate) locked: u64,
+}
+
+/// Segments that stay in memory: those that are read by the CPU or brought elsewhere, and are not on disk.
+fn resident(program: &Program, paging: &plan::Paging) -> BTreeSet<u32> {
+    let on_disk: BTreeSet<u32> = paging.segments().collect();
+    let mut needed = program.segments_of(0);
+    needed.extend(program.segments_to_bring());
+    needed.retain(|segment| !on_disk.contains(segment));
+    needed
 }
 
 /// Store of experts on disk: whole experts or neurons.
@@ -162,6 +195,34 @@ impl AnyPager {
         match self {
             Self::Experts(pager) => pager.report(),
             Self::Neurons(pager) => pager.report(),
+        }
+    }
+
+    /// Bytes that were read from disk so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        match self {
+            Self::Experts(pager) => pager.bytes_read(),
+            Self::Neurons(pager) => pager.bytes_read(),
+        }
+    }
+
+    /// Whether this many frames are fewer than now.
+    pub(crate) fn shrinks_to(&self, frames: u32) -> bool {
+        match self {
+            Self::Experts(_) => false,
+            Self::Neurons(pager) => frames < pager.frames(),
+        }
+    }
+
+    /// Sets the number of frames, between two calls. Frames of whole experts do not move: a verified plan has
+    /// the same number for all entry points.
+    ///
+    /// # Errors
+    /// More frames than the cache has at most.
+    pub(crate) fn resize(&self, frames: u32) -> Result<()> {
+        match self {
+            Self::Experts(_) => Ok(()),
+            Self::Neurons(pager) => pager.resize(frames),
         }
     }
 
@@ -212,6 +273,9 @@ fn under<'a>(
     let Some(budget) = budget else { return Ok(Cow::Borrowed(paging)) };
     let fixed = paging.resident.saturating_add(paging.process);
     let staging = u64::from(paging.staging);
+    // Bytes of artifacts of graphs stay as planned, so that the border moves between the same ones.
+    let graphs = paging.regions.iter().map(|r| r.graphs).max().unwrap_or(0);
+    let fixed = fixed.saturating_add(graphs);
     let frames = budget.saturating_sub(fixed).checked_div(paging.frame_bytes).unwrap_or(0);
     // Frames of one expert; one expert must fit.
     let of_one = |l: &plan::PagedLayer| match paging.neurons {
@@ -223,9 +287,17 @@ fn under<'a>(
         too_small(budget, fixed.saturating_add((staging + most).saturating_mul(paging.frame_bytes)))
     })?;
     let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
-    let frames = u32::try_from(frames.min(all)).unwrap_or(u32::MAX);
+    let limited = |frames: u64| u32::try_from(frames.min(all)).unwrap_or(u32::MAX);
+    let of = |r: &plan::Regions| {
+        // What other entry points need more of it.
+        let more = if paging.by_neurons() { graphs.saturating_sub(r.graphs) } else { 0 };
+        let more = (budget - fixed).saturating_add(more).checked_div(paging.frame_bytes).unwrap_or(0);
+        plan::Regions { frames: limited(more.saturating_sub(staging)), ..*r }
+    };
+    let regions: Vec<_> = paging.regions.iter().map(of).collect();
+    let frames = regions.iter().map(|r| r.frames).max().unwrap_or_else(|| limited(frames));
     let pinned = still_pinned(paging, frames).to_vec();
-    Ok(Cow::Owned(plan::Paging { budget, frames, pinned, ..paging.clone() }))
+    Ok(Cow::Owned(plan::Paging { budget, frames, pinned, regions, ..paging.clone() }))
 }
 
 /// A memory budget cannot work; `least` bytes can.

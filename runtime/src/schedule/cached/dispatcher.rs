@@ -10,8 +10,8 @@
 //! place of the gates.
 //!
 //! Time is modelled: a layer takes the makespan of its schedule, and the time between two layers is in the
-//! plan. So decisions are a function of routing and scores, and a simulation with the same inputs makes the
-//! same decisions. Nothing here moves a byte.
+//! plan. So decisions are a function of routing, scores and costs, and a simulation with the same inputs
+//! makes the same decisions. Nothing here moves a byte.
 //!
 //! Cache frames are shared by all layers. Each holds an expert from the start, and a [`Cache`] decides which
 //! experts stay. If its policy lets some bypass it, a few frames are outside of the cache: an expert that
@@ -92,6 +92,8 @@ pub struct Counts {
     pub ahead: u64,
     /// Of these, those that the next step of their layer used.
     pub predicted: u64,
+    /// Both, by the number of layers ahead.
+    pub by_depth: [[u64; 2]; prefetch::DEPTH],
     /// Experts that the CPU had computed and that were transferred afterwards.
     pub kept: u64,
     /// Experts that were to be transferred but found no frame: the CPU computed them.
@@ -146,9 +148,12 @@ pub struct CachedDispatcher {
     /// is that of evicted tokens.
     hit_rates: Vec<Odds>,
     evicted: EvictedTokens,
-    /// By layer: the last prediction. Then the experts that were transferred for it.
+    /// By layer: the last prediction. Then the experts that were transferred for it, and how many layers
+    /// ahead.
     predicted: Vec<Predicted>,
-    transferred: Vec<Key>,
+    transferred: Vec<(Key, usize)>,
+    /// Maximum number of layers ahead whose experts are transferred.
+    depth: usize,
     /// By expert: its mean score in the last layer.
     shares: Vec<f32>,
     best: Ranking,
@@ -230,6 +235,7 @@ impl CachedDispatcher {
                 layers
             ],
             transferred: Vec::new(),
+            depth: prefetch::DEPTH,
             tasks: Vec::with_capacity(most),
             predicted_layers: Vec::new(),
             planned: Vec::new(),
@@ -244,9 +250,27 @@ impl CachedDispatcher {
         })
     }
 
+    /// Transfers experts for at most so many layers ahead.
+    pub fn limit_depth(&mut self, layers: usize) {
+        self.depth = layers.min(prefetch::DEPTH);
+    }
+
     /// Counters of decisions so far.
     pub fn counts(&self) -> Counts {
         Counts { second_pass: self.evicted.counts(), ..self.counts }
+    }
+
+    /// Replaces the costs, for decisions from now on.
+    ///
+    /// # Errors
+    /// Negative, NaN or infinite times.
+    pub fn set_costs(&mut self, costs: Costs) -> Result<(), ScheduleError> {
+        self.scheduler.set_costs(costs)
+    }
+
+    /// Costs of experts.
+    pub fn costs(&self) -> &Costs {
+        self.scheduler.costs()
     }
 
     /// Whether an expert is in a frame or in transfer.
@@ -303,6 +327,7 @@ impl CachedDispatcher {
                 self.missed.push(expert);
             }
         }
+        let from_disk = self.missed.len();
         let free = Free { gpu: 0.0, cpu: cpu_busy_us, link: (self.link - now).max(0.0) };
         let policy = self.solvers[usize::from(!prompt)];
         let schedule = self.scheduler.schedule(policy, &tasks, free)?;
@@ -313,6 +338,9 @@ impl CachedDispatcher {
         // The cache learns which experts are hits and which are transferred.
         let mut cache_accesses = Vec::with_capacity(tasks.len());
         for run in &schedule.runs {
+            if run.unit == ExpertUnit::Cpu {
+                self.decision.cpu_order.push(run.expert);
+            }
             match (run.unit, tasks[run.task].held) {
                 (ExpertUnit::Gpu, _) => self.decision.units[usize::from(run.expert)] = ExpertUnit::Gpu,
                 (ExpertUnit::Cpu, None) => self.missed.push(run.expert),
@@ -322,6 +350,8 @@ impl CachedDispatcher {
                 cache_accesses.push(run.expert);
             }
         }
+        // Those that come from disk arrive last.
+        self.decision.cpu_order.extend_from_slice(&self.missed[..from_disk]);
         self.tasks = tasks;
         let Self {
             cache, frames, free, uncached, experts, decision, counts, missed, span, scheduler, ..
@@ -347,6 +377,7 @@ impl CachedDispatcher {
                     uncached.extend((!stays).then_some(key));
                 } else {
                     decision.units[usize::from(key.expert)] = ExpertUnit::Cpu;
+                    decision.cpu_order.push(key.expert);
                     counts.without_frame += 1;
                     missed.push(key.expert);
                     *span += scheduler.costs().cpu.table.at(loads[usize::from(key.expert)].into());
@@ -388,7 +419,7 @@ impl CachedDispatcher {
         let each = self.span + self.window_us;
         let again = self.evicted.of(layer).is_some();
         let left = self.experts.layers().len().saturating_sub(layer + 1);
-        let depth = if again { prefetch::DEPTH.min(left) } else { self.ahead.min(scores.layers - 1) };
+        let depth = if again { left } else { self.ahead.min(scores.layers - 1) }.min(self.depth);
         self.predicted_layers.resize_with(depth, PredictedLayer::default);
         for ahead in 1..=depth {
             if again {
@@ -406,7 +437,8 @@ impl CachedDispatcher {
             let key = Key { layer: (layer + planned.ahead) as u16, expert: planned.expert };
             if self.prefetch_cached(key)? || self.prefetch_uncached(key) {
                 self.counts.ahead += 1;
-                self.transferred.push(key);
+                self.counts.by_depth[planned.ahead - 1][0] += 1;
+                self.transferred.push((key, planned.ahead));
             }
         }
         self.transfer_missed(self.now + each, in_host_memory)?;
@@ -534,7 +566,7 @@ impl CachedDispatcher {
             return false;
         }
         let Self { frames, free, uncached, experts, frame_transfers, layer, transferred, .. } = self;
-        let used = |key: &Key| usize::from(key.layer) == *layer || transferred.contains(key);
+        let used = |key: &Key| usize::from(key.layer) == *layer || transferred.iter().any(|t| t.0 == *key);
         let Some(frame) = free_or_bypassing_frame(experts, frames, free, uncached, &used) else {
             return false;
         };
@@ -557,9 +589,11 @@ impl CachedDispatcher {
     fn learn(&mut self, layer: usize, loads: &[u32]) {
         let used = |e: u16| loads.get(usize::from(e)).is_some_and(|&n| n > 0);
         let counts = &mut self.counts;
-        self.transferred.retain(|key| {
+        self.transferred.retain(|(key, ahead)| {
             let own = usize::from(key.layer) == layer;
-            counts.predicted += u64::from(own && used(key.expert));
+            let used = u64::from(own && used(key.expert));
+            counts.predicted += used;
+            counts.by_depth[ahead - 1][1] += used;
             !own
         });
         let Some(predicted) = self.predicted.get_mut(layer) else { return };

@@ -4,28 +4,34 @@
 //! scheduled over memories, [`CachedDispatcher`] if they are cached in frames. It then starts the transfers
 //! that the decision needs. A dispatcher also gets the routers' scores and transfers experts ahead. Transfers
 //! go through the `transfer_queue`: in every call a thread of its own serves it, while the other threads and
-//! the unit compute.
+//! the unit compute. The unit begins with the experts that it holds, and continues with each of the others as
+//! its transfer ends (`waves`).
 
 pub mod plan;
 mod transfer_queue;
+mod waves;
 
 use super::cached::CachedDispatcher;
 use super::cached::dispatcher::{Counts, RowScores, Rows};
 use super::decision::{FrameTransfer, Transfer};
 use super::error::ScheduleError;
-use super::scheduled::{ExpertUnit as Scheduled, Running};
+use super::scheduled::{ExpertUnit as Scheduled, Running, StepLoads};
+use super::warm_up::{COSTS, CostCheck, PlannedWork};
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
+use crate::exec::builtin::ExpertOrder;
 use crate::exec::unit::{ComputeUnit, StepFault, Units};
 use crate::offload::cache::Key;
 use crate::offload::paging::AnyPager;
 use crate::platform::memory::Addr;
 use moec_ir::plan::{ExpertLayer, ExpertPolicy, Segment, StreamSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 pub(crate) use transfer_queue::TransferQueue;
 use transfer_queue::{Job, MatrixTransfer};
+use waves::Waves;
 
 /// Statistics of experts that are assigned at run time, since the engine was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,15 +43,22 @@ pub struct Assigned {
     pub rows: [u64; 3],
     /// Experts that were transferred to the hot unit because a step needed them there.
     pub fetched: u64,
-    /// Experts that were moved ahead of a step: transferred to the hot unit, given another layout, and moved
-    /// to another DIMM.
+    /// Experts whose moves ahead of a step have begun: to the hot unit, to another layout, and to another
+    /// DIMM.
     pub moves: [u64; 3],
+    /// Moves that, by the plan's times, did not end in their window, and experts on the hot unit whose step
+    /// waited for one.
+    pub late_moves: [u64; 2],
+    /// Steps of prompts whose experts were all streamed through the frames of the hot unit.
+    pub streamed: u64,
     /// Experts whose class was predicted correctly, and all experts with a prediction.
     pub predicted: [u64; 2],
     /// Sum over steps of the times that the scheduler expects, in microseconds.
     pub makespan_us: f64,
     /// Counters of the frames that all layers share, if there are any.
     pub frames: Option<Counts>,
+    /// Costs that were measured in the first calls, beside the plan's.
+    pub costs: [Option<CostCheck>; COSTS],
 }
 
 /// Matrices of a layer's experts in two memories, each with a table of their addresses.
@@ -66,12 +79,24 @@ struct Layer {
     /// Index of the cold unit's NDP command streams.
     set: Option<u32>,
     segments: Vec<u32>,
+    /// Segments that the CPU's steps read.
+    of_cpu: Vec<u32>,
 }
 
 /// Scheduler of experts.
 enum Core {
     Scheduled(Box<Running>),
     Cached(Box<CachedDispatcher>),
+}
+
+impl Core {
+    /// The frame of an expert of the layer that was dispatched last.
+    fn frame(&self, key: Key) -> Option<u32> {
+        match self {
+            Self::Scheduled(running) => running.frame(key),
+            Self::Cached(dispatcher) => dispatcher.frame(key),
+        }
+    }
 }
 
 /// Units and tables that transfers use.
@@ -83,6 +108,7 @@ struct DeviceContext<'a> {
     /// By layer: the matrices that are copied when an expert is transferred to the hot unit.
     matrices: &'a [Vec<Matrices>],
     transfers: &'a TransferQueue,
+    moves: &'a TransferQueue,
     /// Whether the pages of transferred experts are released.
     forgets: bool,
 }
@@ -141,16 +167,58 @@ impl<'a> DeviceContext<'a> {
         };
         let transfers = self.matrices(layer).iter().zip(frame).map(transfer).collect();
         // SAFETY: guaranteed by the caller.
-        *ticket = unsafe { self.transfers.push(Job { transfers, forgets: self.forgets }, unit) };
+        *ticket = unsafe { self.transfers.push(Job::Copy { transfers, forgets: self.forgets }, unit) };
     }
 
-    /// Moves an expert to one of the cold unit's memories, or stripes it over them.
-    fn relocate(&self, key: Key, to: Option<u16>) -> Result<()> {
-        let layer = usize::from(key.layer);
-        match (self.cold.and_then(|u| self.units.get(u)), self.layers[layer].set) {
-            (Some(unit), Some(set)) => unit.relocate(set, key.expert.into(), to.map(u32::from)),
-            _ => Ok(()),
+    /// The cold unit, and its streams of a layer.
+    fn streams(&self, layer: u16) -> Option<(&'a (dyn ComputeUnit + 'a), u32)> {
+        self.cold.and_then(|u| self.units.get(u)).zip(self.layers[usize::from(layer)].set)
+    }
+
+    /// Starts transfers in their order.
+    ///
+    /// # Safety
+    /// As [`Self::transfer_to_frame`].
+    unsafe fn start(&self, transfers: &[Transfer], transit: &mut Transit) -> Result<()> {
+        for transfer in transfers {
+            match *transfer {
+                Transfer::ToFrame(transfer) => {
+                    let Transit { frames, tickets, .. } = transit;
+                    // SAFETY: guaranteed by the caller.
+                    unsafe { self.transfer_to_frame(transfer, frames, tickets) };
+                }
+                Transfer::Relocate { key, to } => {
+                    self.settle(transit, key.layer, |r| r.key == key)?;
+                    let Some((unit, set)) = self.streams(key.layer) else { continue };
+                    let job = Job::Relocate { set, expert: key.expert.into(), to: to.map(u32::from) };
+                    // SAFETY: it has no addresses.
+                    let ticket = unsafe { self.moves.push(job, unit) };
+                    transit.relocations.push(Relocation { key, ticket, has_ended: false });
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Waits for the moves of some experts of a layer inside of the cold unit's memory: from now on they are
+    /// at their new places alone.
+    fn settle(
+        &self,
+        transit: &mut Transit,
+        layer: u16,
+        is_meant: impl Fn(&Relocation) -> bool,
+    ) -> Result<()> {
+        let Some((unit, set)) = self.streams(layer) else { return Ok(()) };
+        let mut result = Ok(());
+        transit.relocations.retain(|r| {
+            let meant = r.key.layer == layer && is_meant(r) && result.is_ok();
+            if meant {
+                self.moves.wait(r.ticket);
+                result = self.moves.check().and_then(|()| unit.settle(set, r.key.expert.into()));
+            }
+            !meant
+        });
+        result
     }
 }
 
@@ -158,19 +226,37 @@ fn bad(e: ScheduleError) -> Error {
     Error::plan(format!("its experts: {e}"))
 }
 
-struct State {
-    core: Core,
-    /// Initial expert of each frame, and the addresses of the frame's matrices: looked up when the first step
-    /// runs.
-    begins: Vec<Key>,
+/// Move of an expert inside of the cold unit's memory.
+struct Relocation {
+    key: Key,
+    ticket: u64,
+    /// Whether it has ended by the plan's times: the expert's next step needs it at its new place.
+    has_ended: bool,
+}
+
+/// Transfers that have begun.
+struct Transit {
+    /// By frame: the addresses of its matrices, looked up when the first step runs.
     frames: Vec<Vec<Addr>>,
     /// By frame: the ticket of its last transfer.
     tickets: Vec<u64>,
+    relocations: Vec<Relocation>,
+    /// Moves that begin when the experts of the last dispatched layer have been computed.
+    pending: Vec<Transfer>,
+}
+
+struct State {
+    core: Core,
+    /// Initial expert of each frame.
+    begins: Vec<Key>,
+    transit: Transit,
     /// Experts that the host's memory has lost; a buffer kept for reuse.
     evicted: Vec<Key>,
     /// By expert: rows, and the index of its unit among those of the layer.
     loads: Vec<u32>,
     chosen: Vec<u32>,
+    /// By expert: its rank among those of its unit in the dispatch table.
+    ranks: Vec<u64>,
     /// Experts of the last layer that units other than the CPU compute.
     accelerator_experts: Vec<i32>,
     /// The last transfer that was submitted ahead.
@@ -188,9 +274,9 @@ pub(crate) struct Assigner {
     matrices: OnceLock<Vec<Vec<Matrices>>>,
     state: Mutex<State>,
     transfers: Arc<TransferQueue>,
-    /// By layer: the ticket that the hot unit's steps wait for; empty if no transfer runs in parallel to
-    /// them.
-    needs: Box<[AtomicU64]>,
+    /// Moves inside of the cold unit's memory, if there are any.
+    moves: Option<TransferQueue>,
+    waves: Waves,
     /// Store that knows the experts in the host's memory, if experts are on disk.
     pager: Option<AnyPager>,
     forgets: bool,
@@ -215,15 +301,21 @@ impl Assigner {
                 places: [place(hot), place(Some(0)), place(cold)],
                 set: program.streams.iter().position(of).map(|i| i as u32),
                 segments: layer.to_bring().to_vec(),
+                of_cpu: layer.segments.clone(),
             }
         };
         let layers: Vec<Layer> = placed.layers.iter().map(layer).collect();
+        let moves = matches!(&placed.policy, ExpertPolicy::Scheduled(s) if s.moves);
         let (core, begins, layers_with_transfers) = match &placed.policy {
             ExpertPolicy::Fixed => return Ok(None),
             ExpertPolicy::Scheduled(s) => {
-                let running = Running::new(plan::scheduler(placed, s).map_err(bad)?, s.moves);
+                let windows = s.moves.then(|| plan::windows(s)).transpose().map_err(bad)?;
+                let running = Running::new(plan::scheduler(placed, s).map_err(bad)?, windows);
                 let begins = running.begins();
-                (Core::Scheduled(Box::new(running)), begins, 0)
+                // A unit in the CPU's memory finds all experts there.
+                let apart = hot.is_some_and(|hot| program.memory_of(hot) != 0);
+                let with_frames = if apart && !begins.is_empty() { layers.len() } else { 0 };
+                (Core::Scheduled(Box::new(running)), begins, with_frames)
             }
             ExpertPolicy::Cached(c) => {
                 let setup = plan::dispatcher_setup(placed, c).map_err(bad)?;
@@ -233,12 +325,17 @@ impl Assigner {
         };
         let state = State {
             core,
-            frames: Vec::new(),
-            tickets: vec![0; begins.len()],
+            transit: Transit {
+                frames: Vec::new(),
+                tickets: vec![0; begins.len()],
+                relocations: Vec::new(),
+                pending: Vec::new(),
+            },
             begins,
             evicted: Vec::new(),
             loads: vec![0; experts],
             chosen: vec![0; experts],
+            ranks: vec![0; experts],
             accelerator_experts: Vec::with_capacity(experts),
             ahead: 0,
             done: Assigned::default(),
@@ -255,7 +352,8 @@ impl Assigner {
             matrices: OnceLock::new(),
             state: Mutex::new(state),
             transfers,
-            needs: (0..layers_with_transfers).map(|_| AtomicU64::new(0)).collect(),
+            moves: moves.then(TransferQueue::default),
+            waves: Waves::new(layers_with_transfers),
             forgets: pager.is_some() && placed.layers.iter().any(|l| !l.brought.is_empty()),
             pager,
         })))
@@ -291,28 +389,91 @@ impl Assigner {
         Ok(())
     }
 
-    /// The layer whose experts a step of a unit reads, if they are transferred at run time.
-    pub(crate) fn transferred_layer(&self, unit: usize, segment: u32) -> Option<usize> {
-        let hot = self.hot == Some(unit) && !self.needs.is_empty();
-        self.layers.iter().position(|l| hot && l.segments.contains(&segment))
-    }
-
     /// Number of experts of a layer that is assigned at run time, numbered over those with routed experts, if
     /// its gates are applied ahead.
     pub(crate) fn experts(&self, layer: usize) -> Option<usize> {
-        (layer < self.needs.len()).then(|| self.lock().loads.len())
+        (layer < self.waves.layers()).then(|| self.lock().loads.len())
     }
 
-    /// The transfer queue, and the unit that it copies to, if transfers run in parallel to the steps.
-    pub(crate) fn transfers(&self) -> Option<(&TransferQueue, usize)> {
-        self.hot.filter(|_| !self.needs.is_empty()).map(|hot| (&*self.transfers, hot))
+    /// The queues of transfers that run in parallel to the steps, each with the unit whose memory they are
+    /// for.
+    pub(crate) fn queues(&self) -> [Option<(&TransferQueue, usize)>; 2] {
+        let hot = self.hot.filter(|_| self.waves.layers() > 0);
+        [hot.map(|hot| (&*self.transfers, hot)), self.moves.as_ref().zip(self.cold)]
     }
 
-    /// Waits until the experts that a layer's steps read have been transferred.
-    pub(crate) fn wait(&self, layer: usize) {
-        if let Some(need) = self.needs.get(layer) {
-            self.transfers.wait(need.load(Ordering::Acquire));
+    /// The layer whose experts a step reads, if experts move between steps.
+    pub(crate) fn moving_layer(&self, segment: u32) -> Option<usize> {
+        let moves = self.moves.is_some();
+        self.layers
+            .iter()
+            .position(|l| moves && (l.segments.contains(&segment) || l.of_cpu.contains(&segment)))
+    }
+
+    /// Begins the moves that wait for the experts of the last dispatched layer.
+    ///
+    /// # Safety
+    /// As [`Self::dispatch`]; the steps on the experts of the last dispatched layer have ended.
+    pub(crate) unsafe fn computed(&self, units: Units<'_>, fail: &dyn Fn(StepFault)) {
+        let mut state = self.lock();
+        let device = self.device(units);
+        // SAFETY: guaranteed by the caller.
+        if let Err(e) = unsafe { Self::begin_moves(&mut state, &device) } {
+            state.broken = true;
+            fail(StepFault::Unit(e));
         }
+    }
+
+    /// Begins the moves that are pending.
+    ///
+    /// # Safety
+    /// As [`Self::computed`].
+    unsafe fn begin_moves(state: &mut State, device: &DeviceContext<'_>) -> Result<()> {
+        let pending = std::mem::take(&mut state.transit.pending);
+        // SAFETY: guaranteed by the caller.
+        unsafe { device.start(&pending, &mut state.transit) }
+    }
+
+    /// The next experts of a layer that the hot unit computes together, as a range of those in its dispatch
+    /// table; those before `from` have been computed. Waits for one if none has been transferred. `None`
+    /// after the last.
+    pub(crate) fn next_wave(&self, layer: usize, from: usize) -> Option<Range<usize>> {
+        self.waves.next(layer, from, &self.transfers)
+    }
+
+    /// Transfers experts to cache frames for at most so many layers ahead.
+    pub(crate) fn limit_depth(&self, layers: usize) {
+        if let Core::Cached(dispatcher) = &mut self.lock().core {
+            dispatcher.limit_depth(layers);
+        }
+    }
+
+    /// Begins to measure the costs of experts and transfers, which correct the plan's.
+    pub(crate) fn begin_warm_up(&self) {
+        if let Core::Cached(dispatcher) = &self.lock().core {
+            self.waves.begin_warm_up(dispatcher.costs().clone());
+        }
+    }
+
+    /// The work of a wave of the hot unit, if it is to be timed.
+    pub(crate) fn timed_wave(&self, layer: usize, wave: Range<usize>) -> Option<PlannedWork> {
+        self.waves.timed_wave(layer, wave)
+    }
+
+    /// The CPU's experts in a layer, if they are to be timed.
+    pub(crate) fn timed_cpu(&self, layer: usize) -> Option<PlannedWork> {
+        self.waves.timed_cpu(layer)
+    }
+
+    /// Adds the time that some work took.
+    pub(crate) fn took(&self, work: PlannedWork, time: Duration) {
+        self.waves.took(work, time);
+    }
+
+    /// The layer whose experts a step of the CPU reads, if another unit computes some of them.
+    pub(crate) fn divided_layer(&self, segment: u32) -> Option<usize> {
+        let layers = self.layers.iter().take(self.waves.layers());
+        layers.enumerate().find(|(_, l)| l.of_cpu.contains(&segment)).map(|(layer, _)| layer)
     }
 
     /// Statistics so far.
@@ -321,14 +482,15 @@ impl Assigner {
         let mut done = state.done;
         match &state.core {
             Core::Scheduled(running) => {
-                let counters = running.scheduler().counters();
-                (done.fetched, done.moves) = running.counts();
+                let (counters, counts) = (running.scheduler().counters(), running.counts());
+                (done.fetched, done.moves, done.streamed) = (counts.fetched, counts.begun, counts.streamed);
+                done.late_moves = [counts.late, counts.awaited];
                 done.predicted = [counters.right, counters.experts];
             }
             Core::Cached(dispatcher) => {
                 let counts = dispatcher.counts();
                 (done.makespan_us, done.fetched) = (counts.makespan_us, counts.fetched);
-                done.frames = Some(counts);
+                (done.frames, done.costs) = (Some(counts), self.waves.checks());
             }
         }
         done
@@ -346,6 +508,7 @@ impl Assigner {
             cold: self.cold,
             matrices: self.matrices.get().map_or(&[], Vec::as_slice),
             transfers: &self.transfers,
+            moves: self.moves.as_ref().unwrap_or(&self.transfers),
             forgets: self.forgets,
         }
     }
@@ -359,7 +522,8 @@ impl Assigner {
     }
 
     /// Assigns the experts that `ids` choose in a step of a layer, `k` for each row, and transfers missing
-    /// weights. `give` gets the index of each expert's unit among those of the layer.
+    /// weights. `give` gets the index of each expert's unit among those of the layer, and the order of each
+    /// unit's experts.
     ///
     /// # Safety
     /// Only one thread calls this, while no step runs that reads experts of this layer or of the next one.
@@ -371,7 +535,7 @@ impl Assigner {
         prompt: bool,
         units: Units<'_>,
         fail: &dyn Fn(StepFault),
-        give: &mut dyn FnMut(&[u32]),
+        give: &mut dyn FnMut(ExpertOrder<'_>),
     ) {
         let mut state = self.lock();
         if state.broken {
@@ -383,7 +547,7 @@ impl Assigner {
             state.broken = true;
             fail(StepFault::Unit(e));
         }
-        give(&state.chosen);
+        give(ExpertOrder { units: &state.chosen, ranks: &state.ranks });
     }
 
     /// Implements [`Self::dispatch`].
@@ -401,7 +565,18 @@ impl Assigner {
         let device = self.device(units);
         // SAFETY: guaranteed by the caller.
         unsafe { self.begin(state, &device) };
-        let State { core, tickets, frames, loads, chosen, accelerator_experts, done, .. } = state;
+        if let Some(moves) = &self.moves {
+            moves.check()?;
+            // Steps that are traced begin no moves.
+            // SAFETY: guaranteed by the caller.
+            unsafe { Self::begin_moves(state, &device)? };
+        }
+        if let (Some(costs), Core::Cached(dispatcher)) =
+            (self.waves.dispatched(layer, &self.transfers), &mut state.core)
+        {
+            dispatcher.set_costs(costs).map_err(bad)?;
+        }
+        let State { core, transit, loads, chosen, ranks, accelerator_experts, done, .. } = state;
         loads.fill(0);
         for &id in ids {
             if let Some(load) = usize::try_from(id).ok().and_then(|e| loads.get_mut(e)) {
@@ -409,18 +584,26 @@ impl Assigner {
             }
         }
         let decision = match core {
-            Core::Scheduled(running) => running.divide(layer, loads, prompt),
+            Core::Scheduled(running) => {
+                running.divide(layer, StepLoads { loads, rows: ids.len() / k.max(1), prompt })
+            }
             Core::Cached(dispatcher) => {
                 dispatcher.divide(layer, Rows { loads, prompt, k }, &|key| self.in_host_memory(key))
             }
         };
         let decision = decision.map_err(bad)?;
-        for transfer in &decision.transfers {
-            match *transfer {
-                // SAFETY: guaranteed by the caller; no step reads the expert that the frame held.
-                Transfer::ToFrame(transfer) => unsafe { device.transfer_to_frame(transfer, frames, tickets) },
-                Transfer::Relocate { key, to } => device.relocate(key, to)?,
-            }
+        for relocation in &mut transit.relocations {
+            relocation.has_ended |= decision.moved.contains(&relocation.key);
+        }
+        // An expert without rows is waited for when it has some.
+        let has_rows = |e: u16| loads.get(usize::from(e)).is_some_and(|&n| n > 0);
+        device.settle(transit, layer as u16, |r| r.has_ended && has_rows(r.key.expert))?;
+        // SAFETY: guaranteed by the caller; no step reads the experts that the frames held.
+        unsafe { device.start(&decision.transfers, transit)? };
+        transit.pending.extend_from_slice(&decision.moves);
+        ranks.fill(0);
+        for (rank, &expert) in (0..).zip(&decision.cpu_order) {
+            ranks[usize::from(expert)] = rank;
         }
         done.makespan_us += decision.makespan_us;
         let places = self.layers[layer].places;
@@ -432,12 +615,19 @@ impl Assigner {
             done.rows[at] += u64::from(rows);
             accelerator_experts.extend((rows > 0 && unit != Scheduled::Cpu).then_some(expert));
         }
-        if let (Some(need), Core::Cached(dispatcher)) = (self.needs.get(layer), core) {
-            let here = accelerator_experts
-                .iter()
-                .filter_map(|&e| dispatcher.frame(Key { layer: layer as u16, expert: e as u16 }));
-            let ticket = here.filter_map(|frame| tickets.get(frame as usize)).max();
-            need.store(ticket.copied().unwrap_or(0), Ordering::Release);
+        if self.waves.layers() > 0 {
+            let arrived = self.transfers.done();
+            let is_hot = |e: &&i32| chosen[**e as usize] == places[Scheduled::Gpu as usize];
+            for &expert in accelerator_experts.iter().filter(is_hot) {
+                let frame = core.frame(Key { layer: layer as u16, expert: expert as u16 });
+                let ticket =
+                    frame.and_then(|frame| transit.tickets.get(frame as usize)).copied().unwrap_or(0);
+                ranks[expert as usize] = if ticket <= arrived { 0 } else { ticket };
+            }
+            let hot = accelerator_experts.iter().filter(is_hot);
+            let hot = hot.map(|&e| (ranks[e as usize], loads[e as usize]));
+            let on_cpu = loads.iter().zip(&*chosen).filter(|(rows, at)| **rows > 0 && **at == places[1]);
+            self.waves.set(layer, hot, on_cpu.map(|(&rows, _)| rows));
         }
         Ok(())
     }
@@ -447,10 +637,10 @@ impl Assigner {
     /// # Safety
     /// As [`Self::dispatch`].
     unsafe fn begin(&self, state: &mut State, device: &DeviceContext<'_>) {
-        if state.frames.is_empty() {
+        if state.transit.frames.is_empty() {
             // SAFETY: guaranteed by the caller.
             let frame = |key: &Key| unsafe { device.frame(key.layer.into(), key.expert.into()) };
-            state.frames = state.begins.iter().map(frame).collect();
+            state.transit.frames = state.begins.iter().map(frame).collect();
         }
         if let Core::Cached(dispatcher) = &mut state.core {
             state.evicted.clear();
@@ -480,7 +670,7 @@ impl Assigner {
         let device = self.device(units);
         // SAFETY: guaranteed by the caller.
         unsafe { self.begin(&mut state, &device) };
-        let State { core, tickets, frames, .. } = &mut *state;
+        let State { core, transit: Transit { frames, tickets, .. }, .. } = &mut *state;
         if let Core::Cached(dispatcher) = core {
             match dispatcher.predict(scores, &|key| self.in_host_memory(key)) {
                 Ok(transfers) => {

@@ -3,10 +3,10 @@
 use crate::offload::cache::{CachedLayer, ExpertIndex, Key, Setting};
 use crate::schedule::cached::dispatcher;
 use crate::schedule::error::ScheduleError;
-use crate::schedule::policy::{Solver, TRIMOE, trimoe};
-use crate::schedule::scheduled::{ExpertScheduler, Layout, Place, Placement, Setup, Window};
+use crate::schedule::policy::{Solver, System, TRIMOE, trimoe};
+use crate::schedule::scheduled::{ExpertScheduler, Layout, Place, Placement, Setup, Windows};
 use crate::schedule::{Costs, NearCosts, Table};
-use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPlacement, Refine, Scheduled};
+use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPlacement, PromptUnits, Refine, Scheduled};
 
 /// Costs of a plan's experts.
 ///
@@ -22,6 +22,7 @@ pub fn costs(c: &ExpertCosts) -> Result<Costs, ScheduleError> {
         near: some(&c.cold)?.map(near),
         bring_us: c.bring_us,
         first_bring_us: 0.0,
+        launch_us: 0.0,
         striped_us: c.striped_us,
         localized_us: c.localized_us,
         row_us: c.row_bytes as f64 * c.bring_us / c.expert_bytes.max(1) as f64,
@@ -38,14 +39,36 @@ pub fn setup(s: &Scheduled, layers: usize, experts: usize) -> Result<Setup, Sche
         Refine::Bottleneck => Solver::Refined,
         Refine::Full => Solver::Best,
     };
+    // Experts that prompts evict from the frames return by moves.
+    let may_stream = s.streams(layers, experts);
+    let prefill = match s.prefill {
+        PromptUnits::Hot => Solver::Gpu,
+        PromptUnits::Auto if may_stream => Solver::Best,
+        PromptUnits::Auto => Solver::Refined,
+    };
+    let windows = windows(s)?;
     Ok(Setup {
-        system: trimoe(TRIMOE.name, solver, s.moves),
+        system: System { prefill, ..trimoe(TRIMOE.name, solver, s.moves) },
         costs: costs(&s.costs)?,
         layers,
         experts,
         memories: s.dimms as usize,
         frames: s.frames as usize,
-        window: Window { pcie_us: s.costs.window_us, link_us: s.costs.window_us },
+        // That of the decoding entry point with the most rows.
+        window: windows.of(s.decode_window.last().map_or(1, |w| w.0 as usize), false),
+    })
+}
+
+/// Windows in which experts move.
+///
+/// # Errors
+/// No windows, negative times.
+pub fn windows(s: &Scheduled) -> Result<Windows, ScheduleError> {
+    let traffic = Some(&s.traffic).filter(|t| !t.is_empty());
+    Ok(Windows {
+        prompt: Table::new(s.prompt_window.clone())?,
+        decode: Table::new(s.decode_window.clone())?,
+        traffic: traffic.map(|t| Table::new(t.clone())).transpose()?,
     })
 }
 
@@ -77,7 +100,7 @@ fn places(layer: &ExpertLayer, hot: Option<u32>) -> Vec<Place> {
 /// As [`costs`]; an unknown policy.
 pub fn dispatcher_setup(p: &ExpertPlacement, c: &Cached) -> Result<dispatcher::Setup, ScheduleError> {
     let [gpu_us, cpu_us, first_bring_us] = c.first_us;
-    let mut costs = Costs { first_bring_us, ..costs(&c.costs)? };
+    let mut costs = Costs { first_bring_us, launch_us: c.launch_us, ..costs(&c.costs)? };
     costs.cpu.first_us = cpu_us;
     costs.gpu.iter_mut().for_each(|gpu| gpu.first_us = gpu_us);
     let solver = |name: &String| {
@@ -93,7 +116,7 @@ pub fn dispatcher_setup(p: &ExpertPlacement, c: &Cached) -> Result<dispatcher::S
         solvers: [solver(&c.divides[0])?, solver(&c.divides[1])?],
         cache_policy: c.keeps.parse::<Setting>()?,
         ahead: c.ahead as usize,
-        window_us: c.costs.window_us,
+        window_us: c.window_us,
         cached: (0..).zip(&p.layers).flat_map(held).collect(),
         pinned: c.pinned.iter().map(|&(l, e)| key(l, e)).collect(),
         score: c.score,

@@ -1,8 +1,10 @@
-//! Transfers to the memory of a unit: one queue in the order of submission, in parallel to all steps.
+//! Transfers to the memory of a unit, or inside of it: one queue for each unit in the order of submission, in
+//! parallel to all steps.
 //!
 //! In a call one thread serves the queue. The dispatcher gives it jobs, and steps that read transferred
 //! weights wait for the job's ticket. Outside of a call no thread serves the queue: a job is done at once.
 
+use crate::error::{Error, Result};
 use crate::exec::accelerators::forget;
 use crate::exec::unit::ComputeUnit;
 use crate::offload::cache::Key;
@@ -10,6 +12,7 @@ use crate::offload::paging::EvictionListener;
 use crate::platform::memory::Addr;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Transfer of one matrix.
 #[derive(Clone, Copy, Debug)]
@@ -23,31 +26,49 @@ pub(super) struct MatrixTransfer {
     pub(super) bytes: usize,
 }
 
-/// All matrices of an expert.
+/// Transfer of an expert.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) transfers: Vec<MatrixTransfer>,
-    /// Whether its pages are released afterwards: a budget has no room for them.
-    pub(super) forgets: bool,
+pub(super) enum Job {
+    /// Copies all its matrices to the unit's memory.
+    Copy {
+        /// Its matrices.
+        transfers: Vec<MatrixTransfer>,
+        /// Whether its pages are released afterwards: a budget has no room for them.
+        forgets: bool,
+    },
+    /// Moves it inside of the unit's memory ([`ComputeUnit::relocate`]).
+    Relocate {
+        /// Its NDP command streams.
+        set: u32,
+        /// Expert.
+        expert: u32,
+        /// Destination.
+        to: Option<u32>,
+    },
 }
 
 impl Job {
-    /// Copies the matrices and updates the table.
+    /// Does the transfer; the table of a copied expert is updated.
     ///
     /// # Safety
     /// As [`TransferQueue::push`].
-    unsafe fn run(&self, unit: &dyn ComputeUnit) {
-        for transfer in &self.transfers {
+    unsafe fn run(&self, unit: &dyn ComputeUnit) -> Result<()> {
+        let (transfers, forgets) = match self {
+            Self::Copy { transfers, forgets } => (transfers, *forgets),
+            &Self::Relocate { set, expert, to } => return unit.relocate(set, expert, to),
+        };
+        for transfer in transfers {
             let slot = Addr::read_only((&raw const transfer.to).cast());
             // SAFETY: guaranteed by the caller; the table names the address once its bytes are there.
             unsafe {
                 unit.copy(transfer.from, transfer.to, transfer.bytes);
                 unit.copy(slot, transfer.entry, size_of::<Addr>());
             }
-            if self.forgets {
+            if forgets {
                 forget(transfer.from, transfer.bytes);
             }
         }
+        Ok(())
     }
 }
 
@@ -58,9 +79,22 @@ struct State {
     submitted: u64,
     done: u64,
     served: bool,
+    /// Whether jobs are timed, and the times since the last query.
+    timed: bool,
+    times: Vec<Duration>,
+    /// The first failure that was not reported.
+    failure: Option<Error>,
 }
 
-/// Queue of transfers to a unit's memory.
+impl State {
+    fn fail(&mut self, result: Result<()>) {
+        if let Err(e) = result {
+            self.failure.get_or_insert(e);
+        }
+    }
+}
+
+/// Queue of transfers to a unit's memory, or inside of it.
 #[derive(Debug, Default)]
 pub(crate) struct TransferQueue {
     state: Mutex<State>,
@@ -99,10 +133,13 @@ impl TransferQueue {
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
+            let begin = state.timed.then(Instant::now);
             drop(state);
             // SAFETY: guaranteed by the caller.
-            unsafe { job.run(unit) };
+            let result = unsafe { job.run(unit) };
             state = self.lock();
+            state.fail(result);
+            state.times.extend(begin.map(|begin| begin.elapsed()));
             state.done += 1;
             self.wake.notify_all();
         }
@@ -124,17 +161,42 @@ impl TransferQueue {
             state.done += 1;
             drop(state);
             // SAFETY: guaranteed by the caller.
-            unsafe { job.run(unit) };
+            let result = unsafe { job.run(unit) };
+            self.lock().fail(result);
         }
         ticket
     }
 
-    /// Waits until a job, and all before it, are done.
-    pub(super) fn wait(&self, ticket: u64) {
+    /// Reports the first failure since the last query.
+    ///
+    /// # Errors
+    /// That failure.
+    pub(super) fn check(&self) -> Result<()> {
+        self.lock().failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Waits until a job, and all before it, are done. Returns the last ticket that is.
+    pub(super) fn wait(&self, ticket: u64) -> u64 {
         let mut state = self.lock();
         while state.done < ticket {
             state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.done
+    }
+
+    /// The ticket of the last job that is done.
+    pub(super) fn done(&self) -> u64 {
+        self.lock().done
+    }
+
+    /// Times jobs from now on.
+    pub(super) fn begin_timing(&self) {
+        self.lock().timed = true;
+    }
+
+    /// Times of jobs since the last query.
+    pub(super) fn take_times(&self) -> Vec<Duration> {
+        std::mem::take(&mut self.lock().times)
     }
 
     /// The ticket of the last job.
@@ -184,7 +246,7 @@ mod tests {
         let mut to = vec![0_u64; JOBS];
         let mut table = vec![Addr::read_only(std::ptr::null()); JOBS];
         let (to_at, table_at) = (to.as_mut_ptr(), table.as_mut_ptr());
-        let job = |i: usize| Job {
+        let job = |i: usize| Job::Copy {
             transfers: vec![MatrixTransfer {
                 from: Addr::read_only(from[i..].as_ptr().cast()),
                 to: Addr::read_only(to_at.wrapping_add(i).cast()),

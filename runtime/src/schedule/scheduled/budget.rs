@@ -4,17 +4,25 @@ use super::placement::Layout;
 use super::setup::Window;
 use crate::schedule::costs::Costs;
 
-/// Time that is left of PCIe and of each link between memories, in microseconds.
+/// Time of PCIe and of each link between memories, in microseconds.
 ///
-/// A window is the time that one layer's attention and dense layers leave. A longer transfer continues in the
-/// next windows: unused time of a resource is kept, up to the time of its longest transfer. A move is made in
-/// the window in which it ends. So no resource gets more time than the windows so far had. A link carries one
-/// transfer at a time, in one direction.
+/// A window is the time that one layer's attention and dense layers leave. Moves begin in it as long as they
+/// also end in it. A transfer that is longer than a window begins on an idle link, and continues in the next
+/// windows. So the windows so far had time for all that has ended. A link carries one transfer at a time, in
+/// one direction, and a move ends when all its links are done with it.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
+    /// Times at which each is idle again, in the time of all windows.
     pcie: f64,
     links: Vec<f64>,
+    /// Time of the windows before this one, and of this one: of PCIe and of the links between memories.
+    passed: [f64; 2],
+    window: [f64; 2],
 }
+
+/// End of a move, in the time of all windows: on PCIe and on the links between memories. 0: not used.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Ends([f64; 2]);
 
 /// Time of each resource that a move takes.
 #[derive(Clone, Copy, Debug)]
@@ -64,33 +72,44 @@ fn link(costs: &Costs) -> f64 {
 
 impl Budget {
     pub(crate) fn new(memories: usize) -> Self {
-        Self { pcie: 0.0, links: vec![0.0; memories] }
+        Self { pcie: 0.0, links: vec![0.0; memories], passed: [0.0; 2], window: [0.0; 2] }
     }
 
-    /// Adds the time of a window.
-    pub(crate) fn open(&mut self, window: Window, costs: &Costs) {
-        let longest = Needs::prefetch(costs, Layout::Local(0)).time();
-        let more = |left: f64, window: f64, longest: f64| {
-            let window = window.max(0.0);
-            (left + window).min(window.max(longest))
+    /// Begins a window.
+    pub(crate) fn open(&mut self, window: Window) {
+        for (passed, last) in self.passed.iter_mut().zip(self.window) {
+            *passed += last;
+        }
+        self.window = [window.pcie_us.max(0.0), window.link_us.max(0.0)];
+    }
+
+    /// Takes the time of a move, if it can begin in this window; returns when it ends.
+    pub(crate) fn take(&mut self, needs: &Needs) -> Option<Ends> {
+        let ([passed_pcie, passed_link], [pcie, link]) = (self.passed, self.window);
+        let fits = |idle: f64, need: f64, passed: f64, window: f64| {
+            need <= 0.0 || window > 0.0 && (idle <= passed || idle + need <= passed + window)
         };
-        self.pcie = more(self.pcie, window.pcie_us, longest);
-        for left in &mut self.links {
-            *left = more(*left, window.link_us, link(costs));
+        let links = self.links.iter().enumerate();
+        let all = fits(self.pcie, needs.pcie, passed_pcie, pcie)
+            && links.into_iter().all(|(d, &idle)| fits(idle, needs.of(d), passed_link, link));
+        if !all || !needs.time().is_finite() {
+            return None;
         }
+        let take = |idle: &mut f64, need: f64, passed: f64| {
+            if need <= 0.0 {
+                return 0.0;
+            }
+            *idle = idle.max(passed) + need;
+            *idle
+        };
+        let links = self.links.iter_mut().enumerate().map(|(d, idle)| take(idle, needs.of(d), passed_link));
+        let link = links.fold(0.0, f64::max);
+        Some(Ends([take(&mut self.pcie, needs.pcie, passed_pcie), link]))
     }
 
-    /// Takes the time of a move from the budget, if all of it is left.
-    pub(crate) fn take(&mut self, needs: &Needs) -> bool {
-        let fits = needs.pcie <= self.pcie
-            && self.links.iter().enumerate().all(|(d, &left)| needs.of(d) <= left)
-            && needs.time().is_finite();
-        if fits {
-            self.pcie -= needs.pcie;
-            for (d, left) in self.links.iter_mut().enumerate() {
-                *left -= needs.of(d);
-            }
-        }
-        fits
+    /// Whether a move has ended by the end of the current window.
+    pub(crate) fn has_ended(&self, Ends(ends): Ends) -> bool {
+        let now = self.passed.iter().zip(self.window).map(|(passed, window)| passed + window);
+        ends.into_iter().zip(now).all(|(end, now)| end <= now)
     }
 }

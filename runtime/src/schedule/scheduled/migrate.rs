@@ -50,6 +50,8 @@ pub(crate) struct ExpectedLayer<'a> {
     /// Boundary of the cold class.
     pub(crate) cold: f64,
     pub(crate) memories: usize,
+    /// Experts whose earlier move has not ended.
+    pub(crate) under_way: &'a [u16],
 }
 
 impl Migrator {
@@ -122,7 +124,8 @@ impl Migrator {
     ) -> Option<Action> {
         let (place, class) = (placement.places()[expert], *expected.classes.get(expert)?);
         let number = expert as u16;
-        if !misplaced(place, class, f64::from(expected.loads[expert]), expected.cold) {
+        let load = f64::from(expected.loads[expert]);
+        if expected.under_way.contains(&number) || !misplaced(place, class, load, expected.cold) {
             return None;
         }
         let relayout = expected.prediction == Prediction::Loads { relayout: true };
@@ -156,10 +159,11 @@ impl Migrator {
         let mut best: Option<(Ticks, Action)> = None;
         for t in 0..self.step.tasks.len() {
             let there = self.step.tasks[t].memory == from && self.step.units[t] == ExpertUnit::Near;
-            if !there || self.moved.contains(&(t as u16)) {
+            let number = t as u16;
+            if !there || self.moved.contains(&number) || expected.under_way.contains(&number) {
                 continue;
             }
-            let action = Action::Rebalance { expert: t as u16, from, to };
+            let action = Action::Rebalance { expert: number, from, to };
             let benefit = self.benefit(expected, placement, action);
             if benefit > best.map_or(0, |b| b.0) {
                 best = Some((benefit, action));
@@ -179,9 +183,10 @@ impl Migrator {
     ) -> bool {
         let benefit = self.benefit(expected, placement, action);
         let needs = needs(expected, placement, action);
-        if benefit <= 0 || !budget.take(&needs) {
+        if benefit <= 0 {
             return false;
         }
+        let Some(ends) = budget.take(&needs) else { return false };
         self.apply(expected, placement.places(), action);
         match action {
             Action::Prefetch { expert, evict } => {
@@ -194,7 +199,8 @@ impl Migrator {
             }
         }
         self.moved.push(action.expert());
-        moves.push(Move { layer: expected.layer, action, benefit_us: us(benefit), time_us: needs.time() });
+        let (layer, benefit_us, time_us) = (expected.layer, us(benefit), needs.time());
+        moves.push(Move { layer, action, benefit_us, time_us, ends });
         true
     }
 
@@ -269,7 +275,8 @@ impl Migrator {
 /// Expert that a prefetch replaces: the cached one with the least expected load, if that is less than the new
 /// one's.
 fn coldest(expected: &ExpectedLayer<'_>, placement: &Placement, expert: usize) -> Option<u16> {
-    let cached = placement.places().iter().enumerate().filter(|p| p.1.cached);
+    let stays = |e: usize| !expected.under_way.contains(&(e as u16));
+    let cached = placement.places().iter().enumerate().filter(|p| p.1.cached && stays(p.0));
     let least = cached.map(|p| p.0).min_by(|&a, &b| expected.loads[a].total_cmp(&expected.loads[b]))?;
     (expected.loads[least] < expected.loads[expert]).then_some(least as u16)
 }

@@ -4,7 +4,8 @@
 //! [`Placement`] is the location of the experts of a layer, and [`ExpertScheduler`] holds the placements of
 //! all layers. [`ExpertScheduler::dispatch`] assigns the experts of a step by `sums` of units' times.
 //! [`ExpertScheduler::moves_for`] chooses the moves before a layer's next step, by the loads that a
-//! [`Predictor`] expects (equation 8), within the free time of the links.
+//! [`Predictor`] expects (equation 8), within the free time of the links. Until a move has ended, its expert
+//! is scheduled where it was. [`Running`] does all this for a running plan.
 
 mod budget;
 mod initial;
@@ -20,7 +21,7 @@ mod tests;
 
 pub use placement::{Layout, Place, Placement};
 pub use predictor::{ALPHA, Class, PredictionCounters, Predictor};
-pub use running::Running;
-pub use schedule::{Action, ExpertUnit, Move, Schedule, ScheduledUnit};
+pub use running::{MoveCounts, Running, StepLoads};
+pub use schedule::{Action, ExpertUnit, Move, Schedule, ScheduledUnit, Streamed};
 pub use scheduler::ExpertScheduler;
-pub use setup::{MOST_EXPERTS, MOST_LAYERS, MOST_MEMORIES, Setup, Window};
+pub use setup::{MOST_EXPERTS, MOST_LAYERS, MOST_MEMORIES, Setup, Window, Windows};

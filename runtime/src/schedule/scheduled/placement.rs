@@ -1,5 +1,6 @@
 //! Placement of the experts of a layer.
 
+use super::schedule::Action;
 use crate::schedule::error::ScheduleError;
 
 /// Layout of an expert's weights in the host's memory (TriMoE, §4.3).
@@ -86,6 +87,21 @@ impl Placement {
     /// Changes the layout of an expert.
     pub(crate) fn relayout(&mut self, expert: usize, to: Layout) {
         self.places[expert].layout = to;
+    }
+
+    /// Sets the place of an expert.
+    pub(crate) fn set(&mut self, expert: usize, place: Place) {
+        self.cached = self.cached + usize::from(place.cached) - usize::from(self.places[expert].cached);
+        self.places[expert] = place;
+    }
+
+    /// An expert is at the end of its move.
+    pub(crate) fn arrive(&mut self, action: Action) {
+        match action {
+            Action::Prefetch { expert, .. } => self.prefetch(expert.into(), None),
+            Action::Relayout { expert, to } => self.relayout(expert.into(), to),
+            Action::Rebalance { expert, to, .. } => self.relayout(expert.into(), Layout::Local(to)),
+        }
     }
 
     /// Caches an expert on the GPU; if there is no free frame, evicts another one for it.

@@ -1,5 +1,6 @@
 //! Results of a scheduler.
 
+use super::budget::Ends;
 use super::placement::Layout;
 
 /// Kind of compute unit that computes an expert.
@@ -74,6 +75,8 @@ pub struct Move {
     pub benefit_us: f64,
     /// Microseconds for which it occupies the resource that it uses most: PCIe, or a link between memories.
     pub time_us: f64,
+    /// Its end.
+    pub(crate) ends: Ends,
 }
 
 /// Schedule of one step of one layer.
@@ -93,4 +96,18 @@ pub struct Schedule {
     pub near_us: Vec<f64>,
     /// Moves for the next layer.
     pub moves: Vec<Move>,
+    /// Whether the experts of a prompt are all on the GPU, and those that it does not hold are streamed
+    /// through its frames (TriMoE, §4.1).
+    pub streamed: bool,
+}
+
+/// An expert of a prompt that is streamed through a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Streamed {
+    /// Expert.
+    pub expert: u16,
+    /// Layer whose frame it gets.
+    pub layer: usize,
+    /// Expert of that layer that the frame held.
+    pub evicts: Option<u16>,
 }

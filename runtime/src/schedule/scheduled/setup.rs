@@ -1,6 +1,6 @@
 //! Settings of a scheduler.
 
-use crate::schedule::costs::Costs;
+use crate::schedule::costs::{Costs, Table};
 use crate::schedule::error::ScheduleError;
 use crate::schedule::policy::System;
 
@@ -18,6 +18,26 @@ pub struct Window {
     pub pcie_us: f64,
     /// Time of every link between memories.
     pub link_us: f64,
+}
+
+/// Windows of a plan's entry points, by the rows of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Windows {
+    /// Time of attention and dense layers between the experts of two layers of a prompt.
+    pub prompt: Table,
+    /// The same in decoding.
+    pub decode: Table,
+    /// Part of it for which values of the step use PCIe; `None`: they do not cross it.
+    pub traffic: Option<Table>,
+}
+
+impl Windows {
+    /// Window of a step with some rows.
+    pub fn of(&self, rows: usize, prompt: bool) -> Window {
+        let link_us = if prompt { &self.prompt } else { &self.decode }.at(rows as f64);
+        let traffic = self.traffic.as_ref().map_or(0.0, |t| t.at(rows as f64));
+        Window { pcie_us: (link_us - traffic).max(0.0), link_us }
+    }
 }
 
 /// Settings of a scheduler.

@@ -15,6 +15,7 @@ pub(crate) struct Timed {
     pub(crate) task: usize,
     pub(crate) expert: u16,
     pub(crate) load: u32,
+    /// Time on the GPU, with a launch if the expert is not there when the layer begins.
     pub(crate) gpu: f64,
     pub(crate) cpu: f64,
     pub(crate) held: Option<f64>,
@@ -48,7 +49,7 @@ impl Allocation {
             task: i,
             expert: t.expert,
             load: t.load,
-            gpu: costs.t_gpu_hit(t.load.into()),
+            gpu: costs.t_gpu_hit(t.load.into()) + if t.held == Some(0.0) { 0.0 } else { costs.launch_us },
             cpu: costs.cpu.table.at(t.load.into()),
             held: t.held,
         }));
@@ -112,7 +113,7 @@ impl Allocation {
         gpu.max(cpu)
     }
 
-    /// Writes the timelines. The CPU computes the least loaded first.
+    /// Writes the timelines. The CPU computes the least loaded first, and those that the GPU holds last.
     pub(crate) fn lay_out(&self, out: &mut Timelines) {
         out.runs.clear();
         let [mut gpu, mut cpu] = [self.free.gpu, self.free.cpu];
@@ -139,20 +140,18 @@ impl Allocation {
             gpu = start + t.gpu;
             out.runs.push(run(t, ExpertUnit::Gpu, transfer, start, gpu));
         }
-        let own = out.runs.len();
-        out.runs.extend(
-            self.tasks
-                .iter()
-                .enumerate()
-                .filter(|t| !self.on_gpu[t.0])
-                .map(|(_, t)| run(t, ExpertUnit::Cpu, None, 0.0, t.cpu)),
-        );
-        out.runs[own..].sort_unstable_by(|a, b| a.end.total_cmp(&b.end).then(a.expert.cmp(&b.expert)));
-        for (i, r) in out.runs[own..].iter_mut().enumerate() {
-            let first = if i == 0 { self.first.cpu } else { 0.0 };
-            r.start = cpu;
-            cpu += first + r.end;
-            r.end = cpu;
+        let mut first = self.first.cpu;
+        for held in [false, true] {
+            let own = out.runs.len();
+            let on_cpu =
+                self.tasks.iter().zip(&self.on_gpu).filter(|(t, on)| !**on && t.held.is_some() == held);
+            out.runs.extend(on_cpu.map(|(t, _)| run(t, ExpertUnit::Cpu, None, 0.0, t.cpu)));
+            out.runs[own..].sort_unstable_by(|a, b| a.end.total_cmp(&b.end).then(a.expert.cmp(&b.expert)));
+            for r in &mut out.runs[own..] {
+                r.start = cpu;
+                cpu += std::mem::take(&mut first) + r.end;
+                r.end = cpu;
+            }
         }
         out.makespan = gpu.max(cpu);
         out.done = Free { gpu, cpu, link };

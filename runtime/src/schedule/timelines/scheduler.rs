@@ -28,10 +28,7 @@ impl TimelineScheduler {
     /// # Errors
     /// [`ScheduleError::Time`].
     pub fn new(costs: Costs) -> Result<Self, ScheduleError> {
-        costs.check(true)?;
-        if costs.gpu.is_none() {
-            return Err(ScheduleError::NoUnit { policy: "of frames".into(), unit: "GPU" });
-        }
+        check_costs(&costs)?;
         Ok(Self {
             costs,
             allocation: Allocation::default(),
@@ -41,6 +38,16 @@ impl TimelineScheduler {
             schedule: Timelines::default(),
             seen: Vec::new(),
         })
+    }
+
+    /// Replaces the costs.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub(crate) fn set_costs(&mut self, costs: Costs) -> Result<(), ScheduleError> {
+        check_costs(&costs)?;
+        self.costs = costs;
+        Ok(())
     }
 
     /// Costs of experts.
@@ -117,5 +124,14 @@ impl TimelineScheduler {
             Some(w) => Err(ScheduleError::Twice { expert: w[0] }),
             None => Ok(()),
         }
+    }
+}
+
+/// Fails if a time is negative or infinite, or if there is no GPU.
+fn check_costs(costs: &Costs) -> Result<(), ScheduleError> {
+    costs.check(true)?;
+    match costs.gpu {
+        Some(_) => Ok(()),
+        None => Err(ScheduleError::NoUnit { policy: "of frames".into(), unit: "GPU" }),
     }
 }

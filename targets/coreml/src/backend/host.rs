@@ -24,7 +24,7 @@ struct Loaded {
 pub struct Emulated {
     graphs: Vec<Loaded>,
     /// States by package and slot.
-    states: Mutex<Vec<Vec<States>>>,
+    states: Vec<Vec<Mutex<States>>>,
 }
 
 impl Graphs for Emulated {
@@ -41,7 +41,7 @@ impl Graphs for Emulated {
             if !packages.contains_key(&*g.package) {
                 let package = Package::open(&bundle.below(&g.package)).map_err(|e| failed(e.to_string()))?;
                 let state = g.stateful.then(|| {
-                    states.push(vec![States::default(); slots]);
+                    states.push((0..slots).map(|_| Mutex::default()).collect());
                     states.len() - 1
                 });
                 packages.insert(&g.package, (Arc::new(package), state));
@@ -69,7 +69,7 @@ impl Graphs for Emulated {
             );
             self.graphs.push(Loaded { name, executor, inputs, outputs, states });
         }
-        self.states = Mutex::new(states);
+        self.states = states;
         Ok(())
     }
 
@@ -83,10 +83,10 @@ impl Graphs for Emulated {
             let tensor = tensor.ok_or_else(|| failed(format!("`{name}` has another size")))?;
             given.insert(name.clone(), tensor);
         }
-        let mut all = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut none = States::default();
-        let states = loaded.states.and_then(|i| all.get_mut(i)?.get_mut(slot)).unwrap_or(&mut none);
-        let results = loaded.executor.run(&given, states).map_err(|e| failed(e.to_string()))?;
+        let none = Mutex::default();
+        let states = loaded.states.and_then(|i| self.states.get(i)?.get(slot)).unwrap_or(&none);
+        let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
+        let results = loaded.executor.run(&given, &mut states).map_err(|e| failed(e.to_string()))?;
         for (name, out) in loaded.outputs.iter().zip(outputs) {
             match results.get(name).map(Tensor::data) {
                 Some(Data::F16(values)) if values.len() == out.len() => out.copy_from_slice(values),

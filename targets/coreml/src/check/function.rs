@@ -218,6 +218,20 @@ pub(super) fn last_axis(scope: &mut Scope<'_>, name: &str, f: &Function) {
     }
 }
 
+/// Rows are the entries of a tensor's first axis: if their bytes are a multiple of the alignment, each begins
+/// aligned in a tensor that does (NPUMoE, §3.2).
+pub(super) fn aligned(scope: &mut Scope<'_>, name: &str, f: &Function) {
+    let unit = scope.limits.row_bytes;
+    for &id in f.inputs.iter().chain(&f.outputs).chain(&f.states) {
+        let Some(v) = f.value(id) else { continue };
+        let row = v.ty.bytes() / v.ty.shape.first().copied().unwrap_or(1).max(1);
+        if !row.is_multiple_of(unit.max(1)) {
+            let message = format!("{}: rows of {row} bytes are not multiples of {unit}", v.ty);
+            scope.warning(value(name, f, id), message);
+        }
+    }
+}
+
 /// Bytes of a function's weights as dense f16 numbers.
 fn dense_bytes(f: &Function) -> u64 {
     let halves = |elements: usize| elements as u64 * ELEMENT;

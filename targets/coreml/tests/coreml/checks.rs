@@ -61,6 +61,23 @@ fn package_descriptions_match_their_boundaries() {
     );
 }
 
+/// Rows of 8 numbers of f16 are 16 bytes, rows of 4 are not.
+#[test]
+fn rows_at_the_boundary_are_aligned_where_the_unit_requires_it() {
+    let aligned = Limits { row_bytes: 16, ..Limits::default() };
+    assert_eq!(broken(&done(good()).save(), &aligned), []);
+    let t = half(&[16, 4, 1, 1]);
+    let w: Vec<f32> = (0..16).map(|i| i as f32).collect();
+    let narrow = Builder::default().input("x", &t).weight("w", &[4, 4, 1, 1], &w);
+    let conv = [("x", name("x")), ("weight", name("w"))];
+    let narrow = narrow.op("conv", &conv, &[("y", t.clone())]).output("y", &t).save();
+    assert_eq!(broken(&narrow, &Limits::default()), []);
+    assert_eq!(broken(&narrow, &aligned), [("aligned", Severity::Warning)]);
+    let findings = check(&narrow.open().expect("opens"), &aligned);
+    assert_eq!(findings.len(), 2, "the input and the result: {findings:?}");
+    assert!(findings[0].message.contains("rows of 8 bytes are not multiples of 16"), "{findings:?}");
+}
+
 #[test]
 fn operators_and_projections() {
     use Severity::Error;

@@ -32,20 +32,20 @@ const SYSTEM: isize = 15;
 #[derive(Debug)]
 pub(crate) struct CoreMl {
     cache: Cache,
-    loaded: Mutex<Loaded>,
-}
-
-#[derive(Debug, Default)]
-struct Loaded {
-    graphs: Vec<Graph>,
+    /// Functions, each of which one thread at a time runs. Different ones may run at a time: every function is
+    /// a model of its own.
+    graphs: Vec<Mutex<Graph>>,
     /// States of every package that keeps one, by sequence slot.
-    states: Vec<Vec<Retained<MLState>>>,
+    states: Vec<Vec<Mutex<State>>>,
 }
 
-// SAFETY: these are handles of Core ML and Foundation, and addresses. None is bound to the thread that
-// created it. The mutex around them lets one thread at a time use them, as Apple requires for models and
-// states.
-unsafe impl Send for Loaded {}
+/// State of a sequence in a package.
+#[derive(Debug)]
+struct State(Retained<MLState>);
+
+// SAFETY: a handle of Core ML, which is not bound to the thread that created it. The mutex around it lets one
+// thread at a time use it, as Apple requires for states.
+unsafe impl Send for State {}
 
 /// A function of a package.
 struct Graph {
@@ -80,6 +80,10 @@ struct Call {
     backings: Vec<Retained<MLMultiArray>>,
 }
 
+// SAFETY: handles of Core ML and Foundation, and addresses. None is bound to the thread that created it. The
+// mutex around them lets one thread at a time use them, as Apple requires for models.
+unsafe impl Send for Graph {}
+
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Graph").field("name", &self.name).finish_non_exhaustive()
@@ -98,7 +102,7 @@ impl CoreMl {
             let why = format!("its packages need macOS {SYSTEM} or later, but this is {major}.{minor}");
             return Err(refused("Core ML", why));
         }
-        Ok(Self { cache: Cache::open()?, loaded: Mutex::default() })
+        Ok(Self { cache: Cache::open()?, graphs: Vec::new(), states: Vec::new() })
     }
 
     /// Folder of a package, compiled for this machine. `compiled` has those that were found before.
@@ -125,26 +129,26 @@ impl Graphs for CoreMl {
 
     fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let mut compiled = BTreeMap::new();
-        let mut states: BTreeMap<&str, usize> = BTreeMap::new();
-        let mut loaded = Loaded::default();
+        let mut of_packages: BTreeMap<&str, usize> = BTreeMap::new();
+        let (mut functions, mut states) = (Vec::new(), Vec::new());
         for g in graphs {
             autoreleasepool(|_| {
                 let path = self.compiled(bundle, &g.package, &mut compiled)?;
                 let mut graph = Graph::load(&path, g)?;
                 if g.stateful {
-                    let index = *states.entry(&g.package).or_insert_with(|| {
+                    let index = *of_packages.entry(&g.package).or_insert_with(|| {
                         // SAFETY: the model is loaded; a state is made and nothing else happens.
-                        let new = || unsafe { graph.model.newState() };
-                        loaded.states.push((0..slots).map(|_| new()).collect());
-                        loaded.states.len() - 1
+                        let new = || State(unsafe { graph.model.newState() });
+                        states.push((0..slots).map(|_| Mutex::new(new())).collect());
+                        states.len() - 1
                     });
                     graph.states = Some(index);
                 }
-                loaded.graphs.push(graph);
+                functions.push(Mutex::new(graph));
                 Ok::<_, Error>(())
             })?;
         }
-        self.loaded = Mutex::new(loaded);
+        (self.graphs, self.states) = (functions, states);
         Ok(())
     }
 
@@ -163,22 +167,20 @@ impl Graphs for CoreMl {
     }
 
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        let Loaded { graphs, states } = &mut *loaded;
-        let graph = graphs
-            .get_mut(graph)
+        let graph = self
+            .graphs
+            .get(graph)
             .ok_or_else(|| refused("packages", format!("there is no graph {graph}; were they loaded?")))?;
-        let state =
-            match graph.states {
-                Some(of) => {
-                    let state = states.get(of).and_then(|slots| slots.get(slot));
-                    Some(state.ok_or_else(|| {
-                        refused(&graph.name, format!("it has no state for sequence {slot}"))
-                    })?)
-                }
-                None => None,
-            };
-        autoreleasepool(|_| graph.predict(state.map(|s| &**s), inputs, outputs))
+        let mut graph = graph.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = match graph.states {
+            Some(of) => {
+                let state = self.states.get(of).and_then(|slots| slots.get(slot));
+                let missing = || refused(&graph.name, format!("it has no state for sequence {slot}"));
+                Some(state.ok_or_else(missing)?.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+            None => None,
+        };
+        autoreleasepool(|_| graph.predict(state.as_ref().map(|s| &*s.0), inputs, outputs))
     }
 }
 
@@ -256,8 +258,8 @@ impl Graph {
         let Some(call) = &self.call else { return Ok(()) };
         let features = ProtocolObject::from_ref(&*call.features);
         // SAFETY: features and backings point to the slices of this call, of the sizes of their shapes;
-        // nothing else reads or writes them until Core ML returns. The caller holds the mutex, so model and
-        // state see one prediction.
+        // nothing else reads or writes them until Core ML returns. The caller holds the mutexes of model and
+        // state, so that both see one prediction.
         let result = unsafe {
             match state {
                 Some(state) => {

@@ -2,7 +2,7 @@
 //!
 //! Copies of the steps wait for the kernels before them, and kernels for the copies before them: each stream
 //! waits for an event of the other. Copies that run in parallel to the steps have a stream of their own
-//! (`copies::CopyStream`), for which no kernel waits.
+//! (`copies::CopyStream`), which waits for no kernel, and for which none waits.
 #![expect(clippy::cast_possible_truncation, reason = "lengths of fixed arrays")]
 
 mod copies;

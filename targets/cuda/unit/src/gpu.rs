@@ -1,8 +1,8 @@
 //! Compute unit of an NVIDIA GPU, through the CUDA driver.
 //!
 //! Kernels are launched in their order, those between two copies together. A step that needs their results
-//! waits for them, and so do copies. Copies parallel to the steps wait for them, too, but kernels do not wait
-//! for these copies: the code that requests them does. Machine code of the bundle is used if the GPU is of
+//! waits for them, and so do copies. Copies parallel to the steps wait for no kernel, and no kernel waits for
+//! these copies: the code that requests them does. Machine code of the bundle is used if the GPU is of
 //! its generation and the driver accepts it, else the text. Errors name what was refused, with a remedy.
 #![expect(
     clippy::cast_possible_truncation,
@@ -247,7 +247,13 @@ impl ComputeUnit for Gpu {
             }
             taken => taken.map_err(|e| self.refused(&e, EMULATE))?,
         };
+        // Copies parallel to the steps do not wait for the zeros.
+        device.wait(self.limit).map_err(|e| self.refused(&e, EMULATE))?;
         Ok(Some(Addr::read_only(std::ptr::without_provenance(at as usize))))
+    }
+
+    fn is_timed(&self) -> bool {
+        true
     }
 
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
@@ -329,8 +335,8 @@ impl Gpu {
         done.map_err(|e| self.stopped(&e, limit))
     }
 
-    /// Copies parallel to the steps: after the kernels until now, and before none. The copy has ended when
-    /// this returns, and the GPU is free for other work meanwhile.
+    /// Copies parallel to the steps, in no order with kernels. The copy has ended when this returns, and the
+    /// GPU is free for other work meanwhile.
     ///
     /// # Safety
     /// As [`ComputeUnit::copy`].
@@ -339,20 +345,20 @@ impl Gpu {
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         let mut device = self.lock();
         let direction = self.direction(&device, from, to, bytes)?;
-        let begun = match direction {
-            Direction::Within([from, to]) => device.copy_within(from, to, bytes),
-            Direction::To(_) | Direction::From(_) => device.order_after_kernels(&copies),
-        };
-        drop(device);
-        let done = begun.and_then(|()| match direction {
-            Direction::To(to) => {
-                // SAFETY: the caller's promise; this end is the GPU's.
-                unsafe { copies.put(from.ptr(), to, bytes, limit) }.and_then(|()| copies.wait(limit))
+        let done = if let Direction::Within([from, to]) = direction {
+            device.copy_within(from, to, bytes)
+        } else {
+            drop(device);
+            match direction {
+                Direction::To(to) => {
+                    // SAFETY: the caller's promise; this end is the GPU's.
+                    unsafe { copies.put(from.ptr(), to, bytes, limit) }.and_then(|()| copies.wait(limit))
+                }
+                // SAFETY: as above.
+                Direction::From(from) => unsafe { copies.get(from, to.ptr(), bytes, limit) },
+                Direction::Within(_) => Ok(()),
             }
-            // SAFETY: as above.
-            Direction::From(from) => unsafe { copies.get(from, to.ptr(), bytes, limit) },
-            Direction::Within(_) => Ok(()),
-        });
+        };
         done.map_err(|e| self.stopped(&e, limit))
     }
 }

@@ -30,12 +30,15 @@ pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamWorkload<'_>) -> Result<
     };
     let mut simulator = Simulator::with(scheduler, system).map_err(|e| message(&e))?;
     simulator.record();
-    let before = Before { calc_us: costs.window_us, host_bytes: 0.0 };
+    let windows = plan::windows(s).map_err(|e| message(&e))?;
     let mut run = StreamRun::default();
-    for (loads, &tokens) in scene.loads.iter().zip(scene.rows) {
+    for (step, (loads, &tokens)) in scene.loads.iter().zip(scene.rows).enumerate() {
+        let prompt = step < scene.prompts;
+        let window = windows.of(tokens as usize, prompt);
+        let before = Before { calc_us: window.link_us, host_bytes: 0.0 };
         // A token's row goes to the CPU's side in bf16, and comes back in f32.
         let bytes = if s.hot.is_some() { costs.row_bytes as f64 * f64::from(tokens) / 3.0 } else { 0.0 };
-        let rows = Rows { to_host: bytes, to_gpu: 2.0 * bytes };
+        let rows = Rows { to_host: bytes, to_gpu: 2.0 * bytes, prompt };
         let report = simulator.step(loads, before, rows).map_err(|e| message(&e))?;
         run.moves += report.layers.iter().map(|l| l.moves as u64).sum::<u64>();
         run.steps.push(StreamStep {
@@ -63,6 +66,7 @@ pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamWorkload<'_>) -> Result<
             end_us: e.end_us,
         })
         .collect();
+    let decoding = simulator.scheduler().setup().window;
     let memory = "moec-dram, clock by clock (docs/ndp-dram.md)";
     let mut constants = vec![
         ("a DIMM reads its own weights", rates.private_gbs, "GB/s", memory),
@@ -70,7 +74,7 @@ pub(super) fn simulate(unit: &DeviceUnit, scene: &StreamWorkload<'_>) -> Result<
         ("the CPU reads weights of one DIMM", rates.localized_gbs, "GB/s", memory),
         ("cost for a DIMM of a byte that the CPU reads", rates.striped_weight, "bytes", memory),
         ("a link between DIMMs", link_gbs, "GB/s", "the device file"),
-        ("attention and dense layers, per layer", costs.window_us, "µs", "the plan"),
+        ("attention and dense layers of decoding, per layer", decoding.link_us, "µs", "the plan"),
     ];
     let link = scene.link_gb_per_s;
     constants.extend(link.map(|gbs| ("the link to the hot unit", gbs, "GB/s", "the device file")));

@@ -11,7 +11,7 @@ use super::report::{Busy, LayerReport, StepReport};
 use super::system::System;
 use super::timeline::{Task, TaskPurpose, Timeline};
 use super::work::{Before, Rows};
-use moec_runtime::schedule::scheduled::{Action, ExpertScheduler, Layout, ScheduledUnit, Setup};
+use moec_runtime::schedule::scheduled::{Action, ExpertScheduler, Layout, Placement, ScheduledUnit, Setup};
 
 /// The host's reads.
 const HOST: u32 = 0;
@@ -269,7 +269,13 @@ impl Simulator {
     /// and the CPU's time of arithmetic.
     fn experts(&mut self, layer: usize, loads: &[u32], rows: Rows) -> Result<(f64, bool, f64), StepsError> {
         // Placements as they are before the step, which do not change in it.
-        let schedule = self.scheduler.dispatch(layer, loads)?.clone();
+        let frames = self.scheduler.placement(layer).map_or(0, Placement::frames);
+        let schedule = if rows.prompt {
+            self.scheduler.dispatch_in_frames(layer, loads, frames, true)?
+        } else {
+            self.scheduler.dispatch(layer, loads)?
+        };
+        let schedule = schedule.clone();
         let away = schedule.units.iter().flatten().any(|h| *h != ScheduledUnit::Gpu);
         let has_gpu = self.scheduler.setup().costs.gpu.is_some();
         let rows = (away && has_gpu)
@@ -281,6 +287,9 @@ impl Simulator {
         for &expert in &order {
             let Some(unit) = schedule.units[expert] else { continue };
             cpu_calc += self.expert(layer, expert, loads[expert], unit, rows);
+        }
+        if schedule.streamed {
+            self.scheduler.stream(layer);
         }
         Ok((schedule.makespan_us, rows.is_some(), cpu_calc))
     }

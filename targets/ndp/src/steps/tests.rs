@@ -31,6 +31,7 @@ fn setup(system: Policy) -> Setup {
         }),
         bring_us: BYTES * 1e-3 / 64.0,
         first_bring_us: 0.0,
+        launch_us: 0.0,
         striped_us: BYTES * 1e-3 / 76.8,
         localized_us: BYTES * 1e-3 / 38.4,
         row_us: 4096.0 * 1e-3 / 64.0,
@@ -136,7 +137,7 @@ fn weights_travel_while_others_are_calculated() {
 #[test]
 fn rows_are_copied_around_host_computation() {
     let mut simulator = placed(setup(CPU_ONLY), [Layout::Striped; EXPERTS]);
-    let rows = Rows { to_host: 6.4e6, to_gpu: 3.2e6 };
+    let rows = Rows { to_host: 6.4e6, to_gpu: 3.2e6, prompt: false };
     let before = Before { calc_us: 70.0, host_bytes: 0.0 };
     let report = simulator.layer(0, &[1, 0, 0, 0, 0, 0, 0, 0], before, rows).expect("a step");
     close(report.before_us, 70.0);
@@ -160,11 +161,29 @@ fn attention_runs_on_the_cpu_without_a_gpu() {
     setup.costs.gpu = None;
     let mut simulator = placed(setup, [Layout::Striped; EXPERTS]);
     let before = Before { calc_us: 70.0, host_bytes: 76.8e6 };
-    let rows = Rows { to_host: 1e6, to_gpu: 1e6 };
+    let rows = Rows { to_host: 1e6, to_gpu: 1e6, prompt: false };
     let report = simulator.layer(0, &[1, 0, 0, 0, 0, 0, 0, 0], before, rows).expect("a step");
     close(report.before_us, 1000.0);
     assert_eq!(report.rows_us, 0.0);
     assert!(simulator.events().iter().all(|e| e.track == Track::Cpu), "{:?}", simulator.events());
+}
+
+/// The simulated GPU computes all experts of a prompt; those of the other layer lose their frames.
+#[test]
+fn prompts_are_streamed_to_the_gpu() {
+    let policy = Policy { prefill: Solver::Gpu, ..GREEDY };
+    let setup = Setup { layers: 2, frames: 4, ..setup(policy) };
+    let mut simulator = Simulator::new(setup, system()).expect("a machine");
+    simulator.record();
+    let rows = Rows { prompt: true, ..Rows::default() };
+    for layer in 0..2 {
+        simulator.layer(layer, &[9; EXPERTS], Before::default(), rows).expect("a step");
+        let cached = |layer| simulator.scheduler().placement(layer).expect("a layer").cached();
+        assert_eq!((cached(layer), cached(1 - layer)), (4, 0));
+    }
+    let computed: Vec<&Event> = simulator.events().iter().filter(|e| e.name.contains("token")).collect();
+    assert_eq!(computed.len(), 2 * EXPERTS);
+    assert!(computed.iter().all(|e| e.track == Track::Gpu), "{computed:?}");
 }
 
 /// Four layers whose popular experts alternate, so that many experts move.

@@ -12,13 +12,15 @@ pub struct Before {
     pub host_bytes: f64,
 }
 
-/// Rows of a step that cross PCIe, because experts are computed on the host.
+/// Rows of a step, and what of them crosses PCIe because experts are computed on the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rows {
     /// Bytes to the host, before the experts.
     pub to_host: f64,
     /// Bytes to the GPU, after them.
     pub to_gpu: f64,
+    /// Whether they belong to a prompt.
+    pub prompt: bool,
 }
 
 impl Before {

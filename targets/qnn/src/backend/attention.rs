@@ -85,7 +85,7 @@ pub(super) fn written(emit: &Emit<'_>, found: &Grouped, file: &mut WeightFile) -
         let weight = module.weight(linear.weight);
         let bias = linear.bias.map(vector).transpose()?;
         let channels = rounded(emit.numbers, weight, 0)?;
-        file.projection(name, (&channels, 0..weight.rows()), (weight.cols(), None), bias)
+        file.projection(name, (&channels, 0..weight.rows()), weight.cols(), bias)
     };
     let rotation = |chain: &Chain, heads: usize| -> Result<Rotation> {
         let norm = chain.norm.map(|rms| -> Result<_> {

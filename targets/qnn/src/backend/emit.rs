@@ -149,11 +149,9 @@ impl Gated<'_> {
         let half = |first: usize| {
             self.gate_up_bias.as_ref().and_then(|b| b.get(first..first + inner)).map(<[f32]>::to_vec)
         };
-        let gate = file.projection(&at("wg"), self.gate, (hidden, None), half(0))?;
-        let up = file.projection(&at("wu"), self.up, (hidden, None), half(inner))?;
-        // Columns are in the order of the gate's results.
-        let down =
-            file.projection(&at("wd"), (self.down, 0..hidden), (inner, Some(&gate)), self.down_bias)?;
+        let gate = file.projection(&at("wg"), self.gate, hidden, half(0))?;
+        let up = file.projection(&at("wu"), self.up, hidden, half(inner))?;
+        let down = file.projection(&at("wd"), (self.down, 0..hidden), inner, self.down_bias)?;
         let cluster = Cluster { name, gate, up, down };
         Ok(Ffn { hidden, glu, clusters: vec![cluster] })
     }

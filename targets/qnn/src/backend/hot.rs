@@ -11,6 +11,10 @@
 //! | `context.bin` | where the vendor's library is installed: all networks, compiled |
 //!
 //! The neurons that are not hot are the CPU's; the plan runs both and adds their sums.
+//!
+//! A context holds its weights as long as it is loaded. So where experts stay on disk, the neurons that a
+//! larger batch adds are a cluster with an artifact of its own, `layers.L.hot1.qnn` and so on, without
+//! `neurons.bin`. The plan adds the sums of the artifacts, and a run loads and frees these (§4.2).
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::emit::{Gated, limited, measured, read_by_experts};
@@ -24,9 +28,9 @@ use crate::net::NetworkError;
 use crate::onnx;
 use crate::quant::coded;
 use moec_backend::error::{Error, Result, io_error};
-use moec_backend::{Emit, HotBatch, HotLayer, LayerExperts};
+use moec_backend::{Emit, HotArtifact, HotBatch, HotLayer, LayerExperts};
 use moec_ir::plan::{GraphDecl, GraphTensor};
-use moec_ir::{Axis, EntryKind, Glu, Module, Op, Operand, WeightExpr, WeightId};
+use moec_ir::{Axis, EntryKind, Glu, Module, Op, Operand, Predictor, WeightExpr, WeightId};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
 use std::fs;
@@ -47,9 +51,6 @@ const SHOWN: usize = 8;
 pub(super) fn can(module: &Module, layer: u32) -> std::result::Result<(), String> {
     match LayerExperts::of(module, layer) {
         None => Err(format!("layer {layer} has no experts")),
-        Some(LayerExperts { glu: Glu::FatRelu { .. }, .. }) => {
-            Err("no operator of a network computes FATReLU".into())
-        }
         Some(LayerExperts { glu: Glu::Ungated(_), .. }) => {
             Err("its experts have no gate to decide which neurons are active".into())
         }
@@ -77,11 +78,28 @@ pub(super) fn declared(layer: &str, hidden: usize, expert: usize, batch: u32) ->
     }
 }
 
-/// Declarations in a plan of the networks of a layer at a batch, expert by expert.
-pub(super) fn graphs(module: &Module, layer: u32, batch: u32) -> Vec<GraphDecl> {
+/// The hot neurons that a Graph has in nodes of their own.
+fn found(module: &Module, layer: u32) -> HotLayer {
+    let batches = module.entries.iter().filter_map(|graph| {
+        let EntryKind::Decode(batch) = graph.kind else { return None };
+        let mut own = graph.nodes.iter().filter(|n| n.scope.layer == Some(layer));
+        let hot = own.find(|n| matches!(n.op, Op::ExpertFfn { fixed: true, .. }))?;
+        let Some(&Operand::Weight(down)) = hot.inputs.get(3) else { return None };
+        Some(HotBatch { batch, neurons: module.weight(down).cols() as u32 })
+    });
+    HotLayer { layer, batches: batches.collect() }
+}
+
+/// Declarations in a plan of the networks of a layer at a batch, artifact by artifact, expert by expert.
+pub(super) fn graphs(module: &Module, layer: u32, batch: u32) -> Vec<Vec<GraphDecl>> {
     let Some(experts) = LayerExperts::of(module, layer) else { return Vec::new() };
-    let (name, down) = (HotLayer { layer, batches: Vec::new() }.name(), module.weight(experts.down));
-    (0..down.matrices()).map(|e| declared(&name, down.rows(), e, batch)).collect()
+    let (hot, down) = (found(module, layer), module.weight(experts.down));
+    let clusters = hot.clusters_of(batch);
+    let artifacts = hot.artifacts(module).into_iter().filter(|a| a.clusters.start < clusters);
+    let each = |a: HotArtifact| {
+        (0..down.matrices()).map(|e| declared(&a.name, down.rows(), e, batch)).collect::<Vec<_>>()
+    };
+    artifacts.map(each).collect()
 }
 
 /// Writes the hot neurons of a build. Gives the bytes of their codes.
@@ -121,47 +139,58 @@ impl<'a> Making<'a> {
     }
 
     fn write(&self, order: &[Vec<u32>]) -> Result<u64> {
-        let (emit, name) = (self.emit, self.layer.name());
-        let folder = emit.root.join(path_of(&name));
-        fs::create_dir_all(&folder).map_err(|e| io_error("create", &folder, &e))?;
-        let mut file = WeightFile::create(&folder)?;
-        let made = order.iter().enumerate().map(|(e, own)| self.expert(e, own, &mut file));
-        let made: Vec<Ffn> = made.collect::<Result<_>>()?;
-        let bytes = file.finish()?;
-        limited(emit.unit, &name, bytes, "set `hot = \"cpu\"` under `[placement]`")?;
+        let emit = self.emit;
         let drawn = || {
             let x = read_by_experts(emit.module, self.layer.layer)?;
             deviations(emit.module, x, self.experts.gate_up, emit.numbers)
         };
         let sample = Sample::new(emit.numbers, emit.module, self.experts.gate_up, drawn)?;
-        let mut shown = Vec::new();
-        for (e, ffn) in made.iter().enumerate() {
-            (emit.next)(&name)?;
-            shown.extend(self.networks(e, ffn, &folder, &sample)?);
-        }
-        let put = |file: &str, bytes: Vec<u8>| {
-            let path = folder.join(file);
-            fs::write(&path, bytes).map_err(|e| io_error("write", &path, &e))
-        };
-        put(ROWS, shown.iter().flat_map(|x| x.to_le_bytes()).collect())?;
+        let artifacts = self.layer.artifacts(emit.module);
+        let bytes = artifacts.iter().map(|artifact| self.artifact(artifact, order, &sample));
+        let bytes = bytes.sum::<Result<u64>>()?;
         let most = self.cuts.last().copied().unwrap_or(0);
-        put(
-            NEURONS,
-            order.iter().flat_map(|own| own.iter().take(most)).flat_map(|n| n.to_le_bytes()).collect(),
-        )?;
+        let lists = order.iter().flat_map(|own| own.iter().take(most)).flat_map(|n| n.to_le_bytes());
+        self.put(&self.layer.name(), NEURONS, lists.collect())?;
         Ok(bytes)
     }
 
-    /// Network of one expert by clusters, with its codes written to the file: they are the CPU's codes of
-    /// these neurons.
-    fn expert(&self, e: usize, order: &[u32], file: &mut WeightFile) -> Result<Ffn> {
+    /// Writes an artifact. Gives the bytes of its codes.
+    fn artifact(&self, artifact: &HotArtifact, order: &[Vec<u32>], sample: &Sample) -> Result<u64> {
+        let (emit, name) = (self.emit, &artifact.name);
+        let folder = emit.root.join(path_of(name));
+        fs::create_dir_all(&folder).map_err(|e| io_error("create", &folder, &e))?;
+        let mut file = WeightFile::create(&folder)?;
+        let made = order.iter().enumerate().map(|(e, own)| self.expert(e, own, artifact, &mut file));
+        let made: Vec<Ffn> = made.collect::<Result<_>>()?;
+        let bytes = file.finish()?;
+        limited(emit.unit, name, bytes, "set `hot = \"cpu\"` under `[placement]`")?;
+        let mut shown = Vec::new();
+        for (e, ffn) in made.iter().enumerate() {
+            (emit.next)(name)?;
+            shown.extend(self.networks(e, ffn, artifact, &folder, sample)?);
+        }
+        self.put(name, ROWS, shown.iter().flat_map(|x| x.to_le_bytes()).collect())?;
+        Ok(bytes)
+    }
+
+    fn put(&self, artifact: &str, file: &str, bytes: Vec<u8>) -> Result<()> {
+        let path = self.emit.root.join(path_of(artifact)).join(file);
+        fs::write(&path, bytes).map_err(|e| io_error("write", &path, &e))
+    }
+
+    /// An artifact's network of one expert by clusters, with its codes written to the file: they are the
+    /// CPU's codes of these neurons.
+    fn expert(&self, e: usize, order: &[u32], artifact: &HotArtifact, file: &mut WeightFile) -> Result<Ffn> {
         let module = self.emit.module;
         let [gate_up, down] = [self.experts.gate_up, self.experts.down].map(|id| module.weight(id));
         let inner = down.cols();
         let both = rounded(self.emit.numbers, gate_up, e)?;
         let columns = rounded(self.emit.numbers, down, e)?;
-        let (mut clusters, mut first) = (Vec::new(), 0);
-        for (i, &end) in self.cuts.iter().enumerate() {
+        let mut clusters = Vec::new();
+        let mut first =
+            artifact.clusters.start.checked_sub(1).and_then(|i| self.cuts.get(i)).map_or(0, |&end| end);
+        for i in artifact.clusters.clone() {
+            let end = self.cuts.get(i).copied().unwrap_or(first);
             let own: Vec<usize> =
                 order.get(first..end).unwrap_or_default().iter().map(|&n| n as usize).collect();
             let up: Vec<usize> = own.iter().map(|n| n + inner).collect();
@@ -183,16 +212,26 @@ impl<'a> Making<'a> {
 
     /// Writes the networks of one expert. Returns the rows by which they are verified: of the rows that
     /// measured ranges, those to which the expert's hot neurons contribute most.
-    fn networks(&self, e: usize, ffn: &Ffn, folder: &Path, sample: &Sample) -> Result<Vec<f32>> {
+    fn networks(
+        &self,
+        e: usize,
+        ffn: &Ffn,
+        artifact: &HotArtifact,
+        folder: &Path,
+        sample: &Sample,
+    ) -> Result<Vec<f32>> {
         let plain = |name: &str, rows: usize, clusters: usize| {
             ffn.graph(name, rows, clusters).map_err(|e: NetworkError| self.cannot(&e))
         };
         // Tensors of all batches have the same names: how wide they are is measured once.
-        let whole = plain("ranges", RUN_ROWS, self.cuts.len())?;
+        let whole = plain("ranges", RUN_ROWS, ffn.clusters.len())?;
         let shown = strongest_rows(&whole, folder, sample, self.hidden).map_err(|e| self.cannot(&e))?;
         let ranges = measured(whole, folder, sample).map_err(|e| self.cannot(&e))?;
-        for HotBatch { batch, neurons } in &self.layer.batches {
-            let clusters = self.cuts.partition_point(|&end| end <= *neurons as usize);
+        for HotBatch { batch, .. } in &self.layer.batches {
+            let clusters = self.layer.clusters_of(*batch).saturating_sub(artifact.clusters.start);
+            if clusters == 0 {
+                continue;
+            }
             let function = function(e, *batch);
             let network = plain(&function, *batch as usize, clusters)?;
             let codes = coded(&network, &ranges).map_err(|e| self.cannot(&e))?;
@@ -258,15 +297,21 @@ pub(super) fn cold(module: &Module, layer: u32, batch: u32) -> Option<Cold> {
         Operand::Weight(id) => Some(*id),
         Operand::Value(_) | Operand::State(_) => None,
     });
-    Some(Cold { op: node.op.clone(), weights: weights.collect() })
+    let (mut op, mut weights) = (node.op.clone(), weights.collect::<Vec<_>>());
+    if let Op::NeuronFfn { predict, .. } = &mut op {
+        let own = weights.len().saturating_sub(predict.take().map_or(0, Predictor::weights));
+        weights.truncate(own);
+    }
+    Some(Cold { op, weights })
 }
 
 /// Cold neurons that the CPU computes.
 pub(super) struct Cold {
-    /// `neuron_ffn`
+    /// `neuron_ffn`, without a predictor: hot and cold neurons together are those of whole experts, whatever
+    /// a predictor misses.
     pub(super) op: Op,
     /// Neurons in memory, the hot ones left out; or gates, and up and down, of all neurons, where they stay
-    /// on disk.
+    /// on disk, in one weight or two.
     pub(super) weights: Vec<WeightId>,
 }
 

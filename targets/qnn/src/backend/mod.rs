@@ -35,9 +35,10 @@ use moec_backend::{
 use moec_device::{Device, DeviceUnit, UnitKind};
 use moec_ir::plan::{ExpertTable, GraphDecl, GraphTensor, Plan};
 use moec_ir::{Module, Scope, Weight};
-use moec_qnn_sys::{INSTALL, SNAPDRAGON_8_GEN_3, worker};
-use moec_qnn_unit::BACKEND;
+use moec_qnn_sys::{INSTALL, SNAPDRAGON_8_GEN_3, VARIABLE, worker};
+use moec_qnn_unit::{BACKEND, Hexagon};
 use moec_runtime::bundle::BundleReader;
+use moec_runtime::exec::accelerators::Executor;
 use moec_runtime::exec::graphs::Graphs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -110,6 +111,13 @@ impl Backend for Qnn {
         Some(&RUNNER)
     }
 
+    /// A phone's, if [`VARIABLE`] names the folder of QNN's library.
+    fn attached(&self, _unit: &str) -> Option<moec_runtime::Result<Executor>> {
+        let named = std::env::var_os(VARIABLE).is_some_and(|folder| !folder.is_empty());
+        (named && cfg!(target_arch = "aarch64"))
+            .then(|| Ok(Executor::Graphs(Box::new(Hexagon::default()) as Box<dyn Graphs>)))
+    }
+
     fn doctor(&self, tools: Tools<'_>, targets: &[&str]) -> Vec<Diagnosis> {
         let name = "qnn";
         let row = match Library::load(tools, SNAPDRAGON_8_GEN_3) {
@@ -166,12 +174,20 @@ impl StaticGraphs for Qnn {
         hot::can(module, layer)
     }
 
+    fn thresholds(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     fn attends_by_default(&self) -> bool {
         false
     }
 
-    fn hot_graphs(&self, module: &Module, layer: u32, batch: u32) -> Vec<GraphDecl> {
+    fn hot_graphs(&self, module: &Module, layer: u32, batch: u32) -> Vec<Vec<GraphDecl>> {
         hot::graphs(module, layer, batch)
+    }
+
+    fn loads_on_demand(&self) -> bool {
+        true
     }
 
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {

@@ -22,7 +22,9 @@ use crate::exec::{Executor, Saturated, Shared};
 use crate::net::{Network, NetworkError};
 use crate::onnx;
 use crate::quant::coded;
+use moec_backend::distance;
 use moec_backend::error::{Error, Result, io_error};
+use moec_backend::experts::is_one_expert;
 use moec_backend::find::{self, Dense, Grouped, Linear, Walk};
 use moec_backend::{
     Distance, Emit, FunctionReport, StaticAttention, StaticSubgraph, SubgraphBoundary, SubgraphFunction,
@@ -31,7 +33,7 @@ use moec_backend::{
 use moec_device::DeviceUnit;
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::plan::{GraphDecl, GraphTensor};
-use moec_ir::{Format, Glu, Module, Operand, Role, Scope, ValueId, WeightId};
+use moec_ir::{Format, Module, Operand, Role, Scope, ValueId, WeightId};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
@@ -73,7 +75,8 @@ impl HtpSubgraph {
     pub(super) fn find(module: &Module, scope: &Scope) -> std::result::Result<Self, String> {
         let (mut part, mut name): (Option<Kind>, _) = (None, scope.clone());
         let mut boundaries = Vec::new();
-        for graph in &module.entries {
+        // Hot networks, and the CPU's neurons, have the others.
+        for graph in module.entries.iter().filter(|g| !is_one_expert(g, scope)) {
             let mut walk = Walk::new(graph, scope);
             let mut angles = None;
             let (kind, x, y) = match scope.role() {
@@ -88,12 +91,6 @@ impl HtpSubgraph {
                         name.part = moec_ir::Part::SHARED;
                     }
                     let (found, x, y) = find::dense(module, &mut walk)?;
-                    if let Glu::FatRelu { .. } = found.glu {
-                        return Err("no operator of a network computes FATReLU".into());
-                    }
-                    if let Glu::Cats { .. } = found.glu {
-                        return Err("no operator of a network applies a threshold".into());
-                    }
                     (Kind::Dense(found), x, y)
                 }
                 Role::Head => {
@@ -331,7 +328,7 @@ impl HtpSubgraph {
                 let bias = head.bias.map(read).transpose()?;
                 let bias = bias.and_then(|b| b.get(artifact.channels.clone()).map(<[f32]>::to_vec));
                 let rows = (&channels, 0..artifact.channels.len());
-                let part: Projection = file.projection("wv", rows, (weight.cols(), None), bias)?;
+                let part: Projection = file.projection("wv", rows, weight.cols(), bias)?;
                 Ok(BuiltSubgraph::Head(Head { hidden: weight.cols(), parts: vec![part] }))
             }
         }
@@ -368,6 +365,10 @@ impl HtpSubgraph {
             let formats = self.matrices().into_iter().map(|id| trial.module.weight(id).format);
             let other = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
             let bound = formats.map(|f| WeightStorage::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
+            let bound = match &self.kind {
+                Kind::Dense(dense) => distance::joined(bound, dense.glu),
+                Kind::Attention(_) | Kind::Head(_) => bound,
+            };
             reports.push(FunctionReport {
                 package: graph.package.clone(),
                 function: graph.function.clone(),

@@ -6,6 +6,7 @@ use super::read::{network, wrong};
 use super::weights::WeightStorage;
 use super::{ROWS, function, path, sizes};
 use crate::exec::{Executor, Saturated, Shared};
+use moec_backend::distance;
 use moec_backend::error::Result;
 use moec_backend::{Distance, FunctionReport, LayerExperts, Trial};
 use moec_ir::Op;
@@ -151,7 +152,7 @@ fn evaluate(
     // If the reference has the bundle's weights, the rounding of their format is added.
     let format = module.weight(experts.down).format;
     let other = if trial.rounded { format.distance() } else { 0.0 };
-    let bound = WeightStorage::of(format).bound().hypot(other);
+    let bound = distance::joined(WeightStorage::of(format).bound().hypot(other), experts.glu);
     Ok((error, outcome.saturated, bound))
 }
 

@@ -8,11 +8,13 @@ use super::verify::{executed, refuses, routed, rows as rows_of};
 use super::weights::WeightStorage;
 use super::{ROWS, path_of};
 use crate::exec::{Executor, Saturated, Shared};
+use moec_backend::distance;
 use moec_backend::error::Result;
-use moec_backend::{Distance, FunctionReport, HotBatch, HotLayer, LayerExperts, Trial};
+use moec_backend::{Distance, FunctionReport, HotArtifact, HotBatch, HotLayer, LayerExperts, Trial};
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::plan::GraphDecl;
 use moec_ir::{Format, Glu, Op};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Name of the joint result of hot and cold neurons, before a batch.
@@ -31,17 +33,19 @@ pub(super) fn verify(
     for layer in trial.hot {
         let name = path_of(&layer.name());
         (trial.next)(&name)?;
-        let ([mut own, together], rows) = Tried::new(trial, layer)
+        let ((artifacts, together), rows) = Tried::new(trial, layer)
             .and_then(|tried| Ok((tried.reports(trial)?, tried.rows)))
             .map_err(|e| wrong(&name, &e))?;
-        let of = |function: &str| {
-            let at = own_expert(function).unwrap_or(0);
-            rows.get(at).cloned().unwrap_or_default()
-        };
-        if let Some(checker) = &mut checker {
-            executed(trial, checker, &mut own, &of)?;
+        for (mut own, rows) in artifacts.into_iter().zip(rows) {
+            let of = |function: &str| {
+                let at = own_expert(function).unwrap_or(0);
+                rows.get(at).cloned().unwrap_or_default()
+            };
+            if let Some(checker) = &mut checker {
+                executed(trial, checker, &mut own, &of)?;
+            }
+            reports.extend(own);
         }
-        reports.extend(own);
         reports.extend(together);
     }
     Ok(reports)
@@ -61,8 +65,9 @@ struct Tried<'a> {
     /// By batch, the CPU's neurons, if it has some.
     cold: Vec<Option<TriedCold>>,
     order: Vec<Vec<usize>>,
-    /// Rows of each expert, `[n, H]`.
-    rows: Vec<Vec<f32>>,
+    artifacts: Vec<HotArtifact>,
+    /// By artifact, rows of each expert, `[n, H]`.
+    rows: Vec<Vec<Vec<f32>>>,
     hidden: usize,
     bound: f64,
 }
@@ -84,15 +89,21 @@ impl<'a> Tried<'a> {
         let down = module.weight(experts.down);
         let (count, hidden, inner) = (down.matrices(), down.rows(), down.cols());
         let order = neurons(trial.files, layer, count, inner)?;
-        let rows = rows_of(&trial.files.below(&path_of(&layer.name())), hidden)?;
-        let each = rows.len() / count.max(1);
-        if each == 0 || !rows.len().is_multiple_of(count * hidden) {
-            return Err(format!("`{ROWS}` has too few rows of an expert").into());
-        }
+        let artifacts = layer.artifacts(module);
+        let rows = artifacts.iter().map(|artifact| {
+            let rows = rows_of(&trial.files.below(&path_of(&artifact.name)), hidden)?;
+            let each = rows.len() / count.max(1);
+            if each == 0 || !rows.len().is_multiple_of(count * hidden) {
+                return Err(format!("`{ROWS}` has too few rows of an expert").into());
+            }
+            Ok(rows.chunks_exact(each).map(<[f32]>::to_vec).collect())
+        });
+        let rows = rows.collect::<Result<_, Failed>>()?;
         let weights = [trial.evaluator.weight(experts.gate_up)?, trial.evaluator.weight(experts.down)?];
         // If the reference has the bundle's weights, the rounding of their format is added.
         let stored = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
         let bound = WeightStorage::of(down.format).bound().hypot(stored(down.format));
+        let bound = distance::joined(bound, experts.glu);
         let cold = layer.batches.iter().map(|b| {
             let Some(cold) = cold(module, layer.layer, b.batch) else { return Ok(None) };
             let weights: Result<Vec<_>, Failed> =
@@ -101,32 +112,48 @@ impl<'a> Tried<'a> {
             Ok(Some(TriedCold { op: cold.op, weights: weights?, stored: formats.fold(0.0, f64::max) }))
         });
         let cold = cold.collect::<Result<_, Failed>>()?;
-        let rows = rows.chunks_exact(each).map(<[f32]>::to_vec).collect();
-        Ok(Self { layer, glu: experts.glu, weights, cold, order, rows, hidden, bound })
+        Ok(Self { layer, glu: experts.glu, weights, cold, order, artifacts, rows, hidden, bound })
     }
 
-    /// Reports of the networks; and of hot and cold neurons together, the worst expert at every batch.
-    fn reports(&self, trial: &Trial<'_, '_>) -> Result<[Vec<FunctionReport>; 2], Failed> {
-        let (name, mut reports) = (self.layer.name(), Vec::new());
+    /// Reports of the networks by artifact; and of hot and cold neurons together, the worst expert at every
+    /// batch.
+    fn reports(
+        &self,
+        trial: &Trial<'_, '_>,
+    ) -> Result<(Vec<Vec<FunctionReport>>, Vec<FunctionReport>), Failed> {
+        let (name, ends) = (self.layer.name(), self.layer.cluster_ends());
+        let mut reports = vec![Vec::new(); self.artifacts.len()];
         let mut sums = vec![Distance::default(); self.layer.batches.len()];
         let mut shared = Shared::default();
         for e in 0..self.order.len() {
-            for (at, &HotBatch { batch, neurons }) in self.layer.batches.iter().enumerate() {
-                let declared = declared(&name, self.hidden, e, batch);
-                let (got, saturated) = self.evaluate(trial, &declared, e, &mut shared)?;
-                let rows = self.rows_of(e);
-                let error = distance(&got, &self.reference(e, neurons as usize, rows)?);
-                sums[at] = sums[at].max(distance(&self.sum(e, at, &got)?, &self.whole(e, rows)?));
-                reports.push(FunctionReport {
-                    package: declared.package,
-                    function: declared.function,
-                    experts: 1,
-                    error,
-                    bound: self.bound,
-                    findings: saturated.iter().map(ToString::to_string).collect(),
-                    refused: refuses(&saturated),
-                    checks: Vec::new(),
-                });
+            for (at, &HotBatch { batch, .. }) in self.layer.batches.iter().enumerate() {
+                let (clusters, rows) = (self.layer.clusters_of(batch), self.rows_of(0, e));
+                let mut hot = vec![0.0; rows.len()];
+                for (i, artifact) in self.artifacts.iter().enumerate() {
+                    let own = artifact.clusters.start..artifact.clusters.end.min(clusters);
+                    if own.is_empty() {
+                        continue;
+                    }
+                    let declared = declared(&artifact.name, self.hidden, e, batch);
+                    let shown = self.rows_of(i, e);
+                    let (got, saturated) = self.evaluate(trial, &declared, shown, &mut shared)?;
+                    let end = |i: usize| i.checked_sub(1).and_then(|i| ends.get(i)).map_or(0, |&end| end);
+                    let error = distance(&got, &self.reference(e, end(own.start)..end(own.end), shown)?);
+                    let of_first =
+                        if i == 0 { got } else { self.evaluate(trial, &declared, rows, &mut shared)?.0 };
+                    hot.iter_mut().zip(of_first).for_each(|(sum, y)| *sum += y);
+                    reports[i].push(FunctionReport {
+                        package: declared.package,
+                        function: declared.function,
+                        experts: 1,
+                        error,
+                        bound: self.bound,
+                        findings: saturated.iter().map(ToString::to_string).collect(),
+                        refused: refuses(&saturated),
+                        checks: Vec::new(),
+                    });
+                }
+                sums[at] = sums[at].max(distance(&self.sum(e, at, &hot)?, &self.whole(e, rows)?));
             }
         }
         let together = sums.into_iter().zip(&self.layer.batches).zip(&self.cold).map(|((error, b), cold)| {
@@ -141,24 +168,24 @@ impl<'a> Tried<'a> {
                 checks: Vec::new(),
             }
         });
-        Ok([reports, together.collect()])
+        Ok((reports, together.collect()))
     }
 
-    fn rows_of(&self, e: usize) -> &[f32] {
-        self.rows.get(e).map(Vec::as_slice).unwrap_or_default()
+    /// Rows that activate an expert's neurons of an artifact.
+    fn rows_of(&self, artifact: usize, e: usize) -> &[f32] {
+        self.rows.get(artifact).and_then(|rows| rows.get(e)).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Runs a network on the rows of its expert.
+    /// Runs a network on rows of its expert.
     fn evaluate(
         &self,
         trial: &Trial<'_, '_>,
         declared: &GraphDecl,
-        e: usize,
+        rows: &[f32],
         shared: &mut Shared,
     ) -> Result<(Vec<f32>, Vec<Saturated>), Failed> {
         let package = trial.files.below(&declared.package);
         let executor = Executor::sharing(network(trial.files, declared)?.into(), Some(&package), shared)?;
-        let rows = self.rows_of(e);
         let each = declared.inputs.first().map_or(0, |p| p.shape[0] as usize) * self.hidden;
         let (mut got, mut saturated) = (Vec::new(), Vec::new());
         for own in rows.chunks(each.max(1)) {
@@ -170,7 +197,8 @@ impl<'a> Tried<'a> {
         Ok((got, saturated))
     }
 
-    /// Result of a network, and the CPU's contribution at the batch with that index.
+    /// Result of the networks on the first artifact's rows, and the CPU's contribution at the batch with that
+    /// index.
     fn sum(&self, e: usize, at: usize, hot: &[f32]) -> Result<Vec<f32>, Failed> {
         let Some(cold) = self.cold.get(at).and_then(Option::as_ref) else { return Ok(hot.to_vec()) };
         let weights = cold.weights.iter().map(|w| {
@@ -178,7 +206,7 @@ impl<'a> Tried<'a> {
             let own = all.chunks_exact(all.len() / self.order.len()).nth(e).unwrap_or_default();
             Tensor::f32([1, own.len() / width, width], own.to_vec())
         });
-        let y = self.run(&cold.op, self.rows_of(e), &weights.collect::<Vec<_>>())?;
+        let y = self.run(&cold.op, self.rows_of(0, e), &weights.collect::<Vec<_>>())?;
         Ok(hot.iter().zip(y).map(|(hot, cold)| hot + cold).collect())
     }
 
@@ -205,10 +233,10 @@ impl<'a> Tried<'a> {
         Ok(y.first().ok_or("the evaluator returned nothing")?.as_f32().to_vec())
     }
 
-    /// Result of an expert's hottest neurons, in f32.
-    fn reference(&self, e: usize, neurons: usize, x: &[f32]) -> Result<Vec<f32>, Failed> {
-        let hidden = self.hidden;
-        let order = self.order.get(e).and_then(|o| o.get(..neurons)).ok_or("it has fewer hot neurons")?;
+    /// Result of some of an expert's neurons, by their place among the hottest, in f32.
+    fn reference(&self, e: usize, own: Range<usize>, x: &[f32]) -> Result<Vec<f32>, Failed> {
+        let (hidden, neurons) = (self.hidden, own.len());
+        let order = self.order.get(e).and_then(|o| o.get(own)).ok_or("it has fewer hot neurons")?;
         let [gate_up, down] = self.weights.each_ref().map(|w| w.as_f32());
         let inner = down.len() / self.order.len() / hidden;
         let (gate_up, down) = (&gate_up[e * 2 * inner * hidden..], &down[e * hidden * inner..]);

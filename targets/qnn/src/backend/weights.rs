@@ -24,7 +24,7 @@ pub(super) enum WeightStorage {
     Eight,
     /// Four bits.
     Four,
-    /// Four bits, and eight for the rows that four serve worst (PowerInfer-2, §6 and §7.6).
+    /// Four bits, and eight for the input channels that four serve worst (PowerInfer-2, §6 and §7.6).
     Mixed,
 }
 
@@ -42,12 +42,12 @@ impl WeightStorage {
         }
     }
 
-    /// Rows of a matrix that have 8 bits.
-    pub(super) const fn outliers(self, rows: usize) -> usize {
+    /// Columns of a matrix that have 8 bits.
+    pub(super) const fn outliers(self, cols: usize) -> usize {
         match self {
-            Self::Eight => rows,
+            Self::Eight => cols,
             Self::Four => 0,
-            Self::Mixed => Format::Q4o.outliers(rows),
+            Self::Mixed => Format::Q4o.outliers(cols),
         }
     }
 
@@ -56,7 +56,7 @@ impl WeightStorage {
         match self {
             Self::Eight => numbers,
             Self::Four => numbers.div_ceil(2),
-            Self::Mixed => numbers / 2 + numbers.div_ceil(2 * OUTLIERS as u64),
+            Self::Mixed => numbers.div_ceil(2) + numbers.div_ceil(OUTLIERS as u64),
         }
     }
 
@@ -86,14 +86,14 @@ impl MatrixSlice<'_> {
         Ok(out)
     }
 
-    /// Its numbers as codes: for whole matrices the CPU's codes. For a part, the rows with 8 bits are chosen
-    /// among its own.
+    /// Its numbers as codes: for whole matrices the CPU's codes. For a part, the columns with 8 bits are chosen
+    /// by its own rows.
     ///
     /// # Errors
     /// A file that cannot be read; a number that no code holds.
     pub(super) fn rounded(&self, numbers: &dyn Numbers) -> Result<Channels> {
         let weight = self.weight;
-        let outliers = WeightStorage::of(weight.format).outliers(self.rows.len());
+        let outliers = WeightStorage::of(weight.format).outliers(weight.cols());
         let made =
             numbers.rounding(weight, self.matrix).channels(&self.read(numbers)?, weight.cols(), outliers);
         made.map_err(|x| Error::input(format!("`{}` holds {x}, which no code represents", weight.name)))
@@ -110,30 +110,36 @@ pub(super) fn rounded(numbers: &dyn Numbers, weight: &Weight, matrix: usize) -> 
 
 /// Some rows of a rounded matrix of `cols` columns, in this order.
 pub(super) fn rows_of(matrix: &Channels, cols: usize, rows: &[usize]) -> Channels {
-    let mut out = Channels::default();
-    for (at, &row) in rows.iter().enumerate() {
-        // Rows of each width are contiguous.
-        let before = matrix.outliers.partition_point(|&o| (o as usize) < row);
-        let wide = matrix.outliers.get(before).is_some_and(|&o| o as usize == row);
-        let (from, to, place) = if wide {
-            out.outliers.push(at as u32);
-            (&matrix.eight, &mut out.eight, before)
-        } else {
-            (&matrix.four, &mut out.four, row - before)
-        };
-        to.extend_from_slice(from.get(place * cols..(place + 1) * cols).unwrap_or_default());
-        out.scales.extend(matrix.scales.get(row));
+    let codes = |of: &[i8], width: usize| -> Vec<i8> {
+        let row = |&row: &usize| of.get(row * width..(row + 1) * width).unwrap_or_default().iter().copied();
+        rows.iter().flat_map(row).collect()
+    };
+    let scales = |of: &[f32]| rows.iter().filter_map(|&row| of.get(row).copied()).collect();
+    Channels {
+        outliers: matrix.outliers.clone(),
+        four: codes(&matrix.four, cols),
+        scales: scales(&matrix.scales),
+        eight: codes(&matrix.eight, matrix.outliers.len()),
+        eight_scales: scales(&matrix.eight_scales),
     }
-    out
 }
 
 /// Some columns of a rounded matrix of `cols` columns, in this order.
 pub(super) fn columns_of(matrix: &Channels, cols: usize, columns: &[usize]) -> Channels {
-    let of = |codes: &[i8]| -> Vec<i8> {
-        let rows = codes.chunks_exact(cols.max(1));
+    let codes = |of: &[i8], width: usize, columns: &[usize]| -> Vec<i8> {
+        let rows = of.chunks_exact(width.max(1));
         rows.flat_map(|row| columns.iter().filter_map(|&c| row.get(c).copied())).collect()
     };
-    Channels { four: of(&matrix.four), eight: of(&matrix.eight), ..matrix.clone() }
+    let place = |column: usize| matrix.outliers.iter().position(|&o| o as usize == column);
+    // Places of the outliers among the chosen columns, and in the matrix.
+    let own = columns.iter().zip(0..).filter_map(|(&column, at)| Some((at, place(column)?)));
+    let (outliers, places): (Vec<u32>, Vec<usize>) = own.unzip();
+    Channels {
+        four: codes(&matrix.four, cols, columns),
+        eight: codes(&matrix.eight, matrix.outliers.len(), &places),
+        outliers,
+        ..matrix.clone()
+    }
 }
 
 /// The file of codes while it is written.
@@ -151,7 +157,7 @@ impl WeightFile {
         Ok(Self { path, out: BufWriter::new(file), offset: 0 })
     }
 
-    /// Appends rows of a rounded matrix of `cols` columns, in the order of the previous projection's results.
+    /// Appends rows of a rounded matrix of `cols` columns.
     ///
     /// # Errors
     /// A disk that is full.
@@ -159,21 +165,19 @@ impl WeightFile {
         &mut self,
         name: &str,
         (channels, rows): (&Channels, Range<usize>),
-        (cols, previous): (usize, Option<&Projection>),
+        cols: usize,
         bias: Option<Vec<f32>>,
     ) -> Result<Projection> {
-        let (both, order) = widths(channels, rows, cols);
-        let whole = both.iter().any(|m| m.shape[0] == 0);
-        let mut matrices = Vec::new();
-        for (matrix, width) in both.into_iter().zip(["int4", "int8"]).filter(|(m, _)| m.shape[0] > 0) {
+        let [four, eight] = widths(channels, rows, cols);
+        let whole = four.is_none() || eight.is_none();
+        let mut put = |(matrix, width): (Option<Matrix>, &str)| {
             let name = if whole { name.to_owned() } else { format!("{name}.{width}") };
-            let matrix = match previous {
-                Some(previous) if previous.order.is_some() => matrix.columns(|at| previous.channel(at)),
-                _ => matrix,
-            };
-            matrices.push(self.put(name, &matrix)?);
-        }
-        Ok(Projection { matrices, order: (!whole).then_some(order), bias })
+            matrix.map(|matrix| self.put(name, &matrix))
+        };
+        let mut made = [(four, "int4"), (eight, "int8")].into_iter().filter_map(&mut put);
+        let matrix = made.next().transpose()?.ok_or_else(|| Error::bug(format!("`{name}` has no codes")))?;
+        let wide = made.next().transpose()?;
+        Ok(Projection { matrix, outliers: wide.map(|wide| (wide, channels.outliers.clone())), bias })
     }
 
     fn put(&mut self, name: String, codes: &Matrix) -> Result<Tensor> {
@@ -202,20 +206,26 @@ mod tests {
     #[test]
     fn selecting_rows_and_columns_keeps_the_codes() {
         let matrix = Channels {
+            outliers: vec![1],
+            four: vec![1, 0, 2, 0, 3, 0, 4, 0],
             scales: vec![0.5, 1.0, 2.0, 4.0],
-            outliers: vec![1, 2],
-            four: vec![1, 2, 3, 4],
             eight: vec![100, -100, 50, -50],
+            eight_scales: vec![0.1, 0.2, 0.3, 0.4],
         };
         let rows = rows_of(&matrix, 2, &[3, 1, 0]);
         let expected = Channels {
-            scales: vec![4.0, 1.0, 0.5],
             outliers: vec![1],
-            four: vec![3, 4, 1, 2],
-            eight: vec![100, -100],
+            four: vec![4, 0, 2, 0, 1, 0],
+            scales: vec![4.0, 1.0, 0.5],
+            eight: vec![-50, -100, 100],
+            eight_scales: vec![0.4, 0.2, 0.1],
         };
         assert_eq!(rows, expected);
-        let columns = columns_of(&matrix, 2, &[1]);
-        assert_eq!(columns, Channels { four: vec![2, 4], eight: vec![-100, -50], ..matrix });
+        let swapped = columns_of(&matrix, 2, &[1, 0]);
+        let four = vec![0, 1, 0, 2, 0, 3, 0, 4];
+        assert_eq!(swapped, Channels { outliers: vec![0], four, ..matrix.clone() });
+        let without = columns_of(&matrix, 2, &[0]);
+        let (outliers, four, eight) = (vec![], vec![1, 2, 3, 4], vec![]);
+        assert_eq!(without, Channels { outliers, four, eight, ..matrix });
     }
 }

@@ -22,7 +22,7 @@ pub struct Cluster {
     pub gate: Projection,
     /// `[n, H]`
     pub up: Projection,
-    /// `[H, n]`, its columns in the order in which `gate` gives its results.
+    /// `[H, n]`
     pub down: Projection,
 }
 
@@ -41,34 +41,10 @@ impl Cluster {
     /// Appends `down(glu(gate(x), up(x)))`.
     fn apply(&self, b: &mut NetworkBuilder, glu: Glu, x: TensorId) -> Result<TensorId> {
         let at = |what: &str| format!("{}.{what}", self.name);
-        // Results stay in the order of the gate's widths, in which down has its columns.
-        let gate = self.gate.apply_unordered(b, &at("gate"), x)?;
-        let up = if self.gate.order == self.up.order {
-            self.up.apply_unordered(b, &at("up"), x)?
-        } else {
-            self.up.ordered_as(&self.gate).apply(b, &at("up"), x)?
-        };
+        let gate = self.gate.apply(b, &at("gate"), x)?;
+        let up = self.up.apply(b, &at("up"), x)?;
         let h = join(b, &self.name, glu, gate, up)?;
         self.down.apply(b, &at("down"), h)
-    }
-}
-
-impl Projection {
-    /// The same with its channels permuted: channel `i` is the channel at place `i` of another's results.
-    fn ordered_as(&self, other: &Self) -> Self {
-        let count = self.channels();
-        let mut place = vec![0_u32; count];
-        for at in 0..count {
-            if let Some(p) = place.get_mut(other.channel(at)) {
-                *p = at as u32;
-            }
-        }
-        let order = (0..count).map(|at| place.get(self.channel(at)).copied().unwrap_or(0)).collect();
-        let bias = self
-            .bias
-            .as_ref()
-            .map(|b| (0..count).map(|at| b.get(other.channel(at)).copied().unwrap_or(f32::NAN)).collect());
-        Self { matrices: self.matrices.clone(), order: Some(order), bias }
     }
 }
 

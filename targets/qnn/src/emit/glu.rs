@@ -14,7 +14,7 @@ const GELU_CUBE: f32 = 0.044_715;
 /// `glu(gate, up)`; names begin with `name`.
 ///
 /// # Errors
-/// Operands of different shapes; FATReLU and SiLU with a threshold, whose step no operator of the table has.
+/// Operands of different shapes; a network without a gate.
 pub(super) fn join(
     b: &mut NetworkBuilder,
     name: &str,
@@ -33,14 +33,20 @@ pub(super) fn join(
             let u = b.op(&at("act_up"), Op::Relu, &[up])?;
             b.op(&at("h"), Op::Multiply, &[g, u])
         }
-        Glu::FatRelu { .. } => Err(NetworkError::whole(
-            name,
-            "no operator of a network computes FATReLU: its experts stay on the CPU",
-        )),
-        Glu::Cats { .. } => Err(NetworkError::whole(
-            name,
-            "no operator of a network applies a threshold: its experts stay on the CPU",
-        )),
+        Glu::FatRelu { threshold } => {
+            let least = b.number("least", 0.0)?;
+            let most = b.number(&at("threshold"), threshold)?;
+            let g = outside(b, name, gate, [least, most])?;
+            let g = b.op(&at("act"), Op::Relu, &[g])?;
+            b.op(&at("h"), Op::Multiply, &[g, up])
+        }
+        Glu::Cats { threshold } => {
+            let g = activate(b, &at("act"), Activation::Silu, gate)?;
+            let [least, most] =
+                [("floor", -threshold), ("threshold", threshold)].map(|(what, x)| b.number(&at(what), x));
+            let g = outside(b, name, g, [least?, most?])?;
+            b.op(&at("h"), Op::Multiply, &[g, up])
+        }
         Glu::Ungated(_) => Err(NetworkError::whole(
             name,
             "networks without a gate are not supported: its experts stay on the CPU",
@@ -69,6 +75,22 @@ pub(super) fn join(
             b.op(&at("h"), Op::Multiply, &[g, u])
         }
     }
+}
+
+/// `x` where it is outside of a range, and 0 inside: the sign of its distance from the range, squared, is a mask.
+fn outside(
+    b: &mut NetworkBuilder,
+    name: &str,
+    x: TensorId,
+    [least, most]: [TensorId; 2],
+) -> Result<TensorId> {
+    let at = |what: &str| format!("{name}.{what}");
+    let near = b.op(&at("near_low"), Op::Maximum, &[x, least])?;
+    let near = b.op(&at("near"), Op::Minimum, &[near, most])?;
+    let beyond = b.op(&at("beyond"), Op::Subtract, &[x, near])?;
+    let sign = b.op(&at("sign"), Op::Sign, &[beyond])?;
+    let mask = b.op(&at("mask"), Op::Multiply, &[sign, sign])?;
+    b.op(&at("cut"), Op::Multiply, &[x, mask])
 }
 
 fn activate(b: &mut NetworkBuilder, name: &str, act: Activation, x: TensorId) -> Result<TensorId> {

@@ -1,89 +1,51 @@
-//! A projection as the HTP has it: one matrix of codes, or two of different widths side by side.
+//! A projection as the HTP has it: a matrix of codes, and another one of wider codes for some inputs.
 //!
-//! There are no scales for groups of channels. Whole output channels for which 4 bits are too coarse are
-//! stored in 8 (PowerInfer-2, §6 and §7.6). The channels of both widths are two matrices with concatenated
-//! results, and an order gives the place of each channel. An order in the middle of a network is folded into
-//! the next layer ([`super::Ffn`]); at its end a gathering undoes it.
+//! There are no scales for groups of channels. The weights of input channels for which 4 bits are too coarse
+//! are stored in 8 (PowerInfer-2, §6 and §7.6): these inputs are gathered, multiplied by a matrix of their
+//! own, and the results are added. The matrix of 4 bits has codes of 0 for them.
 
 use crate::net::{NetworkBuilder, NetworkError, Op, Tensor, TensorId};
 
 /// A projection: `[T, K] → [T, N]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Projection {
-    /// Matrices `[n, K]` whose results follow each other; one or two.
-    pub matrices: Vec<Tensor>,
-    /// Channel of each concatenated result; `None`: they are in order.
-    pub order: Option<Vec<u32>>,
-    /// `[N]`, in f32, in the order of the channels.
+    /// `[N, K]`
+    pub matrix: Tensor,
+    /// Weights `[N, n]` of some inputs, and which these are.
+    pub outliers: Option<(Tensor, Vec<u32>)>,
+    /// `[N]`, in f32.
     pub bias: Option<Vec<f32>>,
 }
 
 impl Projection {
     /// One matrix without a bias.
-    pub fn of(matrix: Tensor) -> Self {
-        Self { matrices: vec![matrix], order: None, bias: None }
+    pub const fn of(matrix: Tensor) -> Self {
+        Self { matrix, outliers: None, bias: None }
     }
 
-    /// Channels that it gives.
-    pub fn channels(&self) -> usize {
-        self.matrices.iter().filter_map(|m| m.shape.first()).sum()
-    }
-
-    /// Channel of a concatenated result.
-    pub fn channel(&self, at: usize) -> usize {
-        self.order.as_ref().and_then(|o| o.get(at)).map_or(at, |c| *c as usize)
-    }
-
-    /// Appends it, its results in its own order; `name` is that of the result.
+    /// Adds it; `name` is that of the result.
     ///
     /// # Errors
     /// Shapes that do not fit, or a bias of another size.
-    pub(super) fn apply_unordered(
-        &self,
-        b: &mut NetworkBuilder,
-        name: &str,
-        x: TensorId,
-    ) -> Result<TensorId, NetworkError> {
-        let single = self.matrices.len() == 1;
-        let mut first = 0;
-        let mut parts = Vec::new();
-        for (i, matrix) in self.matrices.iter().enumerate() {
-            let n = matrix.shape.first().copied().unwrap_or(0);
-            let weight = b.constant(matrix.clone())?;
-            let mut operands = vec![x, weight];
-            if let Some(bias) = &self.bias {
-                let own: Vec<f32> = (first..first + n)
-                    .map(|at| bias.get(self.channel(at)).copied().unwrap_or(f32::NAN))
-                    .collect();
-                operands.push(b.constant(Tensor::floats(format!("{}.bias", matrix.name), [n], &own))?);
-            }
-            let name = if single { name.to_owned() } else { format!("{name}.{i}") };
-            parts.push(b.op(&name, Op::FullyConnected, &operands)?);
-            first += n;
-        }
-        if single { Ok(parts[0]) } else { b.op(name, Op::Concat { axis: 1 }, &parts) }
-    }
-
-    /// Adds the projection, with results in the order of the channels.
-    ///
-    /// # Errors
-    /// As [`Self::apply_unordered`].
     pub(super) fn apply(
         &self,
         b: &mut NetworkBuilder,
         name: &str,
         x: TensorId,
     ) -> Result<TensorId, NetworkError> {
-        let Some(order) = &self.order else { return self.apply_unordered(b, name, x) };
-        let mixed = self.apply_unordered(b, &format!("{name}.mixed"), x)?;
-        let mut places = vec![0; order.len()];
-        for (at, channel) in order.iter().enumerate() {
-            if let Some(place) = places.get_mut(*channel as usize) {
-                *place = at as i32;
-            }
+        let weight = &self.matrix.name;
+        let mut operands = vec![x, b.constant(self.matrix.clone())?];
+        if let Some(bias) = &self.bias {
+            operands.push(b.constant(Tensor::floats(format!("{weight}.bias"), [bias.len()], bias))?);
         }
-        let weight = self.matrices.first().map_or("", |m| &m.name);
-        let places = b.constant(Tensor::indices(format!("{weight}.places"), [places.len()], &places))?;
-        b.op(name, Op::Gather { axis: 1 }, &[mixed, places])
+        let Some((matrix, inputs)) = &self.outliers else { return b.op(name, Op::FullyConnected, &operands) };
+        let most = b.op(&format!("{name}.int4"), Op::FullyConnected, &operands)?;
+        let inputs: Vec<i32> = inputs.iter().map(|&i| i32::try_from(i).unwrap_or(i32::MAX)).collect();
+        let inputs =
+            b.constant(Tensor::indices(format!("{}.inputs", matrix.name), [inputs.len()], &inputs))?;
+        let gathered = b.op(&format!("{name}.inputs"), Op::Gather { axis: 1 }, &[x, inputs])?;
+        let matrix = b.constant(matrix.clone())?;
+        let few = b.op(&format!("{name}.int8"), Op::FullyConnected, &[gathered, matrix])?;
+        b.op(name, Op::Add, &[most, few])
     }
 }

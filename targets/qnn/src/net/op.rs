@@ -20,6 +20,7 @@ pub enum Op {
     Minimum,
     Relu,
     Sigmoid,
+    Sign,
     Tanh,
     Gelu,
     Softmax,
@@ -102,7 +103,7 @@ const fn row(
 
 /// Rows in the order of the enum, which a test checks.
 #[rustfmt::skip]
-const TABLE: [Row; 19] = [
+const TABLE: [Row; 20] = [
     row("FullyConnected", "Gemm", 13, (2, 3), infer::fully_connected, Meaning::FullyConnected),
     row("MatMul", "MatMul", 13, (2, 2), infer::matmul, Meaning::MatMul),
     row("ElementWiseAdd", "Add", 14, (2, 2), infer::broadcast, Meaning::Pair(|a, b| a + b)),
@@ -113,6 +114,8 @@ const TABLE: [Row; 19] = [
     row("ElementWiseMinimum", "Min", 13, (2, 2), infer::broadcast, Meaning::Pair(f64::min)),
     row("Relu", "Relu", 14, (1, 1), infer::same, Meaning::Each(|x| x.max(0.0))),
     row("Sigmoid", "Sigmoid", 13, (1, 1), infer::same, Meaning::Each(|x| 1.0 / (1.0 + (-x).exp()))),
+    // 0 of zero.
+    row("ElementWiseSign", "Sign", 13, (1, 1), infer::same, Meaning::Each(|x| if x == 0.0 { 0.0 } else { x.signum() })),
     row("Tanh", "Tanh", 13, (1, 1), infer::same, Meaning::Each(f64::tanh)),
     // With the error function.
     row("Gelu", "Gelu", 20, (1, 1), infer::same, Meaning::Each(gelu)),
@@ -151,21 +154,22 @@ impl Op {
             Self::Minimum => 7,
             Self::Relu => 8,
             Self::Sigmoid => 9,
-            Self::Tanh => 10,
-            Self::Gelu => 11,
-            Self::Softmax => 12,
-            Self::RmsNorm { .. } => 13,
-            Self::Concat { .. } => 14,
-            Self::StridedSlice { .. } => 15,
-            Self::Reshape { .. } => 16,
-            Self::Transpose { .. } => 17,
-            Self::Gather { .. } => 18,
+            Self::Sign => 10,
+            Self::Tanh => 11,
+            Self::Gelu => 12,
+            Self::Softmax => 13,
+            Self::RmsNorm { .. } => 14,
+            Self::Concat { .. } => 15,
+            Self::StridedSlice { .. } => 16,
+            Self::Reshape { .. } => 17,
+            Self::Transpose { .. } => 18,
+            Self::Gather { .. } => 19,
         }
     }
 
     /// The operators without attributes, by their ONNX names.
     pub(crate) fn plain(onnx: &str) -> Option<Self> {
-        const PLAIN: [Op; 13] = [
+        const PLAIN: [Op; 14] = [
             Op::FullyConnected,
             Op::MatMul,
             Op::Add,
@@ -176,6 +180,7 @@ impl Op {
             Op::Minimum,
             Op::Relu,
             Op::Sigmoid,
+            Op::Sign,
             Op::Tanh,
             Op::Gelu,
             Op::Softmax,

@@ -1,7 +1,7 @@
 //! Matrices as the HTP has them: a scale for each output channel, codes of 8 or 4 bits, no offset.
 //!
 //! QNN has no scales for groups of channels, so that one outlier coarsens a whole row (PowerInfer-2, §7.6).
-//! The rows with 8 bits, and the codes, are decided once for all units
+//! The columns with 8 bits, and the codes, are decided once for all units
 //! ([`moec_backend::Rounding::channels`]).
 
 use crate::net::{Data, Dtype, Quant, Tensor, pack_nibbles};
@@ -59,41 +59,21 @@ impl Matrix {
             Bits::Four => pack_nibbles(self.codes.iter().copied()),
         }
     }
-
-    /// The matrix with other columns: column `i` is the column `of(i)` of this one; their number stays the
-    /// same.
-    #[must_use]
-    pub fn columns(&self, of: impl Fn(usize) -> usize) -> Self {
-        let cols = self.shape[1];
-        let row = |codes: &[i8]| -> Vec<i8> { (0..cols).map(|i| codes[of(i)]).collect() };
-        Self { codes: self.codes.chunks_exact(cols.max(1)).flat_map(row).collect(), ..self.clone() }
-    }
 }
 
-/// Some rows of a matrix of `cols` columns: those of 4 bits, those of 8, and the indices of the rows of each.
-pub fn widths(channels: &Channels, rows: Range<usize>, cols: usize) -> ([Matrix; 2], Vec<u32>) {
-    let matrix = |bits| Matrix { shape: [0, cols], bits, codes: Vec::new(), scales: Vec::new() };
-    let [mut four, mut eight] = [Bits::Four, Bits::Eight].map(matrix);
-    let (mut order, mut outliers) = (Vec::new(), Vec::new());
-    let (mut fours, mut eights) =
-        (channels.four.chunks_exact(cols.max(1)), channels.eight.chunks_exact(cols.max(1)));
-    let mut later_outliers = channels.outliers.iter().copied().peekable();
-    for (row, scale) in channels.scales.iter().enumerate() {
-        let outlier = later_outliers.next_if(|o| *o as usize == row).is_some();
-        let (codes, of, list) = if outlier {
-            (eights.next(), &mut eight, &mut outliers)
-        } else {
-            (fours.next(), &mut four, &mut order)
-        };
-        if rows.contains(&row) {
-            of.codes.extend_from_slice(codes.unwrap_or_default());
-            of.scales.push(*scale);
-            of.shape[0] += 1;
-            list.push((row - rows.start) as u32);
-        }
-    }
-    order.append(&mut outliers);
-    ([four, eight], order)
+/// Some rows of a matrix of `cols` columns: all its columns in 4 bits, unless all have 8, and those in 8, if
+/// there are any.
+pub fn widths(channels: &Channels, rows: Range<usize>, cols: usize) -> [Option<Matrix>; 2] {
+    let matrix = |bits, codes: &[i8], scales: &[f32], cols: usize| Matrix {
+        shape: [rows.len(), cols],
+        bits,
+        codes: codes.get(rows.start * cols..rows.end * cols).unwrap_or_default().to_vec(),
+        scales: scales.get(rows.clone()).unwrap_or_default().to_vec(),
+    };
+    let wide = channels.outliers.len();
+    let four = (wide < cols).then(|| matrix(Bits::Four, &channels.four, &channels.scales, cols));
+    let eight = (wide > 0).then(|| matrix(Bits::Eight, &channels.eight, &channels.eight_scales, wide));
+    [four, eight]
 }
 
 #[cfg(test)]
@@ -101,19 +81,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_split_by_bit_width_in_order() {
+    fn columns_are_split_by_bit_width() {
         let channels = Channels {
-            scales: vec![0.5, 1.0, 2.0, 4.0],
             outliers: vec![1],
-            four: vec![1, 2, 3, 4, 5, 6],
-            eight: vec![100, -100],
+            four: vec![1, 0, 3, 0, 5, 0],
+            scales: vec![0.5, 1.0, 2.0],
+            eight: vec![100, -100, 7],
+            eight_scales: vec![0.1, 0.2, 0.3],
         };
-        let ([four, eight], order) = widths(&channels, 1..4, 2);
-        assert_eq!((four.shape, &*four.codes, &*four.scales), ([2, 2], &[3, 4, 5, 6][..], &[2.0, 4.0][..]));
-        assert_eq!((eight.shape, &*eight.codes, &*eight.scales), ([1, 2], &[100, -100][..], &[1.0][..]));
-        assert_eq!(order, [1, 2, 0]);
-        assert_eq!(four.columns(|i| 1 - i).codes, [4, 3, 6, 5]);
-        let ([four, eight], order) = widths(&channels, 2..3, 2);
-        assert_eq!((four.shape[0], eight.shape[0], order), (1, 0, vec![0]));
+        let [four, eight] = widths(&channels, 1..3, 2).map(Option::unwrap);
+        assert_eq!((four.shape, &*four.codes, &*four.scales), ([2, 2], &[3, 0, 5, 0][..], &[1.0, 2.0][..]));
+        assert_eq!((eight.shape, &*eight.codes, &*eight.scales), ([2, 1], &[-100, 7][..], &[0.2, 0.3][..]));
+        let plain = Channels { outliers: vec![], ..channels.clone() };
+        assert!(matches!(widths(&plain, 0..1, 2), [Some(_), None]));
+        let all = Channels { outliers: vec![0, 1], eight: vec![1, 2, 3, 4, 5, 6], ..channels };
+        assert!(matches!(widths(&all, 0..3, 2), [None, Some(m)] if m.codes == all.eight));
     }
 }

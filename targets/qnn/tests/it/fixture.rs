@@ -21,7 +21,7 @@ pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| ((0..6).map(|_| next()).sum::<f32>() - 3.0) * std::f32::consts::SQRT_2).collect()
 }
 
-/// A matrix rounded to the nearest codes. The `outliers` rows with the largest loss in 4 bits have 8 bits.
+/// A matrix rounded to the nearest codes. The `outliers` columns with the largest numbers have 8 bits.
 fn channels(numbers: &[f32], cols: usize, outliers: usize) -> Channels {
     let coded = |row: &[f32], most: f32| -> (f32, Vec<i8>) {
         let whole = row.iter().fold(1e-9_f32, |m, x| m.max(x.abs())) / most;
@@ -36,29 +36,32 @@ fn channels(numbers: &[f32], cols: usize, outliers: usize) -> Channels {
         };
         tried.into_iter().min_by(|a, b| error(a).total_cmp(&error(b))).unwrap()
     };
-    let lost = |row: &[f32]| -> f32 {
-        let (scale, codes) = coded(row, 7.0);
-        row.iter().zip(codes).map(|(x, q)| (x - f32::from(q) * scale).powi(2)).sum()
+    let largest = |column: &u32| {
+        numbers.iter().skip(*column as usize).step_by(cols).fold(0.0_f32, |m, x| m.max(x.abs()))
     };
-    let rows: Vec<&[f32]> = numbers.chunks_exact(cols).collect();
-    let mut worst: Vec<u32> = (0..rows.len() as u32).collect();
-    worst.sort_by(|a, b| lost(rows[*b as usize]).total_cmp(&lost(rows[*a as usize])).then(a.cmp(b)));
-    let mut all = Channels { outliers: worst[..outliers].to_vec(), ..Channels::default() };
-    all.outliers.sort_unstable();
-    for (i, row) in rows.iter().enumerate() {
-        let wide = all.outliers.contains(&(i as u32));
-        let (scale, codes) = coded(row, if wide { 127.0 } else { 7.0 });
+    let mut columns: Vec<u32> = (0..cols as u32).collect();
+    columns.sort_by(|a, b| largest(b).total_cmp(&largest(a)).then(a.cmp(b)));
+    columns.truncate(outliers);
+    columns.sort_unstable();
+    let mut all = Channels { outliers: columns, ..Channels::default() };
+    for row in numbers.chunks_exact(cols) {
+        let own: Vec<f32> = all.outliers.iter().map(|&c| row[c as usize]).collect();
+        let mut rest = row.to_vec();
+        all.outliers.iter().for_each(|&c| rest[c as usize] = 0.0);
+        let ((scale, four), (eight_scale, eight)) = (coded(&rest, 7.0), coded(&own, 127.0));
         all.scales.push(scale);
-        (if wide { &mut all.eight } else { &mut all.four }).extend(codes);
+        all.eight_scales.push(eight_scale);
+        all.four.extend(four);
+        all.eight.extend(eight);
     }
     all
 }
 
-/// A matrix whose rows all have eight bits.
+/// A matrix whose columns all have eight bits.
 pub(crate) fn eight_bit(numbers: &[f32], cols: usize) -> Matrix {
     let rows = numbers.len() / cols;
-    let ([_, eight], _) = widths(&channels(numbers, cols, rows), 0..rows, cols);
-    eight
+    let [_, eight] = widths(&channels(numbers, cols, cols), 0..rows, cols);
+    eight.unwrap()
 }
 
 /// Rounding of matrices.
@@ -68,7 +71,7 @@ pub(crate) enum MatrixRounding {
     Exact,
     /// Eight bits.
     Eight,
-    /// Four bits, and eight for one row of sixteen.
+    /// Four bits, and eight for one column of sixteen.
     Mixed,
 }
 
@@ -82,9 +85,11 @@ pub(crate) fn projection(
         MatrixRounding::Exact => Projection::of(Tensor::floats(name, [rows, cols], numbers)),
         MatrixRounding::Eight => Projection::of(eight_bit(numbers, cols).tensor(name)),
         MatrixRounding::Mixed => {
-            let ([four, eight], order) = widths(&channels(numbers, cols, rows / 16), 0..rows, cols);
-            let matrices = vec![four.tensor(format!("{name}.int4")), eight.tensor(format!("{name}.int8"))];
-            Projection { matrices, order: Some(order), bias: None }
+            let made = channels(numbers, cols, cols / 16);
+            let [four, eight] = widths(&made, 0..rows, cols).map(Option::unwrap);
+            let wide = (eight.tensor(format!("{name}.int8")), made.outliers);
+            let matrix = four.tensor(format!("{name}.int4"));
+            Projection { matrix, outliers: Some(wide), bias: None }
         }
     }
 }
@@ -100,12 +105,7 @@ pub(crate) fn ffn(form: MatrixRounding, glu: Glu, hidden: usize, clusters: &[usi
         let seed = seed * 100 + i as u64 * 3;
         let gate = projection(form, &format!("{name}.wg"), [n, hidden], &scaled(seed + 1, n, hidden));
         let up = projection(form, &format!("{name}.wu"), [n, hidden], &scaled(seed + 2, n, hidden));
-        let plain = scaled(seed + 3, hidden, n);
-        // Columns of down are in the order of the gate's results.
-        let down: Vec<f32> = (0..hidden)
-            .flat_map(|r| (0..n).map(|at| plain[r * n + gate.channel(at)]).collect::<Vec<_>>())
-            .collect();
-        let down = projection(form, &format!("{name}.wd"), [hidden, n], &down);
+        let down = projection(form, &format!("{name}.wd"), [hidden, n], &scaled(seed + 3, hidden, n));
         Cluster { name, gate, up, down }
     };
     Ffn { hidden, glu, clusters: clusters.iter().enumerate().map(cluster).collect() }

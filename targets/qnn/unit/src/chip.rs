@@ -2,7 +2,8 @@
 
 use crate::attention::Shape;
 use crate::graph_io::GraphTensor;
-use crate::queue::{Chip, Memory};
+use crate::loader;
+use crate::queue::{Chip, Reader};
 use moec_ir::plan::{self, GraphDecl};
 use moec_qnn_sys::{
     Backend, BinaryInfo, Context, Device, Error, Graph, GraphInfo, Installation, Soc, System, TensorInfo,
@@ -11,11 +12,19 @@ use moec_runtime::bundle::{BundleReader, CheckedFile};
 use moec_runtime::platform::regular::Limit;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// File of an artifact with its graphs compiled for the chip.
 const CONTEXT: &str = "context.bin";
 /// Maximum size of a context binary, which is the address space of an HTP process.
 const BINARY: Limit = Limit { what: "a context binary", bytes: 4 << 30 };
+
+/// Stored numbers of a call, tensor by tensor.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    pub(crate) inputs: Vec<Vec<u8>>,
+    pub(crate) outputs: Vec<Vec<u8>>,
+}
 
 /// Reason that a bundle's graphs cannot be opened.
 #[derive(Debug)]
@@ -36,9 +45,9 @@ pub(crate) enum OpenError {
 #[derive(Debug)]
 struct Package {
     /// Described and loaded from the same file, whatever is at its path by then.
-    file: CheckedFile,
+    file: Arc<CheckedFile>,
     info: BinaryInfo,
-    /// Once it is loaded.
+    /// While it is loaded.
     context: Option<Context>,
 }
 
@@ -48,7 +57,7 @@ struct Entry {
     name: String,
     package: usize,
     info: GraphInfo,
-    /// Once it is found in its context.
+    /// Once it is found in its context, which is loaded.
     graph: Option<Graph>,
 }
 
@@ -98,17 +107,12 @@ pub(crate) fn open(
 ) -> Result<(LoadedGraphs, Vec<GraphSignature>), OpenError> {
     let backend = Backend::htp(installation).map_err(OpenError::Library)?;
     let system = System::open(installation).map_err(OpenError::Library)?;
-    let (mut packages, mut names): (Vec<Package>, Vec<&str>) = (Vec::new(), Vec::new());
+    let mut packages: Vec<Package> = Vec::new();
     let (mut entries, mut all) = (Vec::new(), Vec::new());
-    for graph in graphs {
-        let known = names.iter().position(|name| *name == graph.package);
-        let package = if let Some(package) = known {
-            package
-        } else {
+    for (graph, package) in graphs.iter().zip(loader::artifacts(graphs).1) {
+        if package == packages.len() {
             packages.push(described(&system, context_of(bundle, graph)?)?);
-            names.push(&graph.package);
-            packages.len() - 1
-        };
+        }
         let (entry, signature) = entry(&packages[package], package, graph)?;
         // Graphs of an artifact write and read the same keys and values.
         let before = all
@@ -145,7 +149,7 @@ fn name_of(graph: &GraphDecl) -> String {
 fn described(system: &System, file: CheckedFile) -> Result<Package, OpenError> {
     let info = system.binary_info(&file.read(BINARY).map_err(OpenError::File)?);
     let info = info.map_err(|e| OpenError::Context(file.path().to_owned(), e.to_string()))?;
-    Ok(Package { file, info, context: None })
+    Ok(Package { file: Arc::new(file), info, context: None })
 }
 
 /// A graph of a context, with the ports that the plan says.
@@ -208,20 +212,48 @@ fn chip_of(packages: &[Package]) -> Result<Soc, OpenError> {
 }
 
 impl Chip for LoadedGraphs {
+    type Call = Memory;
+    type Content = Vec<u8>;
+
+    fn is_loaded(&self, _: usize) -> bool {
+        false
+    }
+
+    fn reader(&self, artifact: usize) -> Reader<Vec<u8>> {
+        let file = self.packages.get(artifact).map(|package| Arc::clone(&package.file));
+        Box::new(move || {
+            let file = file.ok_or_else(|| format!("there is no artifact {artifact}"))?;
+            file.read(BINARY).map_err(|e| e.to_string())
+        })
+    }
+
+    fn load(&mut self, artifact: usize, content: Vec<u8>) -> Result<(), String> {
+        let package =
+            self.packages.get_mut(artifact).ok_or_else(|| format!("there is no artifact {artifact}"))?;
+        let loaded = Context::load(&self.device, &package.info, &content);
+        let loaded = loaded.map_err(|e| format!("`{}`: {e}", package.file.path().display()))?;
+        package.context = Some(loaded);
+        Ok(())
+    }
+
+    fn free(&mut self, artifact: usize) {
+        // Graphs keep their context.
+        self.graphs.iter_mut().filter(|entry| entry.package == artifact).for_each(|entry| entry.graph = None);
+        if let Some(package) = self.packages.get_mut(artifact) {
+            package.context = None;
+        }
+    }
+
     fn ready(&mut self, graph: usize) -> Result<(), String> {
         let entry = self.graphs.get_mut(graph).ok_or_else(|| format!("there is no graph {graph}"))?;
         if entry.graph.is_some() {
             return Ok(());
         }
-        let Package { file, info, context } = &mut self.packages[entry.package];
-        let in_package = |e: Error| format!("`{}`: {e}", file.path().display());
-        let loaded = if let Some(loaded) = context {
-            loaded
-        } else {
-            let bytes = file.read(BINARY).map_err(|e| e.to_string())?;
-            context.insert(Context::load(&self.device, info, &bytes).map_err(in_package)?)
-        };
-        entry.graph = Some(loaded.retrieve(entry.info.clone()).map_err(in_package)?);
+        let Package { file, context, .. } = &self.packages[entry.package];
+        let at = || format!("`{}`", file.path().display());
+        let loaded = context.as_ref().ok_or_else(|| format!("{} is not loaded", at()))?;
+        let found = loaded.retrieve(entry.info.clone());
+        entry.graph = Some(found.map_err(|e: Error| format!("{}: {e}", at()))?);
         Ok(())
     }
 

@@ -3,9 +3,10 @@
 //!
 //! * [`Hexagon`] implements [`Graphs`](moec_runtime::exec::graphs::Graphs): graphs are found by their names
 //!   in the contexts of a bundle, and executed in this process.
-//! * `chip`: the library with what is loaded of a bundle. It has a thread of its own, where contexts load
-//!   while the CPU computes (PowerInfer-2, §4.1.3).
-//! * `queue`: the requests to that thread: to execute, and to have graphs ready that a call will come to.
+//! * `chip`: the library with what is loaded of a bundle, on a thread of its own.
+//! * [`queue`]: the requests to that thread: to execute, and to have graphs ready that a call will come to.
+//!   Another thread reads contexts meanwhile (PowerInfer-2, §4.1.3).
+//! * `loader`: which contexts are loaded, and which are freed where memory has a budget.
 //! * [`attention`]: what graphs of attention are given, and the keys and values that are kept for them.
 //! * `graph_io`: numbers as a graph's inputs and outputs hold them.
 //!
@@ -18,7 +19,9 @@
 pub mod attention;
 mod chip;
 mod graph_io;
-mod queue;
+mod loader;
+pub mod queue;
 mod unit;
 
+pub use loader::artifacts;
 pub use unit::{BACKEND, Hexagon, NATIVE};

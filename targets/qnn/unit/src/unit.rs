@@ -1,16 +1,16 @@
 //! Executor of static graphs, as the runtime sees it, and how a bundle's `run` gets it.
 
 use crate::attention::{Caches, Shape};
-use crate::chip::{self, GraphSignature, OpenError};
-use crate::queue::{Memory, Queue};
+use crate::chip::{self, GraphSignature, LoadedGraphs, Memory, OpenError};
+use crate::queue::Queue;
 use half::f16;
-use moec_ir::plan::GraphDecl;
+use moec_ir::plan::{ArtifactBytes, GraphDecl};
 use moec_qnn_sys::{Error as Qnn, Installation, VARIABLE};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::Native;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::accelerators::Executor;
-use moec_runtime::exec::graphs::Graphs;
+use moec_runtime::exec::graphs::{Graphs, LoadCounts};
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
@@ -22,15 +22,17 @@ pub const BACKEND: &str = "qnn";
 pub struct Hexagon {
     /// `None`: as [`Installation::to_execute`] finds it beside the bundle.
     installation: Option<Installation>,
+    /// Bytes of contexts, where memory has a budget.
+    artifacts: Vec<ArtifactBytes>,
     loaded: Option<Loaded>,
 }
 
 #[derive(Debug)]
 struct Loaded {
-    queue: Queue,
+    queue: Queue<LoadedGraphs>,
     graphs: Vec<GraphSignature>,
-    /// Memory of each graph's last call. Held while one is executed.
-    memories: Mutex<Vec<Memory>>,
+    /// Memory of each graph's last call. Held while the graph is executed.
+    memories: Vec<Mutex<Memory>>,
     /// Keys and values, as graphs store them, by the artifacts of the graphs in `artifacts`.
     caches: Mutex<Caches<u8>>,
     /// For each graph of attention the number of its artifact among those of `caches`.
@@ -40,7 +42,7 @@ struct Loaded {
 impl Hexagon {
     /// Creates a unit with this library. `Hexagon::default()` looks for it beside the bundle.
     pub fn with(installation: Installation) -> Self {
-        Self { installation: Some(installation), loaded: None }
+        Self { installation: Some(installation), ..Self::default() }
     }
 }
 
@@ -49,25 +51,34 @@ impl Graphs for Hexagon {
         "QNN (Hexagon)"
     }
 
+    fn load_on_demand(&mut self, artifacts: &[ArtifactBytes]) {
+        self.artifacts = artifacts.to_vec();
+    }
+
     fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let found = self.installation.clone().map_or_else(|| Installation::to_execute(&bundle.folder()), Ok);
         let installation = found.map_err(|e| library(&e))?;
         let (bundle, declared) = (bundle.clone(), graphs.to_vec());
         let open = move || chip::open(&installation, &bundle, &declared);
-        let (queue, graphs) = Queue::start(open, OpenError::System).map_err(refused)?;
-        let memories = graphs.iter().map(|_| Memory::default()).collect();
+        let started = Queue::start(graphs, &self.artifacts, open, OpenError::System);
+        let (queue, graphs) = started.map_err(refused)?;
+        let memories = graphs.iter().map(|_| Mutex::default()).collect();
         let mut caches = Caches::new(slots);
         let of = |p: &GraphSignature| p.attention.as_ref().map_or(0, |(_, package)| caches.package(package));
         let artifacts = graphs.iter().map(of).collect();
-        let (memories, caches) = (Mutex::new(memories), Mutex::new(caches));
+        let caches = Mutex::new(caches);
         self.loaded = Some(Loaded { queue, graphs, memories, caches, artifacts });
         Ok(())
     }
 
-    fn prepare(&self, graphs: &[usize]) {
+    fn prepare(&self, graphs: &[usize], memory: Option<u64>) {
         if let Some(loaded) = &self.loaded {
-            loaded.queue.prepare(graphs);
+            loaded.queue.prepare(graphs, memory);
         }
+    }
+
+    fn loads(&self) -> LoadCounts {
+        self.loaded.as_ref().map(|loaded| loaded.queue.counts()).unwrap_or_default()
     }
 
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
@@ -75,8 +86,9 @@ impl Graphs for Hexagon {
         let loaded = self.loaded.as_ref().ok_or_else(missing)?;
         let signature = loaded.graphs.get(graph).ok_or_else(missing)?;
         let failed = |why: String| Error::graph(signature.name.clone(), why);
-        let mut memories = loaded.memories.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut memory = std::mem::take(memories.get_mut(graph).ok_or_else(missing)?);
+        let kept = loaded.memories.get(graph).ok_or_else(missing)?;
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = std::mem::take(&mut *kept);
         memory.inputs.resize_with(signature.inputs.len(), Vec::new);
         memory.outputs.resize_with(signature.outputs.len(), Vec::new);
         for (tensor, to) in signature.outputs.iter().zip(&mut memory.outputs) {
@@ -86,7 +98,7 @@ impl Graphs for Hexagon {
             None => loaded.rows(graph, signature, memory, inputs, outputs),
             Some((shape, _)) => loaded.attention(graph, slot, (signature, shape), memory, inputs, outputs),
         };
-        memories[graph] = done.map_err(failed)?;
+        *kept = done.map_err(failed)?;
         Ok(())
     }
 }

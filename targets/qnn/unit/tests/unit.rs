@@ -7,7 +7,7 @@ mod fake;
 
 use fake::Fake;
 use half::f16;
-use moec_ir::plan::{FileRef, GraphDecl, GraphTensor};
+use moec_ir::plan::{ArtifactBytes, FileRef, GraphDecl, GraphTensor};
 use moec_qnn_sys::Installation;
 use moec_qnn_unit::Hexagon;
 use moec_runtime::CheckLevel;
@@ -88,10 +88,10 @@ fn graphs_are_loaded_ahead_in_the_order_of_a_call_and_executed() {
     // Contexts are described and the chip is chosen, but nothing is loaded yet.
     assert_eq!(library.calls(), ["device 57"]);
     // A call of one row needs the graph of that size of each layer.
-    unit.prepare(&[0, 2]);
+    unit.prepare(&[0, 2], None);
     assert_eq!(calls(&library, 4), ["load one", "retrieve one", "load two", "retrieve one"]);
     // The next batch size: the contexts are loaded already.
-    unit.prepare(&[1, 3]);
+    unit.prepare(&[1, 3], None);
     assert_eq!(calls(&library, 2), ["retrieve two", "retrieve two"]);
     // The fake computes 65535 minus the stored number, with scale 1/1024 and offset −32768. That is the
     // negated number minus one step.
@@ -101,6 +101,41 @@ fn graphs_are_loaded_ahead_in_the_order_of_a_call_and_executed() {
     assert_eq!(y, want);
     assert_eq!(run(&unit, 0).unwrap(), want);
     assert_eq!(library.calls(), ["execute two", "execute one"]);
+}
+
+/// With room for two of three contexts, each is loaded while the one before it is executed, and freed for a
+/// later one. One that is damaged when it is loaded again is an error that names it.
+#[test]
+fn contexts_are_freed_and_loaded_again_under_a_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = Fake::new(&folder.path().join("lib"), CC, &[]);
+    let names = [("a.qnn", "one"), ("b.qnn", "two"), ("c.qnn", "three")];
+    let contexts = names.map(|(package, function)| (package, context(57, &[function])));
+    let bundle = bundle(folder.path(), &contexts);
+    let graphs = names.map(|(package, function)| graph(package, function));
+    let sizes =
+        names.map(|(package, _)| ArtifactBytes { package: format!("artifacts/{package}"), bytes: 10 });
+    let mut unit = unit(&library);
+    unit.load_on_demand(&sizes);
+    unit.load(&BundleReader::unchecked(&bundle), &graphs, 1).unwrap();
+    assert_eq!(library.calls(), ["device 57"]);
+    unit.prepare(&[0, 1, 2], Some(20));
+    assert_eq!(calls(&library, 4), ["load one", "retrieve one", "load two", "retrieve two"]);
+    let first = run(&unit, 0).unwrap();
+    run(&unit, 1).unwrap();
+    let expected = ["execute one", "free one", "execute two", "load three", "retrieve three"];
+    assert_eq!(calls(&library, 5), expected);
+    run(&unit, 2).unwrap();
+    assert_eq!(calls(&library, 3), ["free two", "execute three", "load one"]);
+    assert_eq!(run(&unit, 0).unwrap(), first);
+    let loads = unit.loads();
+    assert_eq!((loads.waited, loads.peak, loads.freed), (0, 20, loads.ahead - 2), "{loads:?}");
+    fs::write(bundle.join("artifacts/b.qnn/context.bin"), "nothing").unwrap();
+    run(&unit, 2).unwrap();
+    unit.prepare(&[2], Some(10));
+    let error = run(&unit, 1).unwrap_err().to_string();
+    assert!(error.contains("artifacts/b.qnn two") && error.contains("b.qnn/context.bin"), "{error}");
+    run(&unit, 2).unwrap();
 }
 
 #[test]
@@ -247,7 +282,7 @@ fn chip_errors_are_reported_on_execution() {
     let graphs = [graph("a.qnn", "one"), graph("a.qnn", "failing"), graph("b.qnn", "unloadable")];
     unit.load(&BundleReader::unchecked(&bundle), &graphs, 1).unwrap();
     // `prepare` is only a hint, so it never fails.
-    unit.prepare(&[2, 1, 0]);
+    unit.prepare(&[2, 1, 0], None);
     let error = |graph| run(&unit, graph).unwrap_err().to_string();
     let failing = error(1);
     assert!(failing.starts_with("graph `artifacts/a.qnn failing`"), "{failing}");

@@ -30,6 +30,8 @@ fn plan(frames: u32, staging: u32, policy: &str, pinned: &[(u32, u32)]) -> plan:
         checksums: Vec::new(),
         uses: (0..LAYERS as u32 * EXPERTS).map(|i| i % 4).collect(),
         cores: Vec::new(),
+        artifacts: Vec::new(),
+        regions: Vec::new(),
     }
 }
 

@@ -1,17 +1,22 @@
 //! Pager of neurons: reads up and down of only those neurons that a token activates (PowerInfer-2, §4.2 to
 //! §4.4).
 //!
-//! Gates are resident. A step after them lists the active neurons; `request_neurons` takes the lists, and
-//! requests the *units* of these neurons from the cache. A unit is a group of neurons that are read together.
-//! Missing units are read into a few buffers and copied to frames without the padding on disk. Threads
-//! compute resident neurons first, the others as they arrive: up of one block of neurons while the next is
-//! being read. The order of computation depends on the disk, but the results do not. Sums over neurons are
-//! taken in the order of the lists, when all of an expert's are in memory.
+//! A step after the gates lists the active neurons; `request_neurons` takes the lists, and requests the *units*
+//! of these neurons from the cache. A unit is a group of neurons that are read together. Missing units are read
+//! into a few buffers and copied to frames without the padding on disk. Threads compute resident neurons first,
+//! the others as they arrive: up of one block of neurons while the next is being read. The order of computation
+//! depends on the disk, but the results do not. Sums over neurons are taken in the order of the lists, when all
+//! of an expert's are in memory.
 //!
-//! [`Segmented`] decides which neurons stay, without a region for hot neurons: it evicts those used longest
-//! ago, but none that the step needs. If a step needs more frames than there are (a prompt needs all neurons
-//! of its experts), it runs in batches of as many experts as fit. Down takes the batches in reverse, and
-//! finds in memory what up has used last.
+//! Gates are resident, or stay on disk, too. Then a predictor lists neurons before, and `request_gates` requests
+//! their gates (§4.3: Pred, GIO, GC, UDIO, UDC). Gates, and up and down, are the two *pieces* of a unit: each is
+//! a read of its own, has as many frames, and stays or goes by itself. Once the gates of a block are computed, up
+//! and down of its active neurons are requested, so that these reads do not wait for the layer's other gates.
+//!
+//! [`Segmented`] decides which neurons stay: it evicts those used longest ago, but none that the step needs.
+//! Its hot region is memory of artifacts that a unit loads; the border moves between calls (`state/border`).
+//! If a step needs more frames than there are (a prompt needs all neurons of its experts), it runs in batches
+//! of as many experts as fit. Down takes the batches in reverse, and finds in memory what up has used last.
 //!
 //! * `step_order`: the experts of one layer in one call; `state`: units in memory and units being read;
 //!   `scales`: scales in segments of their own, which are resident.
@@ -29,13 +34,12 @@ use crate::error::{Error, Result};
 use crate::exec::timeline::{Timeline, What};
 use crate::exec::unit::{Launch, LayerPart, PoolThread, StepFault};
 use crate::offload::disk::{Class, Disk, Event, Priority};
-use crate::offload::neurons::{Regions, Segmented, Shape};
-use crate::platform::memory::{Addr, Region};
-use moec_ir::bundle::{BLOCK, Bundle};
+use crate::platform::memory::Region;
+use moec_ir::bundle::{BLOCK, DiskNeurons, UnitRead};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan;
 use moec_ir::plan::{Grid, Segment};
-use state::State;
+use state::{Pool, State};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -61,24 +65,70 @@ struct Layer {
     units: u32,
 }
 
+/// Part of a unit that one read gets. Its index is that of its pool, and that of its address in the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    /// Up and down.
+    UpDown,
+    /// Gates, with the scales of up and down if these are stored separately.
+    Gate,
+}
+
+impl Piece {
+    const ALL: [Self; 2] = [Self::UpDown, Self::Gate];
+
+    const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Its read; `None` for gates in memory.
+    fn read(self, stored: DiskNeurons) -> Option<UnitRead> {
+        match self {
+            Self::UpDown => Some(stored.up_down()),
+            Self::Gate => stored.gate(),
+        }
+    }
+}
+
+/// Parts of neurons that a layer requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Request {
+    /// Gates of predicted neurons.
+    Gates,
+    /// Up and down of active neurons.
+    UpDown,
+    /// All that is on disk of all neurons.
+    #[default]
+    All,
+}
+
+impl Request {
+    /// Whether the request is for a piece.
+    fn names(self, piece: Piece) -> bool {
+        match self {
+            Self::Gates => piece == Piece::Gate,
+            Self::UpDown => piece == Piece::UpDown,
+            Self::All => true,
+        }
+    }
+
+    /// Whether a step of the request (0: gates or up, 1: down) reads a piece.
+    fn needs(self, piece: Piece, part: u8, stored: DiskNeurons) -> bool {
+        let scales = piece == Piece::Gate && self != Self::Gates && stored.has_scales_with_gates();
+        scales || self.names(piece) && (piece == Piece::UpDown || part == 0)
+    }
+}
+
 /// Layout of neurons in memory and on disk.
 #[derive(Clone, Copy, Debug)]
 struct NeuronLayout {
+    stored: DiskNeurons,
     /// Neurons of a unit.
     neurons_per_unit: usize,
-    /// Bytes of up and down of one, in memory and from one to the next on disk.
-    bytes: usize,
-    pitch: usize,
     /// Units of an expert, the maximum over all layers: units are numbered as if all experts had this many.
     units: u32,
     /// Number of addresses of a neuron in the tables.
     addresses: usize,
-}
-
-impl NeuronLayout {
-    fn unit_bytes(self) -> u64 {
-        (self.bytes * self.neurons_per_unit) as u64
-    }
 }
 
 /// Neurons on disk and in frames.
@@ -86,6 +136,8 @@ pub(crate) struct NeuronPager {
     disk: Arc<dyn Disk>,
     layers: Vec<Layer>,
     layout: NeuronLayout,
+    /// Units of all layers: extents of the first piece of each.
+    extents: u32,
     state: Mutex<State>,
     // Keeps the addresses in the tables valid.
     _scales: Region,
@@ -98,22 +150,22 @@ pub(crate) struct NeuronPager {
 
 /// Size class of the buffers that units are read into: the plan's staging frames are reserved for them.
 pub(super) fn class(program: &Program, paging: &plan::Paging) -> Result<Class> {
-    let bytes = bundle(program, paging)?.up_down_pitch() as u64 * u64::from(paging.neurons);
+    let bytes = stored(program, paging)?.largest_read() as u64;
     let staging = u64::from(paging.staging).saturating_mul(paging.frame_bytes);
     let count = staging.checked_div(bytes).unwrap_or(0).clamp(1, READS);
     Ok(Class { bytes, count: count as u32 })
 }
 
-/// The bundle that all layers have parts of.
-fn bundle(program: &Program, paging: &plan::Paging) -> Result<Bundle> {
+/// Layout on disk of the neurons of all layers.
+fn stored(program: &Program, paging: &plan::Paging) -> Result<DiskNeurons> {
     let segment = paging.layers.first().and_then(|l| program.segments.get(l.down as usize));
-    segment.and_then(Segment::up_down).ok_or_else(|| Error::plan("neurons of no segment"))
+    segment.and_then(Segment::on_disk).ok_or_else(|| Error::plan("neurons of no segment"))
 }
 
 /// Number of addresses in the table of a layer.
 pub(super) fn addresses(program: &Program, layer: &plan::PagedLayer) -> usize {
     let segment = program.segments.get(layer.down as usize);
-    let each = segment.and_then(Segment::up_down).map_or(1, Bundle::up_down_addresses);
+    let each = segment.and_then(Segment::on_disk).map_or(1, DiskNeurons::addresses);
     super::neurons_of(program, layer) * each
 }
 
@@ -129,7 +181,7 @@ impl NeuronPager {
         tables: Arc<Tables>,
         options: &Paging,
     ) -> Result<Self> {
-        let bundle = bundle(program, paging)?;
+        let stored = stored(program, paging)?;
         let each = paging.neurons as usize;
         let (mut layers, mut first, mut extent) = (Vec::new(), 0, 0);
         for l in &paging.layers {
@@ -140,30 +192,29 @@ impl NeuronPager {
             extent += l.experts * units;
         }
         let units = layers.iter().map(|l| l.units).max().unwrap_or(1);
-        let (bytes, pitch, addresses) =
-            (bundle.up_down_bytes(), bundle.up_down_pitch(), bundle.up_down_addresses());
-        let layout = NeuronLayout { neurons_per_unit: each, bytes, pitch, units, addresses };
-        let shape =
-            Shape { matrices: first, neurons: units, cluster: units, gate: layout.unit_bytes(), up_down: 0 };
-        let cold = layout.unit_bytes().saturating_mul(paging.frames.into());
-        let cache = Segmented::new(shape, Regions { fixed: 0, hot: 0, cold }).map_err(Error::plan)?;
-        let frames = Region::new("neurons", cold)?;
+        let layout = NeuronLayout { stored, neurons_per_unit: each, units, addresses: stored.addresses() };
+        let pieces = Piece::ALL.into_iter().filter_map(|piece| piece.read(stored));
+        let pool = |read| Pool::new(read, layout, first, paging.frames);
+        let pools: Vec<Pool> = pieces.map(pool).collect::<Result<_>>()?;
+        let cold: u64 = pools.iter().map(Pool::bytes).sum();
         let scales = scales::load(program, files, paging, &tables)?;
         let report = Report {
             reader: disk.describe().to_owned(),
             policy: paging.policy.clone(),
-            block_bytes: (layout.pitch * each) as u32,
+            block_bytes: stored.largest_read() as u32,
             budget: paging.budget,
             frames: paging.frames,
             neurons: paging.neurons,
+            gates_on_disk: stored.gates,
             frame_bytes: cold + disk.buffers().bytes() as u64,
             ..Report::default()
         };
-        let state = State::new(cache, frames, tables, &layers);
+        let state = State::new(pools, tables, &layers, units);
         Ok(Self {
             disk,
             layers,
             layout,
+            extents: extent,
             state: Mutex::new(state),
             _scales: scales,
             report,
@@ -185,17 +236,42 @@ impl NeuronPager {
         Report {
             hits: state.hits,
             misses: state.misses,
+            ahead: state.ahead,
+            predicted: state.ahead,
+            gate_bytes: state.gate_bytes,
+            current_frames: state.frames(self.layout),
             disk: self.disk.stats(),
             stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),
             ..self.report.clone()
         }
     }
 
+    /// Bytes that were read from disk so far.
+    pub(super) fn bytes_read(&self) -> u64 {
+        self.disk.stats().bytes
+    }
+
+    /// Frames of the cache now.
+    pub(super) fn frames(&self) -> u32 {
+        self.lock().frames(self.layout)
+    }
+
+    /// Moves the border between hot and cold neurons, between two calls.
+    ///
+    /// # Errors
+    /// More frames than the region of cold neurons has at most.
+    pub(super) fn resize(&self, frames: u32) -> Result<()> {
+        let mut state = self.lock();
+        self.handle_disk_events(&mut state);
+        state.resize(self.layout, &self.layers, frames)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests the neurons in `lists`, or all neurons of the experts of a dispatch table.
+    /// Requests the neurons in `lists`, or all neurons of the experts of a dispatch table; `gates` alone, or
+    /// what follows them.
     ///
     /// # Safety
     /// As [`crate::exec::unit::ComputeUnit::submit`]; no other thread runs this step.
@@ -205,6 +281,7 @@ impl NeuronPager {
         thread: PoolThread,
         layer: usize,
         [rows, k]: [usize; 2],
+        gates: bool,
     ) {
         let (Some(own), Some((table, lists))) = (self.layers.get(layer), launch.args.split_first()) else {
             return;
@@ -215,9 +292,16 @@ impl NeuronPager {
         let active = usize::try_from(table[0]).unwrap_or(0).min(own.experts);
         let blocks = own.inter.div_ceil(BLOCK);
         let words = active * blocks * (BLOCK + 1);
+        let at = lists.first().copied();
         // SAFETY: the verifier has found room for the lists of as many experts as can be active.
-        let lists = lists.first().map(|at| unsafe { std::slice::from_raw_parts(at.of::<i32>(), words) });
-        let needs = Needs { active: &table[layout.expert()..][..active], lists };
+        let lists = at.map(|at| unsafe { std::slice::from_raw_parts(at.of::<i32>(), words) });
+        let request = match (gates, lists) {
+            (true, _) => Request::Gates,
+            (false, Some(_)) => Request::UpDown,
+            (false, None) => Request::All,
+        };
+        let needs = Needs { request, active: &table[layout.expert()..][..active], lists };
+        self.lock().gate_lists = at.filter(|_| gates);
         if let Err(e) = self.begin(layer, launch.n, &needs, thread.of) {
             launch.fail(StepFault::Disk(e));
         }
@@ -237,7 +321,7 @@ impl NeuronPager {
             state.forget();
         }
         state.need(self.layout, layer, self.layers[layer], needs, threads);
-        if let Some(hooks) = self.hooks {
+        if let Some(hooks) = self.hooks.filter(|_| needs.request != Request::Gates) {
             let step_order = &state.step_order;
             let mut needed = (0..step_order.len()).map(|at| (step_order.expert(at), step_order.units(at)));
             hooks.needs(layer, rows, &mut needed);
@@ -267,6 +351,13 @@ impl NeuronPager {
             let Item { place, share, shares } = item;
             call(place * tiles + tiles * share / shares, place * tiles + tiles * (share + 1) / shares);
             let mut state = self.lock();
+            if let Some(lists) = state.gate_lists {
+                let at = lists.plus((place * shares + share) * (BLOCK + 1) * size_of::<i32>());
+                // SAFETY: `request_neurons` got lists of all blocks of all active experts there. An item of gates
+                // is one block, whose list this thread has just written, and no other writes it.
+                let list = unsafe { std::slice::from_raw_parts(at.of::<i32>(), BLOCK + 1) };
+                state.read_ahead(self.layout, &self.layers, place, list);
+            }
             state.computed(self.layout, &self.layers);
             self.request(&mut state);
         }
@@ -332,7 +423,7 @@ impl NeuronPager {
     /// Starts requested reads, as long as there are buffers.
     fn request(&self, state: &mut State) {
         while state.error.is_none() {
-            let Some(unit) = state.next() else { return };
+            let Some((piece, unit)) = state.next() else { return };
             let Some(buffer) = self.disk.buffers().take(1) else {
                 // Cancelled reads keep their buffers until they end. If these are all buffers, no event will
                 // come.
@@ -342,8 +433,9 @@ impl NeuronPager {
                 return;
             };
             let (matrix, at) = (unit / self.layout.units, unit % self.layout.units);
-            let extent =
-                layer_of(&self.layers, matrix).map(|(_, l)| l.extent + (matrix - l.first) * l.units + at);
+            let before = piece.index() as u32 * self.extents;
+            let extent = layer_of(&self.layers, matrix)
+                .map(|(_, l)| before + l.extent + (matrix - l.first) * l.units + at);
             match self.disk.submit(extent.unwrap_or(u32::MAX), 1, Priority::Demand, buffer) {
                 Ok(ticket) => state.requested(ticket),
                 Err(error) => state.error = Some(error),
@@ -358,34 +450,25 @@ fn layer_of(layers: &[Layer], matrix: u32) -> Option<(usize, &Layer)> {
     Some((index, layers.get(index)?))
 }
 
-/// Extents of all units: by layer, expert, and position in the expert.
+/// Extents of all units: by piece, layer, expert, and position in the expert.
 pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
     let paging = on_disk(program)?;
-    let bundle = bundle(program, paging)?;
-    let (each, pitch) = (paging.neurons.max(1), bundle.up_down_pitch() as u64);
+    let stored = stored(program, paging)?;
+    let (each, pitch) = (paging.neurons.max(1), stored.unit_pitch() as u64);
     let mut units = Vec::new();
-    for l in &paging.layers {
-        let inter = program.segments.get(l.down as usize).map_or(0, |s| s.extents().1);
-        for expert in 0..l.experts {
-            for first in (0..inter).step_by(each as usize) {
-                let neurons = each.min(inter - first);
-                units.push((l.down, expert, u64::from(first) * pitch, u64::from(neurons) * pitch));
+    for read in Piece::ALL.into_iter().filter_map(|piece| piece.read(stored)) {
+        for l in &paging.layers {
+            let inter = program.segments.get(l.down as usize).map_or(0, |s| s.extents().1);
+            for expert in 0..l.experts {
+                for first in (0..inter).step_by(each as usize) {
+                    // With gates the last unit of an expert is padded.
+                    let neurons = each.min(inter - first) as usize;
+                    let bytes = if stored.gates { read.read } else { neurons * read.pitch };
+                    let skip = u64::from(first / each) * pitch + read.first as u64;
+                    units.push((l.down, expert, skip, bytes as u64));
+                }
             }
         }
     }
     Ok(units)
-}
-
-/// Writes the addresses of a unit's neurons into the tables that kernels read.
-fn write_addresses(
-    tables: &Tables,
-    layout: NeuronLayout,
-    layer_part: LayerPart,
-    first: usize,
-    count: usize,
-    at: Addr,
-) {
-    for i in 0..count {
-        tables.set(layer_part, (first + i) * layout.addresses, at.plus(i * layout.bytes));
-    }
 }

@@ -1,6 +1,6 @@
 //! Scales of up and down in segments of their own: read when the store is opened, and resident.
 
-use super::bundle;
+use super::stored;
 use crate::bundle::program::Program;
 use crate::bundle::{BundleFiles, forget};
 use crate::error::{Error, Result};
@@ -10,8 +10,8 @@ use crate::platform::memory::Region;
 use moec_ir::plan::{Paging, Segment};
 use std::io::{Read as _, Seek as _, SeekFrom};
 
-/// Reads the scales of all layers, and enters their addresses; reads nothing if codes and scales are stored
-/// together.
+/// Reads the scales of all layers, and enters their addresses; reads nothing if scales are stored with codes,
+/// or with gates on disk.
 ///
 /// # Errors
 /// Refused memory, a file that cannot be read.
@@ -22,8 +22,8 @@ pub(super) fn load(
     tables: &Tables,
 ) -> Result<Region> {
     const NAME: &str = "scales of neurons";
-    let bundle = bundle(program, paging)?;
-    let each = bundle.up_down_stored_bytes() - bundle.up_down_pitch();
+    let stored = stored(program, paging)?;
+    let each = stored.resident_scales();
     if each == 0 {
         return Region::new(NAME, 0);
     }
@@ -39,8 +39,7 @@ pub(super) fn load(
         let mut file = &of.file;
         let inter = segment.extents().1 as usize;
         for expert in 0..l.experts {
-            let first =
-                segment.matrix_offset(expert).ok_or_else(lost)? + bundle.up_down_scales_at(0, inter) as u64;
+            let first = segment.matrix_offset(expert).ok_or_else(lost)? + stored.scales_at(0, inter) as u64;
             let place = region.base().plus(at);
             // SAFETY: the region has room for the scales of all neurons of all layers, of which `at` bytes
             // are taken; nothing else has its address yet.
@@ -50,7 +49,7 @@ pub(super) fn load(
             forget(file, usize::try_from(first).unwrap_or(usize::MAX).saturating_add(bytes.len()));
             for i in 0..inter {
                 let neuron = expert as usize * inter + i;
-                let entry = neuron * bundle.up_down_addresses() + 1;
+                let entry = neuron * stored.addresses() + 1;
                 tables.set(LayerPart { layer, part: ExpertPart::Down }, entry, place.plus(i * each));
             }
             at += bytes.len();

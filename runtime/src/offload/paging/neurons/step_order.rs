@@ -1,14 +1,16 @@
 //! The experts of one layer in one call: their needs and the order of computation.
 
-use super::{Layer, NeuronLayout};
+use super::{Layer, NeuronLayout, Request};
 use moec_ir::bundle::BLOCK;
 use std::ops::Range;
 
 /// Needs of a layer.
 pub(super) struct Needs<'a> {
+    /// Parts of the neurons.
+    pub(super) request: Request,
     /// Experts in the order of the dispatch table.
     pub(super) active: &'a [i32],
-    /// Lists of the active neurons, [`moec_ir::bundle::active_list_words`]; `None`: all neurons.
+    /// Lists of the predicted or active neurons, [`moec_ir::bundle::active_list_words`]; `None`: all neurons.
     pub(super) lists: Option<&'a [i32]>,
 }
 
@@ -28,7 +30,9 @@ pub(super) struct Item {
 pub(super) struct StepOrder {
     /// Index of the layer.
     pub(super) layer: usize,
-    /// 0: up, 1: down.
+    /// Parts of the neurons that it has requested.
+    pub(super) request: Request,
+    /// 0: gates or up, 1: down.
     pub(super) part: u8,
     /// By position in the dispatch table: expert, and its range in `units`.
     experts: Vec<u32>,
@@ -37,12 +41,12 @@ pub(super) struct StepOrder {
     units: Vec<u32>,
     /// Position by expert; arbitrary for inactive experts.
     places: Vec<usize>,
-    /// Counts of missing units, by position and block of neurons, and by position.
+    /// Counts of missing pieces of units, by position and block of neurons, and by position.
     missing: Vec<u32>,
     missing_in_all: Vec<u32>,
     /// Blocks of neurons of an expert.
     blocks: usize,
-    /// Whether up is computed block by block.
+    /// Whether gates and up are computed block by block.
     by_block: bool,
     threads: usize,
     items: Vec<Item>,
@@ -80,6 +84,7 @@ impl StepOrder {
     ) {
         self.blocks = layer.inter.div_ceil(BLOCK);
         (self.layer, self.by_block, self.threads) = (index, needs.lists.is_some(), threads);
+        self.request = needs.request;
         self.begin(0);
         self.experts.clear();
         self.ranges.clear();
@@ -139,6 +144,11 @@ impl StepOrder {
         self.units.get(self.needed(place)).unwrap_or_default()
     }
 
+    /// Number of units that all experts need.
+    pub(super) fn all_units(&self) -> usize {
+        self.units.len()
+    }
+
     /// The needed unit at an index of that range.
     pub(super) fn unit(&self, at: usize) -> u32 {
         self.units[at]
@@ -156,13 +166,13 @@ impl StepOrder {
         self.missing_in_all[place] = 0;
     }
 
-    /// Counts a missing unit of the expert at a position.
+    /// Counts a missing piece of a unit of the expert at a position.
     pub(super) fn add_missing(&mut self, layout: NeuronLayout, place: usize, unit: u32) {
         self.missing[place * self.blocks + unit as usize * layout.neurons_per_unit / BLOCK] += 1;
         self.missing_in_all[place] += 1;
     }
 
-    /// Records that a unit of an expert of this layer has arrived.
+    /// Records that a piece of a unit of an expert of this layer has arrived.
     pub(super) fn unit_arrived(&mut self, layout: NeuronLayout, expert: u32, unit: u32) {
         let Some(&place) = self.places.get(expert as usize) else { return };
         if self.experts.get(place) != Some(&expert) {

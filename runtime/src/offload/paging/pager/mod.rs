@@ -120,6 +120,7 @@ impl Pager {
             block_bytes: paging.block_bytes,
             budget: paging.budget,
             frames: paging.frames,
+            current_frames: paging.frames,
             frame_bytes: disk.buffers().bytes() as u64,
             pinned: paging.pinned.len() as u32,
             pinned_bytes: paging.frame_bytes.saturating_mul(paging.pinned.len() as u64),

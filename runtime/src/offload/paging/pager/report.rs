@@ -1,6 +1,7 @@
 //! Statistics of the store.
 
 use super::Pager;
+use crate::exec::graphs::LoadCounts;
 use crate::offload::cache::EvictedExpertCounts;
 use crate::offload::disk::Stats;
 use crate::offload::paging::decider::Counts;
@@ -35,8 +36,14 @@ pub struct Report {
     /// Neurons of a frame, if neurons are read one by one: hits and misses then count frames. 0: whole
     /// experts.
     pub neurons: u32,
-    /// Frames of the cache.
+    /// Whether gates stay on disk, too: hits and misses count them and the rest of a frame separately.
+    pub gates_on_disk: bool,
+    /// Bytes of gates that were read.
+    pub gate_bytes: u64,
+    /// Frames of the cache, the most of any entry point.
     pub frames: u32,
+    /// Frames that the cache has now: less where graphs of a larger batch are loaded.
+    pub current_frames: u32,
     /// Bytes of all frames, including those for experts that bypass the cache.
     pub frame_bytes: u64,
     /// Experts that are pinned.
@@ -46,11 +53,20 @@ pub struct Report {
     /// Experts that the cache began with and that were in memory before they were requested: pinned ones, and
     /// those that recorded routing used most.
     pub preloaded: u64,
+    /// Bytes of weights outside of experts that are locked in memory.
+    pub locked: u64,
+    /// Artifacts of graphs that were loaded and freed.
+    pub loads: LoadCounts,
     /// Experts of tokens that were decoded again.
     pub second_pass: EvictedExpertCounts,
 }
 
 impl Pager {
+    /// Bytes that were read from disk so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.disk.stats().bytes
+    }
+
     /// Statistics so far.
     pub(crate) fn report(&self) -> Report {
         let mut report = {

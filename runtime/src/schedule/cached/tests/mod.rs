@@ -4,6 +4,7 @@ mod dispatcher;
 mod optimum;
 mod prefetch;
 mod schedules;
+mod warm_up;
 
 use super::prefetch::*;
 use crate::schedule::timelines::*;

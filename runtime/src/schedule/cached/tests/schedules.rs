@@ -58,6 +58,10 @@ fn schedule_matches_the_papers_example() {
     for policy in [Solver::Best, Solver::Paper(Order::Free)] {
         let made = run(policy, &costs, &tasks, Free::default());
         let unit = |e: u16| made.runs.iter().find(|r| r.expert == e).expect("a run");
+        // Uncached experts by load, then cached ones, if the CPU is idle.
+        let on_cpu: Vec<u16> =
+            made.runs.iter().filter(|r| r.unit == ExpertUnit::Cpu).map(|r| r.expert).collect();
+        assert!(on_cpu.starts_with(&[1, 3]) && [4].starts_with(&on_cpu[2..]), "{policy:?}: {on_cpu:?}");
         assert_eq!((made.makespan, unit(2).transfer), (4.0, Some((0.0, 3.0))), "{policy:?}: {made:?}");
         assert_eq!((unit(1).unit, unit(3).unit), (ExpertUnit::Cpu, ExpertUnit::Cpu));
     }
@@ -74,6 +78,18 @@ fn first_tasks_take_longer() {
         |first| run(Solver::Cpu, &costs([1.0, 0.0], [10.0, 1.0], first, 50.0), &tasks, Free::default());
     assert_eq!((warm(0.0).makespan, warm(7.0).makespan), (20.0, 27.0));
     assert_eq!(warm(7.0).runs[0].end, 17.0);
+}
+
+/// Experts that the GPU holds share a launch; each that arrives has one of its own.
+#[test]
+fn arrivals_have_launches_of_their_own() {
+    let tasks = [(0, 3, Some(0.0)), (1, 2, Some(0.0)), (2, 5, Some(30.0)), (3, 4, None), (4, 6, None)];
+    let tasks = tasks.map(|(expert, load, held)| Task { expert, load, held });
+    let costs = Costs { launch_us: 2.0, ..costs([8.0, 0.0], [100.0, 50.0], 0.0, 10.0) };
+    let made = run(Solver::Gpu, &costs, &tasks, Free { link: 30.0, ..Free::default() });
+    let spans: Vec<_> = made.runs.iter().map(|r| (r.expert, r.start, r.end)).collect();
+    assert_eq!(spans, [(0, 0.0, 8.0), (1, 8.0, 16.0), (2, 30.0, 40.0), (4, 40.0, 50.0), (3, 50.0, 60.0)]);
+    assert_eq!(made.transferred().collect::<Vec<_>>(), [4, 3]);
 }
 
 #[test]

@@ -66,6 +66,7 @@ pub(super) fn costs(model: &Model) -> Costs {
         }),
         bring_us: bytes as f64 * (1e6 / 64e9),
         first_bring_us: 0.0,
+        launch_us: 0.0,
         striped_us: bytes as f64 * (1e6 / 307.2e9),
         localized_us: bytes as f64 * (1e6 / 38.4e9),
         row_us: 4.0 * model.width as f64 * (1e6 / 64e9),

@@ -98,8 +98,17 @@ fn a_transfer_longer_than_a_window_ends_in_a_later_one() {
     let places = [place(Layout::Local(0), false); 2];
     let mut s = scheduler(ALWAYS, &places, &[3.0, 3.0], 0);
     let narrow = Window { pcie_us: 0.0, link_us: 700.0 };
-    let counts: Vec<usize> = (0..4).map(|_| actions(&mut s, narrow).len()).collect();
-    assert_eq!(counts, [0, 0, 1, 0]);
+    let moved = [Action::Rebalance { expert: 0, from: 0, to: 1 }];
+    assert_eq!(actions(&mut s, narrow), moved);
+    // Until it has ended, its old memory computes the expert.
+    for window in 1..5 {
+        let layout = s.placement(0).expect("a layer").places()[0].layout;
+        assert_eq!(layout, Layout::Local(u16::from(window > 3)), "window {window}");
+        let units = s.dispatch(0, &[3, 3]).expect("a layer").units.clone();
+        let ended = u16::from(window > 2);
+        assert_eq!(units[0], Some(ScheduledUnit::Near(ended)), "window {window}");
+        assert_eq!(actions(&mut s, narrow), [], "window {window}");
+    }
 }
 
 #[test]

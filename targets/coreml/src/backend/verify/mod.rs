@@ -48,6 +48,7 @@ fn limits(unit: &DeviceUnit) -> Limits {
         graph_bytes: emitted.graph_bytes,
         counted: emitted.counted,
         last_axis_bytes: emitted.rules.last_axis_bytes,
+        row_bytes: unit.graph.row_bytes(),
         ..Limits::default()
     }
 }

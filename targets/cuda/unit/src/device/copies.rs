@@ -230,15 +230,6 @@ impl GpuDevice {
         Ok(copies)
     }
 
-    /// Makes copies of a copy stream wait for all kernels until now, which may still use the memory that they
-    /// overwrite. No kernel waits for them.
-    ///
-    /// # Errors
-    /// Fails if the driver does.
-    pub(crate) fn order_after_kernels(&mut self, copies: &CopyStream) -> Result<()> {
-        self.wait_for_kernels(copies.stream())
-    }
-
     fn wait_for_kernels(&mut self, copies: Handle) -> Result<()> {
         self.current()?;
         self.flush()?;

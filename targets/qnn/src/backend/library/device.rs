@@ -4,11 +4,11 @@
 use super::super::read::network;
 use super::{CONTEXT, Library};
 use crate::compose::compose;
-use moec_ir::plan::GraphDecl;
+use moec_ir::plan::{ArtifactBytes, GraphDecl};
 use moec_qnn_unit::Hexagon;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::error::{Error, Result};
-use moec_runtime::exec::graphs::{Graphs, f16};
+use moec_runtime::exec::graphs::{Graphs, LoadCounts, f16};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,14 +53,22 @@ impl Graphs for DeviceHost {
         self.unit.name()
     }
 
+    fn load_on_demand(&mut self, artifacts: &[ArtifactBytes]) {
+        self.unit.load_on_demand(artifacts);
+    }
+
     fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let packages: BTreeSet<&str> = graphs.iter().map(|graph| &*graph.package).collect();
         packages.into_iter().try_for_each(|package| self.compile(bundle, package, graphs))?;
         self.unit.load(&BundleReader::unchecked(&self.folder), graphs, slots)
     }
 
-    fn prepare(&self, graphs: &[usize]) {
-        self.unit.prepare(graphs);
+    fn prepare(&self, graphs: &[usize], memory: Option<u64>) {
+        self.unit.prepare(graphs, memory);
+    }
+
+    fn loads(&self) -> LoadCounts {
+        self.unit.loads()
     }
 
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {

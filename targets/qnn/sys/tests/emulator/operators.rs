@@ -27,6 +27,7 @@ const ROWS: &[Row] = &[
     ("ElementWiseBinary", |s| operation(s, 13, |a, b| a * b), &[(U16, 1e-4), (U8, 2e-2), (F16, 1e-3), (F32, 1e-3)]),
     ("Relu", |s| unary(s, "Relu", |x| x.max(0.0)), &[(U16, 1e-4), (U8, 1e-2), (F16, 1e-3), (F32, 1e-3)]),
     ("Sigmoid", |s| unary(s, "Sigmoid", |x| 1.0 / (1.0 + (-x).exp())), &[(U16, 1e-3), (U8, 1e-2), (F16, 1e-3), (F32, 1e-3)]),
+    ("ElementWiseSign", |s| unary(s, "ElementWiseSign", |x| if x == 0.0 { 0.0 } else { x.signum() }), &[(U16, 1e-3), (U8, 1e-2), (F16, 1e-3), (F32, 1e-3)]),
     ("Tanh", tanh, &[(U16, 1e-3), (U8, 1e-2), (F16, 2e-3), (F32, 2e-3)]),
     ("Gelu", |s| unary(s, "Gelu", gelu), &[(U16, 1e-3), (U8, 2e-2), (F16, 2e-3), (F32, 2e-3)]),
     ("ElementWiseNeuron", |s| neuron(s, 6, |x| 1.0 / (1.0 + (-x).exp())), &[(U16, 1e-3), (U8, 1e-2), (F16, 1e-3), (F32, 1e-3)]),

@@ -135,7 +135,12 @@ static Status from_binary(void *backend, void *device, const void **configs, con
   *to = context;
   return 0;
 }
-static Status context_free(void *context, void *profile) { (void)profile; free(context); return 0; }
+static Status context_free(void *context, void *profile) {
+  (void)profile;
+  note("free", ((Context *)context)->graphs[0].name);
+  free(context);
+  return 0;
+}
 static Status retrieve(void *of, const char *name, void **graph) {
   Context *context = of;
   for (uint32_t i = 0; i < context->count; i++) {
