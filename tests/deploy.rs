@@ -94,8 +94,8 @@ fn body(client: usize, request: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true})
 }
 
-/// One of three replicas is killed and another drained under clients: every request gets its right answer, and
-/// prompts that begin alike find their beginning in a cache.
+/// One of three replicas is killed and another drained under clients: every request gets an answer, the last
+/// of each client is the right one, and prompts that begin alike find their beginning in a cache.
 #[test]
 fn clients_get_right_answers_while_replicas_end() {
     if !HAPROXY.met_or_skip() {

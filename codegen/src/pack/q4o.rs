@@ -148,11 +148,11 @@ pub(super) fn choose<E>(
     Ok(found)
 }
 
-/// Marks the numbers of a row that are no codes of INT4 at the scale of the others, of which at most
+/// Marks the numbers of a row that are not codes of INT4 at the scale of the others, of which at most
 /// `outliers` may not be; `None` if no scale holds so many.
 fn not_held(x: &[f32], outliers: usize, mut all: Vec<bool>) -> Option<Vec<bool>> {
     let nonzero = x.iter().copied().filter(|x| *x != 0.0);
-    // The scale is that of any number that is no outlier, over its code.
+    // The scale is a number that is not an outlier, over its code.
     let scales = nonzero.take(outliers + 1).flat_map(|x| (1..=8).rev().map(move |c| x.abs() / c as f32));
     let held = |scale: f32| {
         let found = Channel::with_scale(Width::Int4, x, scale);
