@@ -16,13 +16,12 @@ use moec_bundle::toolchain::Toolchain;
 use moec_testing::AARCH64;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{FAMILIES, checkpoint, clean, distance, expected, fails, list, logits_file, moec, ok};
+use support::{
+    FAMILIES, checkpoint, clean, distance, expected, fails, families, list, logits_file, moec, ok,
+};
 
 const TARGET: &str = "neoverse-v2";
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
-/// Largest difference of any logit.
-const TOLERANCE: f32 = 2e-3;
-
 /// Command that starts AArch64 programs: empty on an AArch64 machine, otherwise the emulator.
 fn emulator() -> Option<&'static [&'static str]> {
     AARCH64.ok_or_skip(match Toolchain::find(TRIPLE) {
@@ -95,7 +94,7 @@ fn compare(family: &str, format: &str, emulator: &[&str]) {
         let what = format!("{family} in {format}, {threads} threads");
         let (logits, ids) = answers(&|| under(emulator, &run), threads, &want.ids, prompt, folder.path());
         let worst = distance(&logits, &want.logits);
-        assert!(worst <= TOLERANCE, "{what}: a logit is off by {worst}");
+        assert!(worst <= want.tolerance(), "{what}: a logit is off by {worst}");
         assert_eq!(ids, rest, "{what}");
     }
 }
@@ -144,7 +143,7 @@ fn relative(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn families_in_f32() {
     let Some(emulator) = emulator() else { return };
-    for family in moec_testing::every_nth(2, FAMILIES) {
+    for family in moec_testing::every_nth(2, families()) {
         compare(family, "f32", emulator);
     }
 }

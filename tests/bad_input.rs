@@ -168,6 +168,28 @@ fn weights_with_nan_are_refused_or_allowed_on_request() {
     assert!(stderr.contains("hint: ") && stderr.contains("moec verify"), "{stderr}");
 }
 
+/// Rates of decay are read as every other tensor: a NaN in them is named.
+#[test]
+fn nan_in_a_rate_of_decay_is_refused_by_name() {
+    for (family, tensor) in [
+        ("qwen3_next", "model.layers.1.linear_attn.A_log"),
+        ("kimi_linear", "model.layers.0.self_attn.dt_bias"),
+        ("nemotron_h", "backbone.layers.4.mixer.A_log"),
+        ("granitemoehybrid", "model.layers.0.mamba.dt_bias"),
+        ("jamba", "model.layers.1.mamba.A_log"),
+    ] {
+        let case = Case::new(family);
+        case.weights(|bytes| {
+            let from = header_len(bytes);
+            let header: serde_json::Value = serde_json::from_slice(&bytes[8..from]).unwrap();
+            assert_eq!(header[tensor]["dtype"], "BF16", "{family}");
+            let at = from + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+            bytes[at..at + 2].copy_from_slice(&[0xc0, 0x7f]);
+        });
+        case.refused(&["NaN", tensor, "model.safetensors", "allow_nonfinite"]);
+    }
+}
+
 #[test]
 fn a_model_toml_with_mistakes() {
     let cases: [(&str, &str, &[&str]); 4] = [

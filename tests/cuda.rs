@@ -8,9 +8,11 @@ use moec_runtime::bundle::BundleReader;
 use moec_bundle::read::Bundle;
 use moec_cuda::{Emulated, artifact};
 use moec_ir::plan::{Builtin, Code, Grid, Plan};
-use moec_runtime::Program;
+use moec_runtime::exec::accelerators::Executor;
 use moec_runtime::exec::unit::{ComputeUnit as _, Launch, PoolThread, StepFault, Units};
 use moec_runtime::platform::memory::Addr;
+use moec_runtime::{CheckLevel, Engine, LogitRows, Options, Program};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -92,8 +94,8 @@ fn logits(bundle: &Bundle, ids: &[u32]) -> Vec<f32> {
     logits_file(&out).1
 }
 
-/// A family on the unit gives the reference's logits and tokens.
-fn is_the_reference(family: &str, more: &str) {
+/// A family on the unit gives the reference's logits and tokens. Returns its plan.
+fn is_the_reference(family: &str, more: &str) -> Plan {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(family, folder.path(), "f32", more);
     let [launches, copies] = accelerator_steps(&bundle.plan);
@@ -111,6 +113,7 @@ fn is_the_reference(family: &str, more: &str) {
     let prompt = want.greedy.len() - 24;
     let ids = generated(&bundle, &want.greedy[..prompt]);
     assert_eq!(ids, want.greedy[prompt..prompt + GENERATED], "{family}, {more}");
+    bundle.plan
 }
 
 /// Greedy tokens after a prompt.
@@ -126,6 +129,103 @@ fn generated(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
 fn whole_families_on_gpu_kernels_match_the_reference() {
     for family in PACKAGED {
         is_the_reference(family, EVERYTHING);
+    }
+}
+
+/// Models with other mixers than attention: the gated delta rule with one decay per head (Qwen3-Next, Qwen3.5)
+/// and per channel (Kimi Linear), state spaces of Mamba-2 (Nemotron 3, Granite 4) and of Mamba (Jamba), short
+/// convolutions (LFM2).
+const RECURRENT: [&str; 7] =
+    ["qwen3_next", "qwen3_5_moe", "kimi_linear", "nemotron_h", "granitemoehybrid", "jamba", "lfm2_moe"];
+
+/// All of a model with recurrent layers is on the GPU, states included: nothing of a mixer is copied.
+#[test]
+fn recurrent_layers_on_gpu_kernels_match_the_reference() {
+    for family in RECURRENT {
+        let plan = is_the_reference(family, EVERYTHING);
+        let folded = plan.states.iter().filter(|s| s.kind.needs_snapshots());
+        assert!(folded.count() > 0 && plan.states.iter().all(|s| s.memory == 1), "{family}");
+        let kernels: BTreeSet<&str> = plan.launches.iter().map(|k| kind(&k.symbol)).collect();
+        assert!(kernels.contains("causal_conv"), "{family}: {kernels:?}");
+        let rule = ["delta_rule", "ssd", "selective_scan"].iter().any(|&k| kernels.contains(k));
+        assert_eq!(rule, family != "lfm2_moe", "{family}: {kernels:?}");
+    }
+}
+
+/// Attention in other forms: values that are keys and heads of several shapes (Gemma 4), chunks, layers without
+/// rotation and queries that grow with their positions (Llama 4), gates on the output (Step 3.7, Trinity), windows
+/// with sinks (MiMo-V2).
+#[test]
+fn attention_variants_on_gpu_kernels_match_the_reference() {
+    for family in ["gemma4", "llama4", "step3p7", "afmoe", "mimo_v2_flash"] {
+        let plan = is_the_reference(family, EVERYTHING);
+        assert!(plan.states.iter().all(|s| s.memory == 1), "{family}");
+    }
+}
+
+/// Kind of a kernel, by its symbol.
+fn kind(symbol: &str) -> &str {
+    const KINDS: [&str; 4] = ["causal_conv", "delta_rule", "ssd", "selective_scan"];
+    KINDS.into_iter().find(|kind| symbol.starts_with(&format!("moec_{kind}_"))).unwrap_or("")
+}
+
+/// Recurrent states in a GPU's memory begin as zeros, go back to snapshots, and are apart from slot to slot: in
+/// calls of any length, and in calls of two sequences.
+#[test]
+fn recurrent_states_on_a_gpu_go_back_and_share_calls() {
+    for family in ["qwen3_next", "kimi_linear", "nemotron_h"] {
+        let folder = tempfile::tempdir().unwrap();
+        let setup = Setup { format: "f32", chunk: 12, batch: &[1, 2], context: 96 };
+        let toml = setup.write(&checkpoint(family), folder.path());
+        let text = fs::read_to_string(&toml).unwrap();
+        fs::write(&toml, format!("{text}{EVERYTHING}")).unwrap();
+        built(&toml, &["--target", device().to_str().unwrap()], &folder.path().join("b"));
+        let bundle = Bundle::open(&folder.path().join("b")).unwrap();
+        let code = bundle.unit().unwrap();
+        let program = Program::new(bundle.plan.clone(), &|s| code.resolve(s)).unwrap();
+        let mut unit = |_: &_| Some(Executor::Unit(Box::new(Emulated::default())));
+        let (files, options) = (bundle.files(CheckLevel::Small).unwrap(), Options::default());
+        let mut engine = Engine::with_units(&program, &bundle.folder, &mut unit, &files, options).unwrap();
+        let want = expected(&checkpoint(family));
+        let vocab = want.logits.len() / want.ids.len();
+        let near = |got: &[f32], at: usize, what: &str| {
+            let off = distance(got, &want.logits[at * vocab..][..vocab]);
+            assert!(off <= TOLERANCE, "{family}, {what}: a logit is off by {off}");
+        };
+        let decode = |engine: &mut Engine<'_>, batch: &[(u32, usize, u32)]| {
+            let mut rows = vec![Vec::new(); batch.len()];
+            let mut keep = |i: usize, row: &[f32]| {
+                rows[i] = row.to_vec();
+                Ok(())
+            };
+            engine.decode(batch, &mut keep).unwrap();
+            rows
+        };
+        let (ids, mut last) = (&want.ids, Vec::new());
+        // Slot 0 in calls of 12, 12 and 1 row, slot 1 in calls of 7 and 1.
+        for (slot, from, to) in [(0, 0, 12), (1, 0, 7), (0, 12, 25), (1, 7, 8)] {
+            engine
+                .prefill(slot, from, &ids[from..to], LogitRows::Last, &mut |_, row| {
+                    last = row.to_vec();
+                    Ok(())
+                })
+                .unwrap();
+            near(&last, to - 1, &format!("row {to} of slot {slot}"));
+        }
+        assert_eq!(engine.snapshot(0).unwrap(), 25);
+        let ahead = |engine: &mut Engine<'_>| -> Vec<Vec<f32>> {
+            (25..28).flat_map(|pos| decode(engine, &[(0, pos, ids[pos])])).collect()
+        };
+        let first = ahead(&mut engine);
+        near(&first[2], 27, "decoded");
+        engine.rewind(0, 25).unwrap();
+        assert!(ahead(&mut engine) == first, "{family}: the snapshot holds another state");
+        for (row, pos) in decode(&mut engine, &[(0, 28, ids[28]), (1, 8, ids[8])]).iter().zip([28, 8]) {
+            near(row, pos, "two sequences in a call");
+        }
+        // A sequence begins with nothing of the one before.
+        engine.reset(1).unwrap();
+        near(&decode(&mut engine, &[(1, 0, ids[0])])[0], 0, "from the beginning");
     }
 }
 

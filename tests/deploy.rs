@@ -70,16 +70,19 @@ fn bundle(folder: &Path) -> PathBuf {
     bundle
 }
 
-/// Every option that the unit and the manifest give the server exists.
+/// Every option that the pages give the server exists.
 fn options_exist(bundle: &Path) {
     let help = String::from_utf8(ok(moec().arg("run").arg(bundle).args(["serve", "--help"])).stdout).unwrap();
-    for page in ["docs/deploy/moec.service", "docs/deploy/kubernetes.yaml"] {
-        let page = std::fs::read_to_string(root().join(page)).unwrap();
-        let line = page.lines().find(|l| l.contains("serve") && l.contains("--")).unwrap();
-        let words = line.split([' ', ',', '[', ']']).filter(|word| word.starts_with("--"));
+    let pages = [("moec.service", "--drain"), ("kubernetes.yaml", "--drain"), ("slurm.sh", "--host")];
+    for (page, needs) in pages {
+        let page = std::fs::read_to_string(root().join("docs/deploy").join(page)).unwrap();
+        let mut lines = page.lines().filter_map(|line| Some(line.split_once("serve")?.1));
+        let options = lines.find(|options| options.contains("--")).unwrap();
+        let words = options.split([' ', ',', '[', ']']).filter(|word| word.starts_with("--"));
         let missing: Vec<&str> = words.filter(|word| !help.contains(*word)).collect();
-        assert!(line.contains("--drain") && missing.is_empty(), "{missing:?}: {help}");
+        assert!(options.contains(needs) && missing.is_empty(), "{missing:?}: {help}");
     }
+    ok(clean(Command::new("sh")).arg("-n").arg(root().join("docs/deploy/slurm.sh")));
 }
 
 fn replica(bundle: &Path) -> Server {
@@ -94,8 +97,8 @@ fn body(client: usize, request: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true})
 }
 
-/// One of three replicas is killed and another drained under clients: every request gets an answer, the last
-/// of each client is the right one, and prompts that begin alike find their beginning in a cache.
+/// One of three replicas is killed and another drained under clients: every request gets the answer of a
+/// single server, and prompts that begin alike find their beginning in a cache.
 #[test]
 fn clients_get_right_answers_while_replicas_end() {
     if !HAPROXY.met_or_skip() {
@@ -115,9 +118,11 @@ fn clients_get_right_answers_while_replicas_end() {
             _ => Err(format!("status {}: {}", reply.status, reply.body)),
         }
     };
-    // Every client's last request, as a single server answers it.
-    let right: Vec<String> =
-        (0..CLIENTS).map(|c| text(alone.address(), &body(c, REQUESTS - 1)).unwrap().0).collect();
+    // What a single server answers, by client and request.
+    let of = |client| (0..REQUESTS).map(move |request| body(client, request));
+    let right: Vec<Vec<String>> = (0..CLIENTS)
+        .map(|client| of(client).map(|body| text(alone.address(), &body).unwrap().0).collect())
+        .collect();
     drop(alone);
     let mut replicas: Vec<Server> = (0..REPLICAS).map(|_| replica(&bundle)).collect();
     let proxy = Proxy::start(folder.path(), &replicas);
@@ -136,7 +141,7 @@ fn clients_get_right_answers_while_replicas_end() {
     };
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
-            .map(|client| scope.spawn(move || (0..REQUESTS).fold(String::new(), |_, r| ask(client, r))))
+            .map(|client| scope.spawn(move || (0..REQUESTS).map(|r| ask(client, r)).collect::<Vec<_>>()))
             .collect();
         let wait = |count: usize| {
             let start = Instant::now();

@@ -69,6 +69,13 @@ const ROWS: &[(&str, &str)] = &[
     ("moec simulate BUNDLE", "moec simulate --help"),
     ("BUNDLE/run serve --port 8080", SERVE),
     ("run bench --json --no-verify-reads", "moec run budget.moec bench --json --no-verify-reads"),
+    (
+        "moec build model.toml --target native-x2 -o model.moec",
+        "moec build hosts.toml --target native-x2 -o hosts.moec",
+    ),
+    ("moec synth --like NAME", "moec synth --help"),
+    ("moec fit --profile", "moec fit --help"),
+    ("moec calibrate --losses", "moec calibrate --help"),
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
 ];
 
@@ -84,6 +91,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo test", "a test of its own"),
     ("cargo install", "compiles everything once more"),
     ("rustup", "installs"),
+    ("mpirun", "starts processes; tests/hosts.rs does"),
+    ("rsync", "copies to another machine; tests/hosts.rs does without one"),
     ("apt-get", "installs"),
     ("dpkg", "installs"),
     ("sh runner/build.sh", "needs a Mac"),
@@ -128,6 +137,7 @@ fn prepare(folder: &Path) {
     }
     let model = "[model]\nsource = \"path/to/checkpoint\"\n[shapes]\nmax_context = 512\n";
     fs::write(folder.join("little.toml"), format!("{model}[decode]\nbig_little = true\n")).unwrap();
+    fs::write(folder.join("hosts.toml"), model).unwrap();
     fs::write(folder.join("budget.toml"), format!("{model}[memory]\nbudget = \"1 GiB\"\n")).unwrap();
 }
 

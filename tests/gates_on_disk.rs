@@ -4,12 +4,14 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use crate::neurons_on_disk::{Case, build, faulty, frames, in_memory, logits, run, with_engine, write};
-use crate::support::{calibration, expected, fails, ferris_relu, moec, ok, recorded};
+use crate::neurons_on_disk::{
+    Case, build, computed_beside_a_held_read, frames, in_memory, run, with_engine, write,
+};
+use crate::support::{calibration, expected, failing, fails, ferris_relu, moec, ok, recorded, recovers};
 use moec_bundle::read::Bundle;
 use moec_ir::plan::Paging;
 use moec_runtime::offload::disk::Choice;
-use moec_sim::disk::fault::Injected;
+use moec_runtime::offload::paging::ClusterPart;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -101,26 +103,18 @@ fn tokens_read_the_gates_of_predicted_neurons() {
     });
 }
 
-/// Up and down are requested when the gates of their block are computed, if memory has room for those of the layer.
+/// Up and down of an expert are computed while gates of another one are read: no barrier between matrices
+/// (PowerInfer-2, Figure 6b).
 #[test]
-fn up_and_down_are_read_before_all_gates_are_computed() {
+fn experts_are_computed_while_gates_of_another_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&ferris_relu(), folder.path(), "bf16", &keys("low-rank", Some("1 GiB")));
-    let text = &expected(&ferris_relu()).ids[..8];
-    let ahead = |frames: u32| {
-        let case = Case { frames, staging: 4, threads: 2, reader: Choice::Threads };
-        with_engine(&bundle, Some(case), (None, None), |engine| {
-            for (pos, &id) in text.iter().enumerate() {
-                engine.decode(&[(0, pos, id)], &mut |_, _| Ok(())).unwrap();
-            }
-            engine.paging().unwrap()
-        })
-    };
-    let [one, all] = frames(&bundle);
-    let (roomy, tight) = (ahead(all), ahead(one));
-    // All reads of up and down are such reads, which later requests find.
-    assert!(roomy.ahead > 0 && roomy.predicted == roomy.ahead, "{roomy:?}");
-    assert_eq!(tight.ahead, 0, "a layer's neurons have no room: {tight:?}");
+    for threads in [1, 2] {
+        let parts = computed_beside_a_held_read(&bundle, threads);
+        let down = parts.iter().position(|part| matches!(part, ClusterPart::Down { .. })).unwrap();
+        assert!(parts[..down].contains(&ClusterPart::Up), "{threads} threads: {parts:?}");
+        assert!(parts[down..].contains(&ClusterPart::Gate), "{threads} threads: {parts:?}");
+    }
 }
 
 /// A budget that is too small for gates in memory is enough with a predictor, and a run stays within it.
@@ -193,25 +187,11 @@ fn failing_reads_of_gates_are_an_error_and_the_next_call_is_correct() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&ferris_relu(), folder.path(), "f32", &keys("low-rank", Some("1 GiB")));
     let want = in_memory(&bundle, prompt);
-    // The disk fails after 40 reads, and works again after 60 more.
-    let plan = |n: u32| if (40..100).contains(&n) { Injected::Error(libc::EIO) } else { Injected::Nothing };
     let [one, all] = frames(&bundle);
     for (frames, threads) in [(all, 1), (3 * one, 2)] {
         let case = Case { frames, staging: 8, threads, reader: Choice::Threads };
-        with_engine(&bundle, Some(case), (Some(faulty(plan)), None), |engine| {
-            let mut failures = 0;
-            let found = loop {
-                match logits(engine, prompt) {
-                    Ok(found) => break found,
-                    Err(e) => {
-                        let message = e.to_string();
-                        assert!(message.contains("experts.bin") && message.contains("extent"), "{message}");
-                        failures += 1;
-                        assert!(failures < 100, "it never recovers: {message}");
-                    }
-                }
-            };
-            assert!(failures > 0 && found == want, "{case:?}: {failures} failures");
+        with_engine(&bundle, Some(case), (Some(failing()), None), |engine| {
+            recovers(engine, prompt, &want);
         });
     }
 }

@@ -250,6 +250,32 @@ fn a_named_model_is_fetched_checked_and_built_from() {
     assert_eq!(made, ["hf", "model.toml"]);
 }
 
+/// `moec fit` predicts from the configuration, and fetches weights when it builds.
+#[test]
+fn weights_are_fetched_only_for_a_build_of_what_fits() {
+    let hub = Hub::new();
+    // The environment of `init`, with another subcommand.
+    let fit = |options: &[&str]| {
+        let init = hub.init("someone/tiny");
+        let mut command = moec();
+        command.args(["fit", "someone/tiny", "--force"]).args(options).current_dir(hub.home.path());
+        for (key, value) in init.get_envs() {
+            match value {
+                Some(value) => command.env(key, value),
+                None => command.env_remove(key),
+            };
+        }
+        command
+    };
+    let weights = || hub.requests().iter().any(|(path, ..)| path.ends_with(".safetensors"));
+    ok(&mut fit(&["--no-build", "--memory", "1GiB"]));
+    assert!(hub.requests().iter().any(|(path, ..)| path.ends_with("config.json")) && !weights());
+    let (code, _) = fails(&mut fit(&["--memory", "1MiB"]));
+    assert!(code == 1 && !weights(), "weights were fetched for nothing");
+    ok(&mut fit(&["--memory", "1GiB", "-o", "fit.moec"]));
+    assert!(weights() && hub.home.path().join("fit.moec/manifest.json").exists());
+}
+
 #[test]
 fn processes_that_fetch_one_model_at_once_all_get_it() {
     let hub = Hub::new();

@@ -86,7 +86,20 @@ fn a_measured_device_is_a_target() {
     let op = |name: &str| steps_of.iter().any(|s| s["op"] == name && s["kernel"] != "");
     assert!(op("router") && op("dispatch") && op("attention"), "{report}");
     assert!(steps_of.iter().all(|s| s["seconds"].as_f64().unwrap() >= 0.0));
-    assert_eq!(steps(&["--decode", "1", "--context", "9"])["entry"], "decode[1]");
+    let decode = steps(&["--decode", "1", "--context", "9", "--limits"]);
+    assert_eq!(decode["entry"], "decode[1]");
+    // Two layers of 64 channels, 4 heads of 16, a router of 8 experts, two of them of 48 inner channels each; a
+    // head of 320 tokens; ten positions. A multiply-add is two operations.
+    let layer = 4 * 64 * 64 + 64 * 8 + 2 * 3 * 64 * 48 + 10 * 4 * (16 + 16);
+    let limits: Vec<&Value> =
+        decode["steps"].as_array().unwrap().iter().filter_map(|s| s.get("limit")).collect();
+    let sum = |key: &str| limits.iter().map(|limit| limit[key].as_f64().unwrap()).sum::<f64>();
+    assert_eq!(sum("operations"), f64::from(2 * (2 * layer + 64 * 320)), "{decode}");
+    assert!(limits.iter().all(|limit| limit["seconds"].as_f64().unwrap() > 0.0), "{decode}");
+    // Two of eight experts are read, and of the embedding a row.
+    let bytes =
+        std::fs::read_dir(bundle.join("weights")).unwrap().map(|f| f.unwrap().metadata().unwrap().len());
+    assert!(sum("bytes") < 0.6 * bytes.sum::<u64>() as f64, "{decode}");
     let (code, stderr) = fails(moec().arg("steps").arg(&bundle).args(["--prefill", "17"]));
     assert!(code == 2 && stderr.contains("the largest of that kind takes 16"), "{stderr}");
 }

@@ -354,6 +354,14 @@ fn invalid_dimm_settings_are_reported_by_key() {
     let mut build = moec();
     build.arg("build").arg(&toml).args(["--target", "spr-ndp", "--quiet", "--no-run", "-o"]);
     assert_contains(&fails(build.arg(folder.path().join("b"))).1, &["q8", "multiply bf16"]);
+    // No instruction is an activation of one projection alone.
+    let ungated = checkpoint("nemotron_h");
+    let more = "[weights]\nexperts = \"bf16\"\n[placement]\nexperts = \"ndp\"\n";
+    fs::write(&toml, format!("[model]\nsource = {ungated:?}\n{more}")).unwrap();
+    let mut build = moec();
+    build.arg("build").arg(&toml).args(["--target", "spr-ndp", "--quiet", "--no-run", "-o"]);
+    let error = fails(build.arg(folder.path().join("b"))).1;
+    assert_contains(&error, &["`dimms` does not run `expert_ffn` of `layers.", "hint: keep it on the CPU"]);
 }
 
 /// A stream that reads outside of its rows does not run.

@@ -6,19 +6,18 @@
 use crate::support;
 
 use moec_bundle::read::Bundle;
-use moec_runtime::exec::engine::LogitRows;
 use moec_runtime::offload::disk::{self, Choice};
-use moec_runtime::offload::paging::{Hooks, Paging, Report, Wrap};
+use moec_runtime::offload::paging::{ClusterPart, Hooks, Paging, Report, Wrap};
 use moec_runtime::platform::cores;
 use moec_runtime::{Engine, Options, Program};
 use moec_sim::disk::fault::{Faulty, Gate, Injected};
 use moec_sim::neurons::Recorder;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use support::{built, checkpoint, expected, fails, ferris_relu, moec, ok, root};
-
-/// Number of tokens that are generated after the prompt.
-const DECODED: usize = 24;
+use std::sync::Mutex;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+use support::{built, checkpoint, expected, failing, fails, ferris_relu, logits, moec, ok, recovers, root};
 
 pub(crate) fn write(source: &Path, folder: &Path, format: &str, more: &str) -> PathBuf {
     let toml = folder.join("model.toml");
@@ -48,45 +47,15 @@ pub(crate) struct Case {
     pub(crate) reader: Choice,
 }
 
-/// Logits of a prompt in chunks, then of greedy tokens, then of two sequences in one batch.
-pub(crate) fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u32>> {
-    let mut all = Vec::new();
-    let mut best = 0;
-    let keep = |all: &mut Vec<u32>, logits: &[f32]| {
-        all.extend(logits.iter().map(|x| x.to_bits()));
-        logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32
-    };
-    for slot in 0..2 {
-        engine.reset(slot)?;
-        engine.prefill(slot, 0, prompt, LogitRows::Last, &mut |_, l| {
-            best = keep(&mut all, l);
-            Ok(())
-        })?;
-    }
-    for i in 0..DECODED {
-        engine.decode(&[(0, prompt.len() + i, best)], &mut |_, l| {
-            best = keep(&mut all, l);
-            Ok(())
-        })?;
-    }
-    let pair = [(0, prompt.len() + DECODED, best), (1, prompt.len(), best)];
-    engine.decode(&pair, &mut |_, l| {
-        keep(&mut all, l);
-        Ok(())
-    })?;
-    Ok(all)
-}
-
 pub(crate) fn with_engine<R>(
     bundle: &Bundle,
     case: Option<Case>,
-    (wrap, recorder): (Option<Wrap>, Option<&'static Recorder>),
+    (wrap, hooks): (Option<Wrap>, Option<&'static dyn Hooks>),
     f: impl FnOnce(&mut Engine<'_>) -> R,
 ) -> R {
     let mut plan = bundle.plan.clone();
     let reader = case.map_or(Choice::Threads, |c| c.reader);
     let disk = disk::Options { reader, ..disk::Options::default() };
-    let hooks = recorder.map(|recorder| recorder as &'static dyn Hooks);
     let paging = Paging { disk, ahead: 0, budget: None, preload: true, wrap, hooks, cores: cores::SYS };
     if let Some((own, case)) = plan.paging.as_mut().zip(case) {
         (own.frames, own.staging) = (case.frames, case.staging);
@@ -190,7 +159,8 @@ fn per_token(bundle: &Bundle, frames: u32, text: &[u32]) -> (f64, f64) {
     let staging = bundle.plan.paging.as_ref().unwrap().staging;
     let case = Case { frames, staging, threads: 1, reader: Choice::Threads };
     let recorder = bundle.plan.paging.as_ref().unwrap().by_neurons().then(|| recorder(bundle));
-    with_engine(bundle, Some(case), (None, recorder), |engine| {
+    let hooks = recorder.map(|recorder| recorder as &'static dyn Hooks);
+    with_engine(bundle, Some(case), (None, hooks), |engine| {
         for (pos, &id) in text.iter().enumerate() {
             engine.decode(&[(0, pos, id)], &mut |_, _| Ok(())).unwrap();
         }
@@ -308,37 +278,98 @@ fn failing_disk_is_an_error_and_the_next_call_is_correct() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&ferris_relu(), folder.path(), "f32", ON_DISK);
     let want = in_memory(&bundle, prompt);
-    // The disk fails after 40 reads, and works again after 60 more.
-    let plan = |n: u32| if (40..100).contains(&n) { Injected::Error(libc::EIO) } else { Injected::Nothing };
     let [one, all] = frames(&bundle);
     for (frames, threads) in [(all, 1), (3 * one, 2)] {
         let case = Case { frames, staging: 8, threads, reader: Choice::Threads };
-        with_engine(&bundle, Some(case), (Some(faulty(plan)), None), |engine| {
-            let mut failures = 0;
-            let found = loop {
-                match logits(engine, prompt) {
-                    Ok(found) => break found,
-                    Err(e) => {
-                        let message = e.to_string();
-                        assert!(message.contains("experts.bin") && message.contains("extent"), "{message}");
-                        failures += 1;
-                        assert!(failures < 100, "it never recovers: {message}");
-                    }
-                }
-            };
-            assert!(failures > 0 && found == want, "{case:?}: {failures} failures");
+        with_engine(&bundle, Some(case), (Some(failing()), None), |engine| {
+            recovers(engine, prompt, &want);
         });
     }
 }
 
-/// A wrapper of readers that lives as long as the tests, as hooks must.
-pub(crate) fn faulty(plan: fn(u32) -> Injected) -> Wrap {
+/// Records clusters, and releases the first read when down of an expert was computed.
+#[derive(Default)]
+struct Holder {
+    gate: Gate,
+    parts: Mutex<Vec<ClusterPart>>,
+}
+
+impl std::fmt::Debug for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Holder").field("parts", &self.parts).finish_non_exhaustive()
+    }
+}
+
+impl Hooks for Holder {
+    fn cluster_computed(&self, layer: usize, part: ClusterPart, _expert: u32, _blocks: Range<usize>) {
+        if layer > 0 {
+            return;
+        }
+        self.parts.lock().unwrap().push(part);
+        if matches!(part, ClusterPart::Down { .. }) {
+            self.gate.open();
+        }
+    }
+}
+
+/// Logits of tokens that are decoded one by one.
+fn decoded(engine: &mut Engine<'_>, text: &[u32]) -> Vec<u32> {
+    let mut all = Vec::new();
+    for (pos, &id) in text.iter().enumerate() {
+        let keep = &mut |_, l: &[f32]| {
+            all.extend(l.iter().map(|x| x.to_bits()));
+            Ok(())
+        };
+        engine.decode(&[(0, pos, id)], keep).unwrap();
+    }
+    all
+}
+
+/// Holds the first read, which an expert of the first layer waits for, until down of another expert is computed.
+/// Returns the parts of that layer's clusters in the order in which they were computed; fails if nothing
+/// releases the read, or if logits are not those of the model in memory.
+pub(crate) fn computed_beside_a_held_read(bundle: &Bundle, threads: usize) -> Vec<ClusterPart> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let text = &expected(&ferris_relu()).ids[..4];
+    let want = with_engine(bundle, None, (None, None), |engine| decoded(engine, text));
+    let holder: &'static Holder = Box::leak(Box::default());
     let wrap = move |reader| {
-        let count = AtomicU32::new(0);
-        let next = move |_: &disk::Read| plan(count.fetch_add(1, Ordering::Relaxed));
-        Box::new(Faulty::new(reader, Gate::default(), next)) as Box<dyn disk::Reader>
+        let mut first = true;
+        let plan = move |_: &disk::Read| {
+            if std::mem::take(&mut first) { Injected::Stall } else { Injected::Nothing }
+        };
+        Box::new(Faulty::new(reader, holder.gate.clone(), plan)) as Box<dyn disk::Reader>
     };
-    Wrap(Box::leak(Box::new(wrap)))
+    let wrap = Wrap(Box::leak(Box::new(wrap)));
+    let case = Case { frames: frames(bundle)[1], staging: 16, threads, reader: Choice::Threads };
+    with_engine(bundle, Some(case), (Some(wrap), Some(holder)), |engine| {
+        let (ended, end) = std::sync::mpsc::channel::<()>();
+        let late = std::thread::spawn(move || {
+            let late = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            let before = holder.parts.lock().unwrap().clone();
+            // Else a step that waits for all reads would never end.
+            holder.gate.open();
+            late.then_some(before)
+        });
+        let found = decoded(engine, text);
+        drop(ended);
+        let late = late.join().unwrap();
+        assert_eq!(late, None, "{threads} threads: no expert was computed while a read of another was held");
+        assert!(found == want, "{threads} threads: other bits");
+    });
+    holder.parts.lock().unwrap().clone()
+}
+
+/// Down of an expert is computed while up of another one is read: no barrier between matrices.
+#[test]
+fn experts_are_computed_while_up_of_another_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&ferris_relu(), folder.path(), "bf16", ON_DISK);
+    for threads in [1, 2] {
+        let parts = computed_beside_a_held_read(&bundle, threads);
+        let down = parts.iter().position(|part| matches!(part, ClusterPart::Down { .. })).unwrap();
+        assert!(parts[down..].contains(&ClusterPart::Up), "{threads} threads: {parts:?}");
+    }
 }
 
 #[test]

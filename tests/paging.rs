@@ -21,17 +21,15 @@ use moec_runtime::offload::disk::{self, Choice};
 use moec_runtime::offload::paging::{Paging, Report, Wrap};
 use moec_runtime::platform::cores;
 use moec_runtime::{Engine, Options, Program};
-use moec_sim::disk::fault::{Faulty, Gate, Injected};
+use moec_sim::disk::fault::{Gate, Injected};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use support::{MIXTURES, built, checkpoint, expected, fails, ferris, moec, ok};
+use support::{
+    IN_RAM, built, checkpoint, expected, failing, fails, faulty, ferris, logits, mixtures, moec, ok, recovers,
+};
 
 /// Maximum bytes of a read: small, so that an expert takes several.
 const BLOCK: u32 = 16 << 10;
-
-/// Number of tokens that are generated after the prompt.
-const DECODED: usize = 16;
 
 fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
     let toml = folder.join("model.toml");
@@ -63,37 +61,6 @@ const USUAL: Case =
 fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
     let disk = disk::Options { reader: case.reader, ..disk::Options::default() };
     Paging { disk, ahead: case.ahead, budget: None, preload: true, wrap, hooks: None, cores: cores::SYS }
-}
-
-/// Logits of a prompt in chunks, then of greedy tokens, then of two sequences in one batch.
-fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u32>> {
-    let mut all = Vec::new();
-    let mut best = 0;
-    let keep = |all: &mut Vec<u32>, logits: &[f32]| {
-        let largest = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
-        all.extend(logits.iter().map(|x| x.to_bits()));
-        largest.0 as u32
-    };
-    for slot in 0..2 {
-        engine.reset(slot)?;
-        engine.prefill(slot, 0, prompt, LogitRows::Last, &mut |_, l| {
-            best = keep(&mut all, l);
-            Ok(())
-        })?;
-    }
-    for i in 0..DECODED {
-        let row = (0, prompt.len() + i, best);
-        engine.decode(&[row], &mut |_, l| {
-            best = keep(&mut all, l);
-            Ok(())
-        })?;
-    }
-    let pair = [(0, prompt.len() + DECODED, best), (1, prompt.len(), best)];
-    engine.decode(&pair, &mut |_, l| {
-        keep(&mut all, l);
-        Ok(())
-    })?;
-    Ok(all)
 }
 
 /// Opens the bundle with a case's settings, and passes the engine on.
@@ -167,7 +134,7 @@ fn logits_are_those_of_the_model_in_memory() {
 
 #[test]
 fn families_run_from_disk() {
-    for family in MIXTURES {
+    for family in mixtures().filter(|family| !IN_RAM.contains(family)) {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let experts = if family == "olmoe" { "q4" } else { "q8" };
@@ -184,16 +151,6 @@ fn families_run_from_disk() {
 
 /// Returns the fault of the read with this number.
 type Stumble = fn(u32) -> Injected;
-
-/// A wrapper of readers that lives as long as the tests, as hooks must.
-fn faulty(plan: impl Fn(u32) -> Injected + Send + Sync + Clone + 'static, gate: Gate) -> Wrap {
-    let wrap = move |reader| {
-        let (plan, count) = (plan.clone(), AtomicU32::new(0));
-        let next = move |_: &disk::Read| plan(count.fetch_add(1, Ordering::Relaxed));
-        Box::new(Faulty::new(reader, gate.clone(), next)) as Box<dyn disk::Reader>
-    };
-    Wrap(Box::leak(Box::new(wrap)))
-}
 
 #[test]
 fn cache_policy_is_chosen_by_replaying_the_profile() {
@@ -309,23 +266,9 @@ fn failing_disk_is_reported_and_the_next_call_works() {
     let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
     let prompt = &expected(&ferris()).ids[..44];
     let want = in_memory(&bundle, prompt);
-    // The disk fails after 40 reads, and works again after 60 more.
-    let plan = |n: u32| if (40..100).contains(&n) { Injected::Error(libc::EIO) } else { Injected::Nothing };
     for case in [USUAL, Case { threads: 1, ahead: 0, ..USUAL }, Case { frames: 1, threads: 3, ..USUAL }] {
-        with_engine(&bundle, case, Some(faulty(plan, Gate::default())), |engine| {
-            let mut failures = 0;
-            let found = loop {
-                match logits(engine, prompt) {
-                    Ok(found) => break found,
-                    Err(e) => {
-                        let message = e.to_string();
-                        assert!(message.contains("experts.bin") && message.contains("extent"), "{message}");
-                        failures += 1;
-                        assert!(failures < 100, "it never recovers: {message}");
-                    }
-                }
-            };
-            assert!(failures > 0 && found == want, "{case:?}: {failures} failures");
+        with_engine(&bundle, case, Some(failing()), |engine| {
+            recovers(engine, prompt, &want);
         });
     }
 }

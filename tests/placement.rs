@@ -125,6 +125,7 @@ fn skewed(spec: &moec_import::ModelSpec, routers: &[(u32, usize, usize)]) -> Pro
         samples: Vec::new(),
         gates: Vec::new(),
         confidence: None,
+        losses: Vec::new(),
     }
 }
 

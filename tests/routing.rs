@@ -156,6 +156,7 @@ fn profile(source: &moec_import::Checkpoint, spec: &ModelSpec) -> Profile {
         samples: Vec::new(),
         gates: Vec::new(),
         confidence: None,
+        losses: Vec::new(),
     }
 }
 

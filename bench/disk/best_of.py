@@ -21,7 +21,7 @@ LENGTHS = ((32, 128), (512, 64))
 def bound(shape, many):
     """How many times the tokens per second of one sequence `many` can reach, if memory is read as fast: bytes over bytes."""
     inner = 3 * shape.hidden * shape.inner
-    per_layer = shape.layers * shape.attention
+    per_layer = shape.mixers
     head = shape.vocab * shape.hidden
     read = lambda rows: sum(inner * (1 - (1 - min(1, shape.k * s)) ** rows) for of in shares(shape.layers, shape.experts) for s in of)
     return many * (read(1) + per_layer + head) / (read(many) + per_layer + head)

@@ -17,7 +17,7 @@ def mb(x):
 def sizes(shape, fmt):
     """Bytes of all experts, and of the weights beside them."""
     experts = shape.layers * shape.experts * shape.expert * BITS[fmt] / 8
-    rest = shape.layers * (shape.attention * BITS[fmt] / 8 + 4 * shape.experts * shape.hidden)
+    rest = shape.mixers * BITS[fmt] / 8 + 4 * shape.layers * shape.experts * shape.hidden
     return experts, rest + 2 * shape.vocab * shape.hidden * BITS[fmt] / 8
 
 

@@ -142,7 +142,7 @@ def least_read(shape, fmt, cap):
     An expert that is chosen comes from the disk unless it is in memory. Everything else (attention, embeddings, routers)
     is taken to stay there. A cache that changes its content can do better where neighbouring tokens choose alike."""
     expert = shape.expert * BITS[fmt] / 8
-    rest = shape.layers * (shape.attention * BITS[fmt] / 8 + 4 * shape.experts * shape.hidden)
+    rest = shape.mixers * BITS[fmt] / 8 + 4 * shape.layers * shape.experts * shape.hidden
     rest += 2 * shape.vocab * shape.hidden * BITS[fmt] / 8
     total = shape.layers * shape.experts
     held = total if cap is None else max(0, min(total, int((cap - rest) / expert)))

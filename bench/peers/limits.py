@@ -29,20 +29,43 @@ class Shape:
     k: int
     inner: int
     vocab: int
+    gated: bool = False
+    """Whether attention's result is multiplied by a gate as wide as the queries."""
+    shared: int = 0
+    """Inner channels of the expert that all tokens take."""
+    linear: int = 0
+    """Layers of linear attention in place of attention."""
+    linear_keys: int = 0
+    """Channels of their queries, and of their keys."""
+    linear_values: int = 0
+    linear_heads: int = 0
+    """Heads of their values, each with a state of a head's keys by its values."""
+    state: int = 0
+    """Numbers of a head's state."""
 
     @staticmethod
     def of(config):
-        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        config = config.get("text_config", config)
+        heads, hidden, get = config["num_attention_heads"], config["hidden_size"], config.get
+        linear = get("layer_types", []).count("linear_attention")
+        key, value = get("linear_key_head_dim", 0), get("linear_value_head_dim", 0)
         return Shape(
             layers=config["num_hidden_layers"],
             hidden=hidden,
             heads=heads,
             kv_heads=config["num_key_value_heads"],
-            head_dim=config.get("head_dim") or hidden // heads,
-            experts=config.get("num_experts") or config["num_local_experts"],
+            head_dim=get("head_dim") or hidden // heads,
+            experts=get("num_experts") or config["num_local_experts"],
             k=config["num_experts_per_tok"],
-            inner=config.get("moe_intermediate_size") or config["intermediate_size"],
+            inner=get("moe_intermediate_size") or config["intermediate_size"],
             vocab=config["vocab_size"],
+            gated=linear > 0,
+            shared=get("shared_expert_intermediate_size", 0),
+            linear=linear,
+            linear_keys=key * get("linear_num_key_heads", 0),
+            linear_values=value * get("linear_num_value_heads", 0),
+            linear_heads=get("linear_num_value_heads", 0),
+            state=key * value,
         )
 
     @property
@@ -51,9 +74,22 @@ class Shape:
         return 3 * self.hidden * self.inner
 
     @property
-    def attention(self):
-        """Weights of a layer's four projections."""
-        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+    def attends(self):
+        """Layers with attention and a cache."""
+        return self.layers - self.linear
+
+    @property
+    def mixers(self):
+        """Weights of the projections of all layers, those of the experts left out."""
+        attention = self.head_dim * ((3 if self.gated else 2) * self.heads + 2 * self.kv_heads)
+        linear = 2 * self.linear_keys + 3 * self.linear_values + 2 * self.linear_heads
+        shared = 3 * self.shared + (1 if self.shared else 0)
+        return self.hidden * (self.attends * attention + self.linear * linear + self.layers * shared)
+
+    @property
+    def states(self):
+        """Numbers that the layers of linear attention keep of a sequence."""
+        return self.linear * self.linear_heads * self.state
 
     def touched(self, tokens):
         """Experts of a layer that so many tokens read, where every choice is equally likely."""
@@ -61,19 +97,19 @@ class Shape:
 
     def weight_bytes(self, tokens, fmt):
         """Weights that a call with so many tokens reads: the routers stay f32."""
-        layer = self.attention + self.touched(tokens) * self.expert
-        router = 4 * self.experts * self.hidden
-        return self.layers * (layer * BITS[fmt] / 8 + router) + self.vocab * self.hidden * BITS[fmt] / 8
+        experts, router = self.touched(tokens) * self.expert, 4 * self.experts * self.hidden
+        matrices = self.mixers + self.layers * experts + self.vocab * self.hidden
+        return matrices * BITS[fmt] / 8 + self.layers * router
 
     def kv_bytes(self, context):
-        """Cache of one sequence."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * KV_BYTES * context
+        """Cache of one sequence, and its f32 states, which are read and written."""
+        return self.attends * 2 * self.kv_heads * self.head_dim * KV_BYTES * context + 2 * 4 * self.states
 
     def operations(self, tokens, context):
         """Of `tokens` rows, each of which attends to `context` others on average; one row's logits."""
-        active = self.attention + self.k * self.expert + self.experts * self.hidden
-        attend = 4 * self.heads * self.head_dim * context
-        return self.layers * tokens * (2 * active + attend) + 2 * self.vocab * self.hidden
+        active = self.mixers + self.layers * (self.k * self.expert + self.experts * self.hidden)
+        attend = 4 * self.attends * self.heads * self.head_dim * context
+        return tokens * (2 * active + attend + 6 * self.states) + 2 * self.vocab * self.hidden
 
 
 def middle(reports):

@@ -19,7 +19,8 @@ from engines import PEERS, Again, Failed, Process, Venvs, Worker, log
 from models import FERRIS, LAYERS, Models
 
 FORMATS = ["bf16", "q8", "q4"]
-MAIN = {"olmoe": ["llama", "llama-read", "ik", "transformers"], "qwen3-30b-a3b": ["llama", "openvino"], "phi-tiny": ["llama", "transformers"]}
+MAIN = {"olmoe": ["llama", "llama-read", "ik", "transformers"], "qwen3-30b-a3b": ["llama", "openvino"], "phi-tiny": ["llama", "transformers"],
+        "qwen3.6-35b-a3b": ["llama", "ik"]}
 """Peers of whole models. optimum-intel exports no OLMoE."""
 WINDOW, WINDOWS = 512, 40
 """As in `reference_metrics.json` of ferris."""

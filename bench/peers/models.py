@@ -10,7 +10,7 @@ from limits import Shape
 
 ROOT = HERE.parent.parent
 FERRIS = ROOT / "golden" / "models" / "ferris"
-LAYERS = {"olmoe": 4, "qwen3-30b-a3b": 1, "phi-tiny": 4}
+LAYERS = {"olmoe": 4, "qwen3-30b-a3b": 1, "phi-tiny": 4, "qwen3.6-35b-a3b": 4}
 """Layers that are kept: what 24 GB hold several times."""
 CHUNK = 512
 """Tokens of a prompt that moec computes at once, as llama.cpp's n_ubatch."""
@@ -59,7 +59,7 @@ class Models:
         # Weights are random: the longest prompt that is measured fits any of them.
         path = folder / "config.json"
         config = json.loads(path.read_text())
-        if config["max_position_embeddings"] < context:
+        if config.get("text_config", config)["max_position_embeddings"] < context:
             config["max_position_embeddings"] = context
             path.write_text(json.dumps(config, indent=2))
         return folder
@@ -132,6 +132,9 @@ class Models:
             self.run(words, f"gguf-{out.stem}")
         return out
 
+    def is_olmoe(self, folder):
+        return json.loads((folder / "config.json").read_text())["model_type"] == "olmoe"
+
     def openvino(self, folder):
         out = self.cache / "openvino" / folder.name
         if not (out / "openvino_model.xml").exists():
@@ -143,7 +146,8 @@ class Models:
     def source(self, peer, folder, fmt, exact_ends=False):
         """What a peer loads."""
         if peer == "ik":
-            return self.relabelled(self.gguf(folder, fmt, exact_ends))
+            source = self.gguf(folder, fmt, exact_ends)
+            return self.relabelled(source) if self.is_olmoe(folder) else source
         if peer.startswith("llama"):
             return self.gguf(folder, fmt, exact_ends)
         return self.openvino(folder) if peer == "openvino" else folder

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import limits
 import main
 from engines import PEERS, Again, Failed, Venvs, Worker
 
@@ -76,6 +77,22 @@ class Installing(unittest.TestCase):
             for fmt in ("q8", "q4"):
                 bench.attempt("llama", fmt, "model", work)
         self.assertEqual(said.getvalue().count("no such format"), 2)
+
+
+class Limits(unittest.TestCase):
+    def test_weights_of_a_hybrid_are_those_of_its_model_card(self):
+        """Qwen3.6-35B-A3B: 35 billion parameters, of which a token takes 3 billion."""
+        kinds = [("full" if (i + 1) % 4 == 0 else "linear") + "_attention" for i in range(40)]
+        shape = limits.Shape.of({"text_config": {
+            "num_hidden_layers": 40, "layer_types": kinds, "hidden_size": 2048, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "head_dim": 256, "num_experts": 256, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "vocab_size": 248320,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        }})
+        whole = shape.mixers + shape.layers * (shape.experts * shape.expert + shape.experts * shape.hidden) + 2 * shape.vocab * shape.hidden
+        self.assertEqual(round(whole / 1e8), 347)
+        self.assertEqual(round(shape.operations(1, 0) / 2e9), 3)
+        self.assertEqual((shape.attends, shape.states), (10, 30 * 32 * 128 * 128))
 
 
 class WarmStarts(unittest.TestCase):

@@ -10,7 +10,6 @@ use moec_codegen::jit::Loaded;
 use moec_codegen::spec::Attention;
 use moec_codegen::{ComputeType, KernelSpec, Machine, compile, key_order, value_order};
 use moec_ir::op::AttentionDesc;
-use moec_ir::plan::Grid;
 use moec_ir::state::CacheHead;
 use moec_ir::types::Format;
 
@@ -116,10 +115,7 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     ];
     let args = memory.each_mut().map(|m| m.as_mut_ptr().cast::<u8>());
     let mut scratch = lines(spec.scratch_bytes(&isa));
-    let items = match spec.grid(&isa) {
-        Grid::Tiles { rows, tiles } => n.div_ceil(rows as usize) * tiles as usize,
-        _ => 1,
-    };
+    let items = spec.grid(&isa).items(n, 1);
     let seconds = fastest(|| {
         // SAFETY: the operands have the extents that the kernel documents.
         unsafe { kernel(args.as_ptr(), n as i64, 0, items as i64, scratch.as_mut_ptr().cast()) };

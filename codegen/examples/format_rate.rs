@@ -12,7 +12,7 @@ use moec_codegen::spec::Linear;
 use moec_codegen::{
     ByteDot, ComputeType, KernelSpec, Machine, Schedule, compile, packed_words, pad_row_stride,
 };
-use moec_ir::plan::{Grid, Layout};
+use moec_ir::plan::Layout;
 use moec_ir::types::Format;
 use std::time::Instant;
 
@@ -83,10 +83,7 @@ impl Layer {
             glu,
             schedule,
         });
-        let items = match spec.grid(&isa) {
-            Grid::Tiles { rows: each, tiles } => rows.div_ceil(each as usize) * tiles as usize,
-            Grid::One | Grid::Experts { .. } => 1,
-        };
+        let items = spec.grid(&isa).items(rows, 1);
         let weight = packed_bytes(Layout::Panels { nr: isa.nr as u32 }, format, 1, n, k);
         let memory = [small(rows * x_ld * 4), small(weight as usize), small(rows * n * 4)];
         let scratch = small(spec.scratch_bytes(&isa));

@@ -12,7 +12,7 @@ use moec_codegen::{
     pad_row_stride,
 };
 use moec_ir::op::{Activation, DispatchLayout, Glu};
-use moec_ir::plan::{Grid, Layout};
+use moec_ir::plan::Layout;
 use moec_ir::types::Format;
 use std::sync::Barrier;
 use std::time::Instant;
@@ -194,11 +194,7 @@ fn measure(machine: &Machine, probe: &Probe, threads: usize) -> Outcome {
         });
     }
     let args: Vec<usize> = memory.iter_mut().map(|m| m.as_mut_ptr().expose_provenance()).collect();
-    let items = match probe.spec.grid(&isa) {
-        Grid::One => 1,
-        Grid::Tiles { rows, tiles } => probe.n.div_ceil(rows as usize) * tiles as usize,
-        Grid::Experts { tiles, .. } => active * tiles as usize,
-    };
+    let items = probe.spec.grid(&isa).items(probe.n, active);
     let (start, end) = (Barrier::new(threads), Barrier::new(threads));
     let share = |thread: usize| -> f64 {
         let args: Vec<*mut u8> = args.iter().map(|&a| std::ptr::with_exposed_provenance_mut(a)).collect();

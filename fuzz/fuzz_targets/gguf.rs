@@ -1,8 +1,15 @@
-//! A GGUF file: what is read lies inside of the file, no tensor in another, and every number decodes.
+//! A GGUF file: what is read lies inside of the file, no tensor in another, and every number decodes. Its metadata
+//! are a configuration and a tokenizer, or are refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use moec_gguf::{Array, Header};
+use moec_import::ImportOptions;
+use std::fs;
+use std::sync::LazyLock;
+use tempfile::TempDir;
+
+static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
 
 /// Numbers of a tensor that are decoded at most.
 const SMALL: usize = 4096;
@@ -33,6 +40,17 @@ fuzz_target!(|bytes: &[u8]| {
         let from = whole.len() / 2;
         let mut part = vec![0.0; whole.len() - from];
         decode(&stored[from / tensor.kind.block * tensor.kind.bytes..], from, &mut part);
-        assert!(part.iter().zip(&whole[from..]).all(|(a, b)| a.to_bits() == b.to_bits()), "`{}`", tensor.name);
+        assert!(
+            part.iter().zip(&whole[from..]).all(|(a, b)| a.to_bits() == b.to_bits()),
+            "`{}`",
+            tensor.name
+        );
     }
+    let path = FOLDER.path().join("model.gguf");
+    fs::write(&path, bytes).expect("the file is written");
+    if let Ok(container) = moec_import::containers::open(&path, |_| Ok(())) {
+        // An error is an answer, too.
+        let _ = (container.tokenizer(), container.tokenizer_config(), container.chat_template());
+    }
+    let _ = moec_import::open(&path, &ImportOptions::default());
 });

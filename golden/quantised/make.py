@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Writes checkpoints in quantised layouts: the second layer of ../hf/olmoe, each matrix by the tools of its layout.
 
-    pip install torch compressed-tensors==0.20.0 nvidia-modelopt==0.47.0 autoawq==0.2.9 --no-deps && python make.py
+    pip install torch transformers==5.24.0 compressed-tensors==0.20.0 nvidia-modelopt==0.47.0 autoawq==0.2.9 --no-deps && python make.py
 
 For each layout NAME.safetensors holds the tensors that stand in place of the layer's matrices, with its `quantization_config` in the
 metadata, and hashes.json the SHA-256 of each matrix, dequantised to f32 as it is stored in a plain checkpoint. Scales are stored in
 the type that the tools store; they are widened to f32 before the tool dequantises, so that no product is rounded to 16 bits.
 
-Who packs and dequantises: compressed-tensors' compressors for its formats and FP8 blocks, ModelOpt's NVFP4QTensor for its NVFP4.
+Who packs and dequantises: compressed-tensors' compressors for its formats and FP8 blocks, ModelOpt's NVFP4QTensor for its NVFP4,
+transformers for the MXFP4 of gpt-oss.
 AutoAWQ packs on a GPU alone: here AWQ is packed by its published order, and dequantised by AutoAWQ's
 `dequantize_gemm`. GPTQ is packed and dequantised as `BaseQuantLinear.pack_original` and `dequantize_weight` of GPTQModel 7.7 do,
 written anew, because the package wants a GPU.
@@ -123,6 +124,40 @@ def nvfp4():
     return pack, config
 
 
+def mxfp4():
+    """Groups of 32 input channels with a power of two each; matrices with other rows stay plain."""
+    args = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32, symmetric=True)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+
+    def pack(w):
+        if w.shape[1] % 32:
+            return None
+        low, high = blocks(w, 1, 32)
+        scale = torch.exp2(torch.floor(torch.log2(torch.maximum(-low, high))) - 2)
+        kind = BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
+        out = kind.compress({"weight": w, "weight_scale": scale}, scheme)
+        codes = unpack_fp4_from_uint8(out["weight_packed"], *w.shape, dtype=torch.float32)
+        scale = kind._decompress_scale(out["weight_scale"], torch.float32)
+        back = dequantize(codes, scale, args=args, dtype=torch.float32)
+        return {f".{k}": v for k, v in out.items()}, back
+
+    _, config = compressed("mxfp4-pack-quantized", torch.float32, num_bits=4, type="float", strategy="group",
+                           group_size=32, symmetric=True)
+    return pack, config
+
+
+def gpt_oss():
+    """Random blocks and scales as gpt-oss stores experts, and the numbers that transformers makes of them, [experts, out, in]."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    random = torch.Generator().manual_seed(0)
+    packed = torch.randint(0, 256, (2, 8, 2, 16), generator=random, dtype=torch.uint8)
+    scales = torch.randint(100, 150, (2, 8, 2), generator=random, dtype=torch.uint8)
+    numbers = convert_moe_packed_tensors(packed, scales, dtype=torch.float32).transpose(1, 2)
+    tensors = {"w_blocks": packed, "w_scales": scales, "numbers": numbers.contiguous()}
+    save_file(tensors, HERE / "gpt_oss_mxfp4.safetensors")
+
+
 def nvfp4_modelopt():
     def pack(w):
         q, scale, double = NVFP4QTensor.quantize(w, 16)
@@ -209,6 +244,7 @@ LAYOUTS = {
     "packed4_channel": compressed("pack-quantized", torch.bfloat16, num_bits=4, type="int", strategy="channel"),
     "packed8_channel": compressed("pack-quantized", torch.bfloat16, num_bits=8, type="int", strategy="channel"),
     "nvfp4": nvfp4(),
+    "mxfp4": mxfp4(),
     "nvfp4_modelopt": nvfp4_modelopt(),
     "awq": awq(16),
     "gptq": gptq(4, 16),
@@ -224,13 +260,17 @@ def main() -> None:
         tensors, hashes[layout] = {}, {}
         for name in NAMES:
             stem = name.removesuffix(".weight")
-            out, back = pack(SOURCE[name].float())
+            packed = pack(SOURCE[name].float())
+            if packed is None:
+                continue
+            out, back = packed
             assert back.dtype == torch.float32 and back.shape == SOURCE[name].shape, (layout, name, back.dtype)
             near = (back - SOURCE[name].float()).abs().max() / SOURCE[name].float().abs().max()
             assert near < 0.4, (layout, name, near)
             tensors |= {f"{stem}{suffix}": t.contiguous() for suffix, t in out.items()}
             hashes[layout][name] = hashlib.sha256(back.contiguous().numpy().tobytes()).hexdigest()
         save_file(tensors, HERE / f"{layout}.safetensors", {"quantization_config": json.dumps(config)})
+    gpt_oss()
     for file in HERE.glob("*.safetensors"):
         file.chmod(0o644)
     (HERE / "hashes.json").write_text(json.dumps(hashes, indent=1) + "\n")

@@ -100,9 +100,7 @@ impl<'p> Accesses<'p> {
         let paging = self.plan.paging.as_ref()?;
         match step.code {
             Code::Builtin(Builtin::RequestExperts { layer, .. }) if !paging.by_neurons() => Some(layer),
-            Code::Builtin(Builtin::RequestGates { layer, .. } | Builtin::RequestNeurons { layer, .. }) => {
-                Some(layer)
-            }
+            Code::Builtin(Builtin::RequestNeurons { layer, .. }) => Some(layer),
             _ => None,
         }
     }

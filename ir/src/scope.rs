@@ -46,6 +46,9 @@ const ROLES: [(Part, Role); 5] = [
     (Part::HEAD, Role::Head),
 ];
 
+/// Begin of the names of parts that are slices.
+const SLICE: &str = "slice_";
+
 impl Part {
     /// Embedding, and what all layers share.
     pub const EMBED: Self = Self::new("embed");
@@ -69,8 +72,21 @@ impl Part {
         Self(Cow::Borrowed(name))
     }
 
+    /// A slice of a layer's experts.
+    pub fn of_slice(index: u32) -> Self {
+        Self(Cow::Owned(format!("{SLICE}{index}")))
+    }
+
+    /// Index of the slice of a layer's experts that it is.
+    pub fn slice(&self) -> Option<u32> {
+        self.0.strip_prefix(SLICE)?.parse().ok()
+    }
+
     /// Its role.
     pub fn role(&self) -> Role {
+        if self.slice().is_some() {
+            return Role::Network;
+        }
         ROLES.iter().find(|(part, _)| part == self).map_or(Role::Other, |&(_, role)| role)
     }
 

@@ -80,19 +80,11 @@ pub enum Builtin {
         /// Elements from one row of each operand's scores to the next; 0 for absent operands.
         strides: [u32; MAX_REQUEST_SCORES],
     },
-    /// `[table, lists of neurons]`: requests from the store the gates of the neurons that a predictor listed
-    /// ([`crate::bundle::active_list_words`]), where gates stay on disk.
-    RequestGates {
-        /// Index into [`Paging::layers`](crate::plan::Paging::layers).
-        layer: u32,
-        /// Rows that the table is laid out for.
-        rows: u32,
-        /// Experts per token that the table is laid out for.
-        k: u32,
-    },
-    /// `[table, (lists of active neurons)]`: requests from the store up and down of the neurons that a step
-    /// after `neuron_gate` listed ([`crate::bundle::active_list_words`]). Without lists it requests all that
-    /// stays on disk of the neurons of the experts that the table names.
+    /// `[table, (lists of neurons)]`: requests from the store neurons of the experts that the table names. With
+    /// lists ([`crate::bundle::active_list_words`]) a step over [`Grid::Clusters`] follows, which shortens them
+    /// to the active neurons, whose up and down are then read. Where gates stay on disk, a predictor has filled
+    /// the lists, and the gates of these neurons are requested; elsewhere they are still empty. Without lists
+    /// all that stays on disk of these experts is requested.
     RequestNeurons {
         /// Index into [`Paging::layers`](crate::plan::Paging::layers).
         layer: u32,
@@ -154,7 +146,7 @@ pub enum Span {
 
 impl Builtin {
     /// Number of its last arguments that it writes; 0 for a launch, whose kernel writes some of them.
-    /// `RequestExperts`, `RequestGates` and `RequestNeurons` leave their last argument unchanged, but its readers come after
+    /// `RequestExperts` and `RequestNeurons` leave their last argument unchanged, but its readers come after
     /// them, as if they wrote it.
     pub const fn results(self) -> usize {
         match self {
@@ -166,7 +158,6 @@ impl Builtin {
             | Self::Experts { .. }
             | Self::Streams { .. }
             | Self::RequestExperts { .. }
-            | Self::RequestGates { .. }
             | Self::RequestNeurons { .. }
             | Self::Subgraph { .. } => 1,
             Self::LimitCapacity { .. } => 2,
@@ -227,6 +218,55 @@ pub enum Grid {
         /// Tiles per expert.
         tiles: u32,
     },
+    /// Clusters of the neurons of `A` active experts, `A · blocks · (2 + columns)` items (PowerInfer-2, §4.3,
+    /// Figure 6). Items of an expert are neighbours: gates of its blocks, then up of its blocks, then for each
+    /// tile of columns down of its blocks.
+    ///
+    /// Up of a block comes after its gates. Down of a block comes after its up, and in the same columns after
+    /// down of the block before, so that sums are added in one order. There is no other order: in particular
+    /// no item waits for all gates, or for all of up.
+    Clusters {
+        /// Index of the argument that holds the dispatch table.
+        table: u32,
+        /// Blocks of an expert's neurons: the clusters.
+        blocks: u32,
+        /// Tiles of the columns of down.
+        columns: u32,
+    },
+}
+
+impl Grid {
+    /// Number of work items for `rows` valid rows and so many active experts.
+    pub const fn items(self, rows: usize, experts: usize) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Tiles { rows: 0, .. } => 0,
+            Self::Tiles { rows: block, tiles } => rows.div_ceil(block as usize) * tiles as usize,
+            Self::Experts { .. } | Self::Clusters { .. } => experts * self.items_of_expert(),
+        }
+    }
+
+    /// Number of work items of an expert; 0 without experts.
+    pub const fn items_of_expert(self) -> usize {
+        match self {
+            Self::One | Self::Tiles { .. } => 0,
+            Self::Experts { tiles, .. } => tiles as usize,
+            Self::Clusters { blocks, columns, .. } => blocks as usize * (2 + columns as usize),
+        }
+    }
+
+    /// Whether items are those of clusters, which depend on each other.
+    pub const fn has_clusters(self) -> bool {
+        matches!(self, Self::Clusters { .. })
+    }
+
+    /// Index of the argument that holds the dispatch table, if items are those of experts.
+    pub const fn table(self) -> Option<u32> {
+        match self {
+            Self::One | Self::Tiles { .. } => None,
+            Self::Experts { table, .. } | Self::Clusters { table, .. } => Some(table),
+        }
+    }
 }
 
 /// One launch.

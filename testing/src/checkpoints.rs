@@ -42,8 +42,8 @@ const NO_GGUF: (List, &str) = (List::Gguf, "llama.cpp has no architecture for it
 const GGUF_LATE: (List, &str) =
     (List::Gguf, "`GGUF_OF_2026` has it, where the gguf package knows an architecture for it");
 
-/// A checkpoint of a family with the parts of other families: their tests with every unit and format cover
-/// it.
+/// A checkpoint of a family with the parts of other families, whose tests with every unit and format cover it
+/// in a plain run. [`families`] and [`mixtures`] have it in a run of every combination.
 const fn late(name: &'static str) -> Checkpoint {
     const ALIKE: &str = "its mixers and operators are those of checkpoints on the list, or the CPU's";
     row(
@@ -173,10 +173,23 @@ impl List {
 /// The families with recurrent states.
 pub const FOLDED: [&str; 2] = ["qwen3_next", "qwen3_5_moe"];
 
-/// Checkpoints that are compiled and run for CPUs alone: six of them with every change, all with `--all`.
-pub fn late_checkpoints() -> impl Iterator<Item = &'static str> {
+/// Checkpoints that few tests of a plain run compile: those of `late`.
+pub fn late_checkpoints() -> impl DoubleEndedIterator<Item = &'static str> {
     CHECKPOINTS.iter().filter(|of| !List::Families.has(of) && of.family == of.name).map(|of| of.name)
 }
+
+/// [`FAMILIES`], and in a run of every combination the late checkpoints, too.
+pub fn families() -> impl DoubleEndedIterator<Item = &'static str> {
+    FAMILIES.into_iter().chain(late_checkpoints().filter(|_| crate::all()))
+}
+
+/// [`MIXTURES`], and in a run of every combination the late checkpoints, too: all of them have experts.
+pub fn mixtures() -> impl DoubleEndedIterator<Item = &'static str> {
+    MIXTURES.into_iter().chain(late_checkpoints().filter(|_| crate::all()))
+}
+
+/// Checkpoints whose experts all stay on the CPU and in RAM: some compute nothing, which no other unit knows.
+pub const IN_RAM: [&str; 1] = ["longcat_flash"];
 
 /// [`List::Families`].
 pub const FAMILIES: [&str; List::Families.len()] = List::Families.names();

@@ -130,6 +130,20 @@ pub static HAPROXY: Need = Need {
     help: Help::Packages(&["haproxy"]),
     find: || starts("haproxy", &["-v"]),
 };
+/// MPI: Open MPI.
+pub static OPEN_MPI: Need = Need {
+    name: "open-mpi",
+    what: "Open MPI",
+    help: Help::Packages(&["openmpi-bin", "libopenmpi-dev"]),
+    find: || starts("mpirun.openmpi", &["--version"]) && starts("mpicc.openmpi", &["--version"]),
+};
+/// MPI: MPICH.
+pub static MPICH: Need = Need {
+    name: "mpich",
+    what: "MPICH",
+    help: Help::Packages(&["mpich", "libmpich-dev"]),
+    find: || starts("mpirun.mpich", &["--version"]) && starts("mpicc.mpich", &["--version"]),
+};
 /// The runtime that moec carries.
 pub static PREBUILT: Need = Need {
     name: "prebuilt",
@@ -223,7 +237,7 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 27] = [
+pub static NEEDS: [&Need; 29] = [
     &COREML,
     &QNN,
     &ONNXRUNTIME,
@@ -236,6 +250,8 @@ pub static NEEDS: [&Need; 27] = [
     &STRACE,
     &MINISIGN,
     &HAPROXY,
+    &OPEN_MPI,
+    &MPICH,
     &KUBERNETES,
     &SYSTEMD,
     &PYTHON,

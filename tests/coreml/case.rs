@@ -53,6 +53,7 @@ pub(crate) fn profile(source: &Path) -> Profile {
         samples: Vec::new(),
         gates: Vec::new(),
         confidence: None,
+        losses: Vec::new(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The little model, and decoding that falls back to the full one.
 
 use super::{BIG_LITTLE, caches, compiled, full, little, read};
-use crate::support::{MIXTURES, checkpoint, configured, distance, expected, ferris, with_engine};
+use crate::support::{checkpoint, configured, distance, expected, ferris, mixtures, with_engine};
 use moec_base::progress::Progress;
 use moec_measure::verify::verify;
 use moec_runtime::{Decoder, Engine, Fallbacks, LogitRows, Sampler, Sampling, generate};
@@ -10,21 +10,36 @@ use std::path::Path;
 use std::sync::Mutex;
 
 /// Keys of a config with the number of experts per token.
-const TOP_K_KEYS: [&str; 2] = ["num_experts_per_tok", "moe_num_active_primary_experts"];
+const TOP_K_KEYS: [&str; 6] = [
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_num_active_primary_experts",
+    "moe_topk",
+    "top_k_experts",
+    "moe_k",
+];
+
+/// The number of experts per token in a config, or in that of a multimodal model's text part.
+fn top_k(config: &mut Value) -> &mut Value {
+    let config = if config["text_config"].is_object() { &mut config["text_config"] } else { config };
+    let key = TOP_K_KEYS.into_iter().find(|key| config[key].is_u64()).unwrap();
+    &mut config[key]
+}
 
 /// Experts per token in a checkpoint's config.
-fn experts_per_token(source: &Path) -> u64 {
+pub(super) fn experts_per_token(source: &Path) -> u64 {
     let text = std::fs::read_to_string(source.join("config.json")).unwrap();
-    let config: Value = serde_json::from_str(&text).unwrap();
-    TOP_K_KEYS.iter().find_map(|key| config[key].as_u64()).unwrap()
+    top_k(&mut serde_json::from_str(&text).unwrap()).as_u64().unwrap()
 }
 
 /// A copy of the checkpoint with another number of experts per token.
 fn with_experts(source: &Path, experts: u64, folder: &Path) {
-    configured(source, folder, |config| {
-        let key = TOP_K_KEYS.into_iter().find(|key| config[key].is_u64()).unwrap();
-        config[key] = json!(experts);
-    });
+    configured(source, folder, |config| *top_k(config) = json!(experts));
+}
+
+/// Models with more than one expert per token, so that a little model has fewer.
+fn with_fewer() -> impl DoubleEndedIterator<Item = &'static str> {
+    mixtures().filter(|family| experts_per_token(&checkpoint(family)) > 1)
 }
 
 /// The little entry point computes the model that `config.json` with fewer experts per token describes,
@@ -32,7 +47,7 @@ fn with_experts(source: &Path, experts: u64, folder: &Path) {
 /// evaluator's result.
 #[test]
 fn the_little_model_is_the_one_with_fewer_experts() {
-    for family in MIXTURES {
+    for family in with_fewer() {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let bundle = compiled(&source, "f32", BIG_LITTLE, folder.path());
@@ -64,7 +79,7 @@ fn the_little_model_is_the_one_with_fewer_experts() {
 /// In every cache format, the full pass replaces the little pass's keys and values at a position bit for bit.
 #[test]
 fn full_pass_replaces_the_kv_cache_of_the_little_pass() {
-    for (family, caches) in MIXTURES.map(|f| (f, caches(f))) {
+    for (family, caches) in with_fewer().map(|f| (f, caches(f))) {
         for cache in caches {
             let folder = tempfile::tempdir().unwrap();
             let source = checkpoint(family);
@@ -95,7 +110,7 @@ fn full_pass_replaces_the_kv_cache_of_the_little_pass() {
 #[test]
 fn gamma_ranges_from_the_little_to_the_full_model() {
     // In another order than the other test that builds these bundles, so that neither waits for the other.
-    for family in MIXTURES.into_iter().rev() {
+    for family in with_fewer().rev() {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let bundle = compiled(&source, "f32", BIG_LITTLE, folder.path());

@@ -3,7 +3,7 @@
 use super::*;
 use moec_ir::paging::Paging as Planned;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Experts of the demo model, from its last layer on.

@@ -12,14 +12,18 @@ mod built;
 #[cfg(target_os = "linux")]
 pub mod group;
 mod models;
+mod paged;
 #[cfg(target_os = "linux")]
 pub mod pty;
 mod serving;
 
 pub use built::{built, cache, recorded};
 pub use models::{WORDS, add_words, configured, copy_checkpoint, with_words};
-pub use moec_testing::checkpoints::{FAMILIES, FOLDED, GRAPHS, MIXTURES, PACKAGED};
+pub use moec_testing::checkpoints::{
+    FAMILIES, FOLDED, GRAPHS, IN_RAM, MIXTURES, PACKAGED, families, mixtures,
+};
 use moec_testing::{AVX2, AVX512, COREML, SAPPHIRE_RAPIDS};
+pub use paged::{failing, faulty, logits, recovers};
 use safetensors::{Dtype, SafeTensors};
 pub use serving::{Answer, served, with_engine, with_plan};
 use std::fmt::Write;
@@ -198,6 +202,21 @@ pub struct Expected {
     pub greedy: Vec<u32>,
 }
 
+impl Expected {
+    /// Largest difference of any logit where nothing is rounded: a ten-thousandth of their range.
+    pub fn tolerance(&self) -> f32 {
+        let most =
+            |of: fn(f32, f32) -> f32| self.logits.iter().copied().reduce(of).expect("there are logits");
+        (most(f32::max) - most(f32::min)) * 1e-4
+    }
+
+    /// Logits of the token at this position.
+    pub fn row(&self, position: usize) -> &[f32] {
+        let vocab = self.logits.len() / self.ids.len();
+        &self.logits[position * vocab..][..vocab]
+    }
+}
+
 /// Reads `expected.safetensors` of a checkpoint.
 pub fn expected(folder: &Path) -> Expected {
     let bytes = std::fs::read(folder.join("expected.safetensors")).expect("the reference is there");
@@ -207,6 +226,21 @@ pub fn expected(folder: &Path) -> Expected {
         logits: floats(&tensors, "logits"),
         greedy: ints(&tensors, "greedy_ids"),
     }
+}
+
+/// Experts that transformers' routers choose for the tokens of the prompt, for each layer with experts:
+/// `routes.safetensors` of a checkpoint, if it has the file.
+pub fn routes(folder: &Path) -> Option<Vec<Vec<Vec<u32>>>> {
+    let bytes = std::fs::read(folder.join("routes.safetensors")).ok()?;
+    let tensors = SafeTensors::deserialize(&bytes).expect("the reference is well-formed");
+    let layer = |name: &str| name.rsplit('.').next().and_then(|n| n.parse::<usize>().ok()).expect("a layer");
+    let mut names = tensors.names();
+    names.sort_by_key(|name| layer(name));
+    let of = |name: &str| {
+        let k = tensors.tensor(name).expect("a tensor").shape()[1];
+        ints(&tensors, name).chunks(k).map(<[u32]>::to_vec).collect()
+    };
+    Some(names.into_iter().map(of).collect())
 }
 
 /// The tensor `logits` of a file.

@@ -22,6 +22,7 @@ mod deny;
 mod dist;
 mod docs;
 mod fault_injection;
+mod fit;
 mod fuzz;
 mod gpu_check;
 mod hit_rates;
@@ -136,6 +137,11 @@ const COMMANDS: &[Command] = &[
         "accuracy",
         "measure what INT8 and INT4 cost on text, on the CPU and in networks for Hexagon, for docs/qnn-networks.md; some ten minutes",
         accuracy::run,
+    ),
+    (
+        "fit",
+        "measure what formats lose, for `moec fit`, and compare its predictions with measurements, for docs/benchmarks.md; some twenty minutes",
+        fit::run,
     ),
     (
         "padding",
@@ -267,6 +273,7 @@ fn main() -> ExitCode {
                     | "bench-disk"
                     | "bench-neurons"
                     | "bench-serve"
+                    | "big-little"
                     | "dist"
                     | "fuzz"
                     | "gpu-check"

@@ -6,6 +6,8 @@
 f32. `--exact-ends` keeps embedding and head in f32. There is no tokenizer, ids go in and logits come out, unless `--tokenizer` names
 one of bytes with merges (GPT-2's kind), for engines that speak in text.
 
+A family of 2026 is converted layer by layer, by the rules of `golden/gguf/late.py`.
+
 q8 and q4 are made of the bf16 file beside OUT. With `--direct` they are made of the checkpoint, matrix by matrix, by
 gguf-py's quantisers, whose bits are those of llama.cpp's: for models that the disk holds once only. `--consume` gives
 the space of each shard back as soon as it has been read; the checkpoint is of no use afterwards.
@@ -19,6 +21,8 @@ keys are normalised head by head, and the weights of the chosen experts add up t
 import argparse
 import json
 import os
+import re
+import sys
 from pathlib import Path
 
 import gguf
@@ -30,6 +34,10 @@ FILE_TYPES = {
     "bf16": gguf.LlamaFileType.MOSTLY_BF16, "q8": gguf.LlamaFileType.MOSTLY_Q8_0, "q4": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
 ARCHITECTURES = {"OlmoeForCausalLM": "olmoe", "Qwen3MoeForCausalLM": "qwen3moe", "PhiMoEForCausalLM": "phimoe"}
+LATE = Path(__file__).resolve().parents[3] / "golden" / "gguf"
+"""Where the rules for the families of 2026 are."""
+EXACT = ("ffn_gate_inp", "_norm.", "conv")
+"""Parts of names, in families of 2026, of tensors that stay f32."""
 ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 BLOCK = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
@@ -187,6 +195,46 @@ def write(checkpoint, out, fmt, exact_ends, consume=False, tokenizer=None):
     writer.close()
 
 
+def spelt(checkpoint, names):
+    """Tensors in the spelling that `golden/gguf/late.py` reads: no word for the modality, gate and up of experts apart."""
+    for name in names:
+        t, name = checkpoint.f32(name), name.replace("model.language_model.", "model.")
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate_proj", "up_proj"), np.split(t, 2, axis=1)):
+                yield name.replace("gate_up_proj", f"{part}.weight"), half
+        else:
+            yield name + ".weight" * name.endswith("experts.down_proj"), t
+
+
+def write_late(checkpoint, out):
+    """A family of 2026 in bf16, layer by layer."""
+    sys.path.insert(0, str(LATE))
+    import late
+
+    config = checkpoint.config.get("text_config", checkpoint.config)
+    arch, of_tensors, of_keys = late.FAMILIES[config["model_type"]]
+    names = gguf.get_tensor_name_map(arch, late.layers_of(config))
+    writer = gguf.GGUFWriter(str(out), gguf.MODEL_ARCH_NAMES[arch], use_temp_file=True)
+    of_keys(writer, config)
+    writer.add_file_type(FILE_TYPES["bf16"])
+    writer.add_tokenizer_model("no_vocab")
+    layers = {}
+    for name in checkpoint.tensors:
+        found = re.search(r"\.layers\.(\d+)\.", name)
+        layers.setdefault(found and int(found[1]), []).append(name)
+    for of_layer in layers.values():
+        for hf, t in of_tensors(config, dict(spelt(checkpoint, of_layer))):
+            own = hf.startswith(("blk.", "rope_freqs"))
+            name = hf if own else names.get_name(hf, try_suffixes=(".weight", ".bias"))
+            exact = t.ndim == 1 or not name.endswith(".weight") or any(part in name for part in EXACT)
+            kind = F32 if exact else BF16
+            writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(t), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def quantise(source, out, fmt, exact_ends):
     import llama_cpp as api
 
@@ -233,6 +281,8 @@ def main():
     hidden = args.out.with_name(f".{args.out.name}")
     if args.format == "qwen3moe":
         relabel(args.checkpoint, hidden)
+    elif args.format == "bf16" and Checkpoint(args.checkpoint).config["architectures"][0] not in ARCHITECTURES:
+        write_late(Checkpoint(args.checkpoint), hidden)
     elif args.format == "bf16" or args.direct:
         write(Checkpoint(args.checkpoint), hidden, args.format, args.exact_ends, args.direct and args.consume, args.tokenizer)
     else:

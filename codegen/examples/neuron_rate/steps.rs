@@ -4,7 +4,6 @@ use crate::{K, Outcome};
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice};
 use moec_codegen::{KernelSpec, Machine, compile};
-use moec_ir::plan::Grid;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 /// A cache line: operands are aligned as in a plan.
@@ -219,11 +218,7 @@ impl<'m> Builder<'m> {
                 kernel: loaded.kernel(&spec.symbol(&isa))?,
                 args: args.iter().map(|&i| at[i]).collect(),
                 n,
-                items: match spec.grid(&isa) {
-                    Grid::One => 1,
-                    Grid::Tiles { rows, tiles } => n.div_ceil(rows as usize) * tiles as usize,
-                    Grid::Experts { tiles, .. } => active * tiles as usize,
-                },
+                items: spec.grid(&isa).items(n, active),
                 scratch: spec.scratch_bytes(&isa),
                 table: *table,
             });

@@ -2,8 +2,8 @@
 
 use moec_codegen::gpu::Kernel;
 use moec_codegen::spec::{
-    Attention, AttentionMerge, CacheWrite, Combine, Embed, ExpertDown, ExpertGateUp, Linear, Map, Norm, Rope,
-    Router, Softmax,
+    Attention, AttentionMerge, CacheWrite, CausalConv, Combine, DeltaRule, Embed, ExpertDown, ExpertGateUp,
+    Linear, Map, Norm, Rope, Router, SelectiveScan, Softmax,
 };
 use moec_codegen::{
     ComputeType, KernelSpec, MapOp, NormKind, Rotation, RowFormat, RowNorm, Schedule, WeightOrder,
@@ -54,6 +54,7 @@ pub(crate) fn kernels() -> Vec<(String, Kernel)> {
     all.push(("linear gated q4, 64 rows".to_owned(), linear(Format::Q4, ComputeType::Bf16, 64, silu)));
     experts(&mut all);
     others(&mut all);
+    mixers(&mut all);
     let mut all: Vec<(String, Kernel)> = all.into_iter().map(|(name, spec)| (name, spec.into())).collect();
     let layout = DispatchLayout { rows: 512, k: 8, experts: 128 };
     all.push(("dispatch".to_owned(), Kernel::Dispatch(layout)));
@@ -202,6 +203,45 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
     let embed = KernelSpec::Embed(Embed { vocab, hidden: HIDDEN, format, panels: false, out_ld: HIDDEN });
     all.push(("embed q4".to_owned(), embed));
     all.push(("softmax".to_owned(), KernelSpec::Softmax(Softmax { cols: 256, x_ld: 256, out_ld: 256 })));
+}
+
+/// Mixers of Qwen3-Next, Kimi Linear, Nemotron 3 Nano and Jamba.
+fn mixers(all: &mut Vec<(String, KernelSpec)>) {
+    for rows in [1, 512] {
+        let (channels, act) = (8192, Some(Activation::Silu));
+        let conv = CausalConv { rows, channels, taps: 4, act, bias: false, x_ld: channels, out_ld: channels };
+        all.push((format!("convolution, {rows} in a call"), conv.into()));
+        let rule = DeltaRule {
+            rows,
+            key_heads: 16,
+            heads: 32,
+            key: 128,
+            value: 128,
+            corrects: true,
+            by_channel: false,
+            chunked: false,
+            ld: [2048, 2048, 4096, 32, 32],
+            out_ld: 4096,
+        };
+        let by_channel =
+            DeltaRule { key_heads: 32, by_channel: true, ld: [4096, 4096, 4096, 4096, 32], ..rule.clone() };
+        let ssd = DeltaRule {
+            key_heads: 8,
+            heads: 64,
+            value: 64,
+            corrects: false,
+            ld: [1024, 1024, 4096, 64, 64],
+            ..rule.clone()
+        };
+        let scan = SelectiveScan { rows, channels, state: 16, ld: [16, 16, 8192, 8192], out_ld: channels };
+        let named: [(&str, KernelSpec); 4] = [
+            ("delta rule, a decay per head", rule.into()),
+            ("delta rule, a decay per channel", by_channel.into()),
+            ("state space", ssd.into()),
+            ("selective scan", scan.into()),
+        ];
+        all.extend(named.map(|(name, spec)| (format!("{name}, {rows} in a call"), spec)));
+    }
 }
 
 fn norm(out: RowFormat) -> KernelSpec {

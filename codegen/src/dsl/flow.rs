@@ -64,6 +64,21 @@ impl<'k> Kb<'k> {
         body: impl FnOnce(I<'k>, &[T]) -> Vec<T>,
     ) -> Vec<T> {
         let (start, end, step) = (start.int(self), end.int(self), step.int(self));
+        let next = |i: I<'k>, values: &[T]| {
+            let values = body(i, values);
+            (i + step, values)
+        };
+        self.fold_while(start, init, |i, _| i.lt(end), next).1
+    }
+
+    /// `while go(i, values) { (i, values) = body(i, values) }`, from `start` and `init` on; returns both.
+    pub(crate) fn fold_while<T: Carry<'k>>(
+        &'k self,
+        start: I<'k>,
+        init: &[T],
+        go: impl FnOnce(I<'k>, &[T]) -> I<'k>,
+        body: impl FnOnce(I<'k>, &[T]) -> (I<'k>, Vec<T>),
+    ) -> (I<'k>, Vec<T>) {
         let (head, inside, after) = (self.block("loop"), self.block("body"), self.block("end"));
         let before = self.b.get_insert_block();
         self.jump(head);
@@ -76,10 +91,9 @@ impl<'k> Kb<'k> {
         let i = I { k: self, v: value(index, start.v) };
         let carried: Vec<T> =
             phis.iter().zip(init).map(|(&p, x)| T::wrap(self, value(p, x.value()))).collect();
-        self.done(self.b.build_conditional_branch(i.lt(end).scalar(), inside, after));
+        self.done(self.b.build_conditional_branch(go(i, &carried).scalar(), inside, after));
         self.b.position_at_end(inside);
-        let next = body(i, &carried);
-        let next_i = i + step;
+        let (next_i, next) = body(i, &carried);
         if let Some(last) = self.b.get_insert_block() {
             if let Some(p) = index {
                 p.add_incoming(&[(&next_i.v as &dyn BasicValue<'k>, last)]);
@@ -95,7 +109,7 @@ impl<'k> Kb<'k> {
         }
         self.jump(head);
         self.b.position_at_end(after);
-        carried
+        (i, carried)
     }
 
     /// `for i in (start .. end).step_by(step)`

@@ -7,6 +7,7 @@
 //! | work | items of a grid, by threads of a pool | [`Launch`]: blocks of threads |
 //! | weights | panels | [`Layout::Rows`]: a lane of a warp reads 16 bytes of a row, its neighbour the next |
 //! | KV cache | panels of tokens and of channels | [`CACHE_ORDER`] for keys and values: `[ctx][dim]` |
+//! | recurrent states | panels of columns | [`FOLDED_ORDER`]: `[rows][dim]` |
 //! | [`Schedule::rows`](crate::Schedule::rows) | rows of a work item | up to [`FEW_ROWS`]: rows that a warp multiplies by a row of the weight; more: tiles |
 //!
 //! Each file is a kernel family, as in `kernels`, and is written as the code of one thread.
@@ -16,6 +17,7 @@ mod angles;
 mod argmax;
 mod attention;
 mod combine;
+mod conv;
 mod dispatch;
 mod dot;
 mod expert;
@@ -26,8 +28,10 @@ mod norm;
 mod plain_tile;
 mod position;
 mod quantise;
+mod recurrence;
 mod router;
 mod rows;
+mod sequences;
 mod tile;
 mod weight;
 
@@ -60,6 +64,9 @@ pub fn on_tensor_cores(format: Format, depth: usize) -> bool {
 
 /// Order of keys and of values in a cache: `[ctx][dim]`.
 pub const CACHE_ORDER: CacheOrder = CacheOrder::Keys { nr: 1 };
+
+/// Order of states that every token changes, recurrent ones and the rows before a convolution's: `[rows][dim]`.
+pub const FOLDED_ORDER: CacheOrder = CacheOrder::Rows;
 
 /// A generation of GPUs, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

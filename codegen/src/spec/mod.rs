@@ -3,7 +3,8 @@
 //! Every kernel is `void symbol(ptr args, i64 n, i64 begin, i64 end, ptr scratch)`: `args[i]` is the
 //! address of operand `i` in the order that its type documents, `n` the number of valid rows,
 //! `begin .. end` the work items of [`KernelSpec::grid`] to do. Activations are f32; `ld` is the distance
-//! from row to row, in elements. Results do not depend on how work items are split.
+//! from row to row, in elements. Results do not depend on how work items are split, nor on their order beyond
+//! what [`Grid::Clusters`] requires.
 
 pub mod schedule;
 mod symbol;
@@ -26,7 +27,7 @@ pub use crate::kernels::expert::{ExpertDown, ExpertGateUp, WeightOrder};
 pub use crate::kernels::gather_rows::GatherRows;
 pub use crate::kernels::linear::Linear;
 pub use crate::kernels::map::{Map, MapOp};
-pub use crate::kernels::neuron::{NeuronDown, NeuronDownAt, NeuronGate, NeuronPredict, NeuronUp, NeuronUpAt};
+pub use crate::kernels::neuron::{NeuronClusters, NeuronDown, NeuronPredict, NeuronUp};
 pub use crate::kernels::norm::{Norm, NormKind};
 pub use crate::kernels::position::{Rotation, RowNorm};
 pub use crate::kernels::quantise::Quantise;
@@ -65,6 +66,12 @@ impl ComputeType {
     /// The one of that name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|c| c.name() == name)
+    }
+
+    /// The one of the kernel with this symbol.
+    pub fn of_symbol(symbol: &str) -> Self {
+        let named = symbol.split_once("_as_").map(|(_, rest)| rest.split('_').next().unwrap_or(rest));
+        named.and_then(Self::parse).unwrap_or_default()
     }
 }
 
@@ -175,9 +182,7 @@ kernels! {
     NeuronUp,
     NeuronPredict,
     NeuronDown,
-    NeuronGate,
-    NeuronUpAt,
-    NeuronDownAt,
+    NeuronClusters,
     Combine,
     Map,
     CopyColumns,

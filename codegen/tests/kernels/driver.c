@@ -65,7 +65,13 @@ int main(void) {
         }
         struct guarded scratch = guard((size_t)scratch_bytes);
         memset(scratch.start, 0xff, scratch.len);
-        for (int64_t end = items; end > 0;) {
+        // A negative chunk: items depend on earlier ones, so the first chunk comes first.
+        for (int64_t begin = 0; chunk < 0 && begin < items;) {
+            int64_t end = items - begin > -chunk ? begin - chunk : items;
+            table[which](args, n, begin, end, scratch.start);
+            begin = end;
+        }
+        for (int64_t end = chunk < 0 ? 0 : items; end > 0;) {
             int64_t begin = end > chunk ? end - chunk : 0;
             table[which](args, n, begin, end, scratch.start);
             end = begin;

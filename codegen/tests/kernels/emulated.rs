@@ -71,7 +71,7 @@ fn check_on(machine: &Machine, cases: &[&Case]) {
                 numbers[&case.spec.symbol(&isa)] as i64,
                 case.n as i64,
                 items(&isa, case, active(case)) as i64,
-                chunk,
+                if case.spec.grid(&isa).has_clusters() { -chunk } else { chunk },
                 case.spec.scratch_bytes(&isa).next_multiple_of(64) as i64,
                 case.operands.len() as i64,
             ];

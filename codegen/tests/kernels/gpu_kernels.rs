@@ -98,6 +98,34 @@ fn tensor_cores_match_plain_loops() {
 }
 
 fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::gpu::Launch, sm: Sm) {
+    let results = results(case, kernel, launch, sm);
+    for (i, expect) in &case.expect {
+        let bytes = &results[*i];
+        let what = || format!("operand {i} of {:?} n={}", case.spec, case.n);
+        match expect {
+            Expect::Cache(want) => assert_eq!(*bytes, want.pack_in(CACHE_ORDER), "{}", what()),
+            // In the order of their rows.
+            Expect::States(_, want, tolerance) => {
+                compare_numbers(&words(bytes), &Expect::Floats(want.clone(), *tolerance), what);
+            }
+            _ => compare_numbers(&words(bytes), expect, what),
+        }
+    }
+}
+
+/// Contents of a case's operands after its kernel, as words.
+pub(crate) fn run_case(case: &Case) -> Vec<Vec<u32>> {
+    let kernel = Kernel::from(case.spec.clone());
+    let launch = kernel.launch().unwrap_or_else(|e| panic!("{e}"));
+    results(case, &kernel, launch, Sm::Sm80).iter().map(|bytes| words(bytes)).collect()
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+/// Contents of a case's operands after its kernel.
+fn results(case: &Case, kernel: &Kernel, launch: moec_codegen::gpu::Launch, sm: Sm) -> Vec<Vec<u8>> {
     let sm = gpu::generation().unwrap_or(sm);
     let what = || format!("{:?} n={} on {}", case.spec, case.n, sm.name());
     let text = compile(sm, std::slice::from_ref(kernel)).unwrap_or_else(|e| panic!("{e}"));
@@ -126,17 +154,7 @@ fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::gpu::Launch, s
         let done = program.launch(&memory, &arguments, &start);
         done.unwrap_or_else(|e| panic!("{e}: {}\n{text}", what()));
     }
-    for (i, expect) in &case.expect {
-        let bytes = memory.bytes(buffers[*i]);
-        let what = || format!("operand {i} of {}", what());
-        if let Expect::Cache(want) = expect {
-            assert_eq!(bytes, want.pack_in(CACHE_ORDER), "{}", what());
-        } else {
-            let words: Vec<u32> =
-                bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-            compare_numbers(&words, expect, what);
-        }
-    }
+    buffers.iter().map(|&buffer| memory.bytes(buffer)).collect()
 }
 
 /// Buffers of the operands.
@@ -156,9 +174,10 @@ fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> OperandMemory 
     for (i, operand) in case.operands.iter().enumerate() {
         let name = format!("operand {i}");
         let buffer = match operand {
-            Operand::Floats(x) => memory.add(&name, &bytes(x.iter().map(|v| v.to_bits()))),
+            Operand::Floats(x) | Operand::States(_, x) => {
+                memory.add(&name, &bytes(x.iter().map(|v| v.to_bits())))
+            }
             Operand::Ints(x) => memory.add(&name, &bytes(x.iter().map(|v| v.cast_unsigned()))),
-            Operand::States(..) => panic!("a state of no GPU kernel"),
             Operand::Cache(cache) => memory.add(&name, &cache.pack_in(CACHE_ORDER)),
             Operand::Same(again) => held.buffers[*again],
             Operand::OnDisk(..) => panic!("neurons of split storage stay with the CPU: {case:?}"),

@@ -5,14 +5,12 @@ use crate::machines::{is_selected, machines};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, Weighting, pack, pack_slice, round_rows, unpack_rows};
-use moec_codegen::spec::{
-    Attention, ExpertDown, ExpertGateUp, Linear, NeuronGate, NeuronUp, NeuronUpAt, Quantise,
-};
+use moec_codegen::spec::{Attention, ExpertDown, ExpertGateUp, Linear, NeuronClusters, NeuronUp, Quantise};
 use moec_codegen::{
     ByteDot, ComputeType, Isa, KernelSpec, Machine, Schedule, compile, delta_order, neurons_multiply,
     packed_words,
 };
-use moec_ir::plan::{Grid, Layout};
+use moec_ir::plan::Layout;
 use moec_ir::state::CacheHead;
 use moec_ir::types::{Format, GROUP};
 use std::ops::Range;
@@ -141,8 +139,7 @@ pub(crate) fn can_multiply(isa: &Isa, spec: &KernelSpec) -> bool {
             ComputeType::I8 => isa.bytes != ByteDot::None,
         },
         KernelSpec::NeuronUp(NeuronUp { hidden, format, compute, .. })
-        | KernelSpec::NeuronGate(NeuronGate { hidden, format, compute, .. })
-        | KernelSpec::NeuronUpAt(NeuronUpAt { hidden, format, compute, .. }) => {
+        | KernelSpec::NeuronClusters(NeuronClusters { hidden, format, compute, .. }) => {
             neurons_multiply(isa, *format, *hidden, *compute)
         }
         _ => true,
@@ -472,7 +469,7 @@ pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
             KernelSpec::ExpertGateUp(_)
             | KernelSpec::ExpertDown(_)
             | KernelSpec::NeuronUp(_)
-            | KernelSpec::NeuronGate(_)
+            | KernelSpec::NeuronClusters(_)
             | KernelSpec::NeuronPredict(_)
             | KernelSpec::NeuronDown(_),
         ) => Some(*matrices),
@@ -491,14 +488,11 @@ pub(crate) fn active(case: &Case) -> usize {
 
 /// Number of work items of a case.
 pub(crate) fn items(isa: &Isa, case: &Case, active: usize) -> usize {
-    match case.spec.grid(isa) {
-        Grid::One => 1,
-        Grid::Tiles { rows, tiles } => case.n.div_ceil(rows as usize) * tiles as usize,
-        Grid::Experts { tiles, .. } => active * tiles as usize,
-    }
+    case.spec.grid(isa).items(case.n, active)
 }
 
-/// Runs a kernel with work items in chunks, the last chunk first; returns the operands' contents.
+/// Runs a kernel with work items in chunks, the last chunk first unless items depend on earlier ones; returns
+/// the operands' contents.
 pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> {
     let mut memory: Vec<Option<Guarded>> = Vec::new();
     let mut args: Vec<*mut u8> = Vec::new();
@@ -531,12 +525,19 @@ pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec
     let items = items(isa, case, active(case));
     // The contract requires scratch to be 64-byte aligned.
     let scratch = Guarded::new(&vec![0xff; case.spec.scratch_bytes(isa).next_multiple_of(64)]);
+    let mut chunks = Vec::new();
     let mut end = items;
     while end > 0 {
         let begin = end.saturating_sub(chunk);
+        chunks.push((begin, end));
+        end = begin;
+    }
+    if case.spec.grid(isa).has_clusters() {
+        chunks.reverse();
+    }
+    for (begin, end) in chunks {
         // SAFETY: operands have the extents that the kernel documents, and guard pages after them.
         unsafe { kernel(args.as_ptr(), case.n as i64, begin as i64, end as i64, scratch.start) };
-        end = begin;
     }
     memory.iter().map(|m| m.as_ref().map(Guarded::words).unwrap_or_default()).collect()
 }

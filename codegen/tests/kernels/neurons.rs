@@ -75,6 +75,81 @@ impl Network {
     pub(crate) fn words(&self) -> usize {
         active_list_words(self.layout, self.inter)
     }
+
+    /// Lists of the active experts' neurons for which `is_active(expert, neuron)` is true, as words.
+    pub(crate) fn lists(&self, is_active: impl Fn(usize, usize) -> bool) -> Operand {
+        let (blocks, mut words) = (self.inter.div_ceil(BLOCK), vec![-1_i32; self.words()]);
+        for active in 0..self.table[0] as usize {
+            let e = self.table[self.layout.expert() + active] as usize;
+            for block in 0..blocks {
+                let own = block * BLOCK..self.inter.min((block + 1) * BLOCK);
+                let listed: Vec<usize> = own.filter(|&i| is_active(e, i)).collect();
+                let list = &mut words[(active * blocks + block) * (BLOCK + 1)..];
+                list[0] = listed.len() as i32;
+                list[1..].iter_mut().zip(listed).for_each(|(to, i)| *to = i as i32);
+            }
+        }
+        Operand::Floats(words.iter().map(|w| f32::from_bits(w.cast_unsigned())).collect())
+    }
+
+    /// Gate and up of every slot and neuron, joined; `ld` is the distance of the rows of `x`. 0 for empty slots.
+    pub(crate) fn joined(&self, g: Glu, x: &[f32], ld: usize) -> Vec<f32> {
+        strided(self.slots(), self.inter, self.inter, |slot, i| {
+            let (Some(gate), Some(up)) = (self.part(slot, i, 0), self.part(slot, i, 1)) else { return 0.0 };
+            let row = &x[self.table[self.layout.token() + slot] as usize * ld..][..self.hidden];
+            glu(g, dot(row, gate), dot(row, up))
+        })
+    }
+
+    /// Down of every slot: sums over the neurons for which `is_active(slot, neuron)` is true.
+    pub(crate) fn sums(&self, h: &[f32], is_active: impl Fn(usize, usize) -> bool) -> Vec<f32> {
+        strided(self.slots(), self.hidden, self.hidden, |slot, c| {
+            let down = |i| self.part(slot, i, 2).map_or(0.0, |d| d[c]);
+            let own = (0..self.inter).filter(|&i| slot < self.of_slot.len() && is_active(slot, i));
+            own.map(|i| f64::from(h[slot * self.inter + i]) * f64::from(down(i))).sum::<f64>() as f32
+        })
+    }
+
+    /// Many rows times all neurons, by panels: gate and up, then down, for each order with its operands of either.
+    pub(crate) fn panels(
+        &self,
+        rng: &mut Rng,
+        (format, compute): (Format, ComputeType),
+        places: Vec<(WeightOrder, [Vec<Operand>; 2])>,
+    ) -> Vec<Case> {
+        let &Self { layout, hidden, inter, n, .. } = self;
+        let (g, bias, schedule) = (Glu::Gated(Activation::Relu), false, Schedule::default());
+        let (rows, x_ld, x) = rows_as(compute, &random(rng, n, hidden, hidden), [1, hidden, hidden]);
+        let (factors, h_ld, h) = rows_as(compute, &rng.floats(self.slots() * inter), [1, inter, inter]);
+        let case = |spec: KernelSpec, rows: &Operand, weights: Vec<Operand>, expected: Vec<f32>| {
+            let mut operands = vec![rows.clone(), Operand::Ints(self.table.clone())];
+            operands.extend(weights);
+            operands.push(Operand::Floats(vec![0.0; expected.len()]));
+            let expect = vec![(operands.len() - 1, Expect::Floats(expected, 2e-4))];
+            Case { spec, n, operands, expect }
+        };
+        let mut cases = Vec::new();
+        for (order, [of_up, of_down]) in places {
+            let (out, glu) = (RowFormat::f32(inter), g);
+            let up = ExpertGateUp {
+                layout,
+                hidden,
+                inter,
+                format,
+                compute,
+                x_ld,
+                glu,
+                bias,
+                out,
+                order,
+                schedule,
+            };
+            let down = ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule };
+            cases.push(case(up.into(), &rows, of_up, self.joined(g, &x, hidden)));
+            cases.push(case(down.into(), &factors, of_down, self.sums(&h, |_, _| true)));
+        }
+        cases
+    }
 }
 
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -146,30 +221,12 @@ fn columns_of_active_neurons() {
             let share = rng.pick(&[1, 0, 5]);
             let is_active: Vec<bool> =
                 (0..net.layout.experts * inter).map(|_| share > 0 && rng.below(share.max(1)) == 0).collect();
-            let blocks = inter.div_ceil(BLOCK);
-            let mut lists = vec![-1_i32; net.words()];
-            for a in 0..net.table[0] as usize {
-                let e = net.table[net.layout.expert() + a] as usize;
-                for b in 0..blocks {
-                    let list = &mut lists[(a * blocks + b) * (BLOCK + 1)..];
-                    let listed: Vec<_> = (b * BLOCK..inter.min((b + 1) * BLOCK))
-                        .filter(|i| is_active[e * inter + i])
-                        .collect();
-                    list[0] = listed.len() as i32;
-                    list[1..].iter_mut().zip(listed).for_each(|(to, i)| *to = i as i32);
-                }
-            }
             // The values of inactive neurons are NaN, since they must not be read.
             let h = strided(net.slots(), inter, inter, |slot, i| match net.of_slot.get(slot) {
                 Some(e) if is_active[e * inter + i] => rng.float(),
                 _ => f32::NAN,
             });
-            let expected = strided(net.slots(), hidden, hidden, |slot, c| {
-                let Some(e) = net.of_slot.get(slot) else { return 0.0 };
-                let is_active = (0..inter).filter(|i| is_active[e * inter + i]);
-                let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
-                is_active.map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
-            });
+            let expected = net.sums(&h, |slot, i| is_active[net.of_slot[slot] * inter + i]);
             let layout = net.layout;
             cases.push(Case {
                 spec: NeuronDown { layout, hidden, inter, format, gate_bound }.into(),
@@ -178,7 +235,7 @@ fn columns_of_active_neurons() {
                     Operand::Floats(h),
                     Operand::Ints(net.table.clone()),
                     net.operand(format),
-                    Operand::Floats(lists.iter().map(|w| f32::from_bits(w.cast_unsigned())).collect()),
+                    net.lists(|e, i| is_active[e * inter + i]),
                     Operand::Floats(vec![0.0; net.slots() * hidden]),
                 ],
                 expect: vec![(4, Expect::Floats(expected, 5e-5))],
@@ -254,69 +311,9 @@ fn many_rows_are_multiplied_by_panels_of_neuron_bundles() {
         for (format, gate_bound, compute) in PANELS {
             let mut net = Network::new(rng, layout, format);
             net.held = stored(format, compute, [3 * net.inter, net.hidden], &net.weights);
-            let (hidden, inter, g) = (net.hidden, net.inter, Glu::Gated(Activation::Relu));
-            let x = random(rng, net.n, hidden, hidden);
-            let (rows, x_ld, x) = rows_as(compute, &x, [1, hidden, hidden]);
-            let gates = strided(net.slots(), inter, inter, |slot, c| {
-                let (Some(gate), Some(up)) = (net.part(slot, c, 0), net.part(slot, c, 1)) else { return 0.0 };
-                let row = &x[net.table[net.layout.token() + slot] as usize * hidden..][..hidden];
-                glu(g, dot(row, gate), dot(row, up))
-            });
+            let weights = || vec![net.operand(format)];
             let order = WeightOrder::Neurons { gate_bound };
-            let (layout, schedule) = (net.layout, Schedule::default());
-            cases.push(Case {
-                spec: ExpertGateUp {
-                    layout,
-                    hidden,
-                    inter,
-                    format,
-                    compute,
-                    x_ld,
-                    glu: g,
-                    bias: false,
-                    out: RowFormat::f32(inter),
-                    order,
-                    schedule,
-                }
-                .into(),
-                n: net.n,
-                operands: vec![
-                    rows,
-                    Operand::Ints(net.table.clone()),
-                    net.operand(format),
-                    Operand::Floats(vec![0.0; net.slots() * inter]),
-                ],
-                expect: vec![(3, Expect::Floats(gates, 2e-4))],
-            });
-
-            let h = rng.floats(net.slots() * inter);
-            let (rows, h_ld, h) = rows_as(compute, &h, [1, inter, inter]);
-            let expected = strided(net.slots(), hidden, hidden, |slot, c| {
-                let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
-                (0..inter).map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
-            });
-            cases.push(Case {
-                spec: ExpertDown {
-                    layout,
-                    inter,
-                    hidden,
-                    format,
-                    compute,
-                    h_ld,
-                    bias: false,
-                    order,
-                    schedule,
-                }
-                .into(),
-                n: net.n,
-                operands: vec![
-                    rows,
-                    Operand::Ints(net.table.clone()),
-                    net.operand(format),
-                    Operand::Floats(vec![0.0; net.slots() * hidden]),
-                ],
-                expect: vec![(3, Expect::Floats(expected, 2e-4))],
-            });
+            cases.extend(net.panels(rng, (format, compute), vec![(order, [weights(), weights()])]));
         }
     }
     check(&cases);

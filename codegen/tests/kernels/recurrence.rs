@@ -1,11 +1,12 @@
 //! Kernels that process rows in order: each row changes the state that the next row of its sequence reads.
 
+use crate::gpu_kernels::run_case;
 use crate::harness::{Case, Expect, Operand, Rng, check, random, run, strided};
 use crate::machines::machines;
 use crate::simple::activation;
-use moec_codegen::jit::{KernelFn, Loaded};
+use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{CausalConv, DeltaRule, SelectiveScan};
-use moec_codegen::{Isa, KernelSpec, compile};
+use moec_codegen::{KernelSpec, compile};
 use moec_ir::op::Activation;
 
 /// Number of states, one per sequence.
@@ -370,15 +371,15 @@ fn part(case: &Case, at: usize, n: usize) -> Case {
     case
 }
 
-/// Final state and result rows, if the case is computed in calls of `chunk` rows.
-fn in_calls(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> [Vec<u32>; 2] {
+/// Final state and result rows, if `run` computes the case in calls of `chunk` rows.
+fn in_calls(run: &dyn Fn(&Case) -> Vec<Vec<u32>>, case: &Case, chunk: usize) -> [Vec<u32>; 2] {
     let (mut state, mut out) = (None, Vec::new());
     for at in (0..case.n).step_by(chunk) {
         let mut part = part(case, at, chunk.min(case.n - at));
         if let Some(state) = state.take() {
             part.operands[0] = Operand::Ints(state);
         }
-        let mut words = run(kernel, isa, &part, 3);
+        let mut words = run(&part);
         out.extend(words.pop().expect("a result"));
         state = Some(words.swap_remove(0).into_iter().map(u32::cast_signed).collect::<Vec<_>>());
     }
@@ -407,7 +408,7 @@ fn splitting_a_sequence_into_calls_changes_no_result() {
             let whole = [whole.swap_remove(0), out];
             let together = matches!(&case.spec, KernelSpec::DeltaRule(rule) if rule.chunked);
             for chunk in if together { &[7, 16, 48][..] } else { &[7, 1] } {
-                let parts = in_calls(kernel, &isa, case, *chunk);
+                let parts = in_calls(&|part| run(kernel, &isa, part, 3), case, *chunk);
                 let same = |(a, b): (&u32, &u32)| {
                     let [x, y] = [a, b].map(|&bits| f32::from_bits(bits));
                     a == b || together && (x - y).abs() <= 1e-5 * (1.0 + y.abs())
@@ -417,6 +418,21 @@ fn splitting_a_sequence_into_calls_changes_no_result() {
                     assert!(same, "other numbers in calls of {chunk}: {:?} on {isa:?}", case.spec);
                 }
             }
+        }
+    }
+}
+
+/// The same on GPUs, whose kernels go row by row: the last bit of states and results is that of one call.
+#[test]
+fn splitting_a_sequence_into_calls_changes_no_result_on_gpus() {
+    let rows = |case: &Case| case.n == IN_TURN;
+    let chosen = |cases: Vec<Case>| cases.into_iter().filter(rows).step_by(3).collect::<Vec<_>>();
+    for case in [conv_cases(), delta_cases(), scan_cases()].into_iter().flat_map(chosen) {
+        let mut whole = run_case(&case);
+        let out = whole.pop().expect("a result");
+        let whole = [whole.swap_remove(0), out];
+        for chunk in [7, 1] {
+            assert_eq!(in_calls(&run_case, &case, chunk), whole, "in calls of {chunk}: {:?}", case.spec);
         }
     }
 }

@@ -6,6 +6,8 @@ pub const MANIFEST: &str = "manifest.json";
 pub const DENSE: &str = "weights/dense.bin";
 /// Weights of routed experts.
 pub const EXPERTS: &str = "weights/experts.bin";
+/// Folder of all weights.
+const WEIGHTS: &str = "weights/";
 /// Object code.
 pub const KERNELS: &str = "artifacts/kernels.o";
 /// Text of the Graph.
@@ -32,4 +34,14 @@ pub const RUN: &str = "run";
 /// Whether a file of a bundle is part of an artifact that is a folder: such files are as large as weights.
 pub fn is_inside(name: &str) -> bool {
     name.strip_prefix("artifacts/").is_some_and(|rest| rest.contains('/'))
+}
+
+/// Weights that another host than the first reads into this memory.
+pub fn weights_of(memory: &str) -> String {
+    format!("{WEIGHTS}{memory}.bin")
+}
+
+/// Whether a file of a plan has weights.
+pub fn has_weights(path: &str) -> bool {
+    path.starts_with(WEIGHTS)
 }

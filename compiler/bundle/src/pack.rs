@@ -13,7 +13,7 @@ use super::reuse::{MatrixRecord, Packed, Reuse};
 use moec_base::error::{Error, Result, io_error};
 use moec_base::hashing::hex;
 use moec_base::interrupt;
-use moec_base::paths::{DENSE, EXPERTS};
+use moec_base::paths::has_weights;
 use moec_base::progress::{Bar, Progress};
 use moec_cpu::{Block, PackError, Packer, Scratch, WeightImportance};
 use moec_ir::plan::{FileRef, Paging, Plan, Segment};
@@ -67,7 +67,7 @@ pub fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
     let mut result = PackResult { bytes: total, ..PackResult::default() };
     let bar = progress.bytes("Packing", total);
     for (index, file) in plan.files.iter_mut().enumerate() {
-        if ![DENSE, EXPERTS].contains(&file.path.as_str()) {
+        if !has_weights(&file.path) {
             continue;
         }
         let index = u32::try_from(index).map_err(|_| Error::bug("more files than a plan counts"))?;

@@ -3,11 +3,10 @@
 use super::manifest::{Manifest, digest};
 use super::{destination, workspace};
 use moec_base::error::{Error, Result, io_error};
-use moec_base::paths::is_inside;
-use moec_base::paths::{DECISIONS, GRAPH, KERNELS, PLAN};
+use moec_base::paths::{DECISIONS, GRAPH, KERNELS, PLAN, has_weights, is_inside};
 use moec_base::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
-use moec_device::Device;
+use moec_device::{Device, HOST_BACKEND};
 use moec_ir::Module;
 use moec_ir::plan::{Plan, TargetInfo};
 use moec_passes::decisions::{Decisions, VERSION};
@@ -42,8 +41,8 @@ impl Bundle {
         // If it cannot be put back, the bundle is missing, and the load below reports that.
         let _ = workspace::recover(folder);
         let (manifest, manifest_bytes) = Manifest::load(folder)?;
-        manifest.check(folder, false)?;
-        manifest.part(|name| !name.starts_with("weights/") && !is_inside(name)).check(folder, true)?;
+        manifest.part(|name| !has_weights(name)).check(folder, false)?;
+        manifest.part(|name| !has_weights(name) && !is_inside(name)).check(folder, true)?;
         let path = folder.join(PLAN);
         let bytes = manifest.read_file(folder, PLAN, regular::PLAN)?;
         let malformed = |cause: String| {
@@ -53,6 +52,10 @@ impl Bundle {
         };
         let plan = Plan::decode(&bytes).map_err(|e| malformed(e.to_string()))?;
         moec_ir::verify::plan(&plan).map_err(|e| malformed(e.to_string()))?;
+        // A host needs no weights of others.
+        let has_hosts = plan.units.iter().any(|unit| unit.backend == HOST_BACKEND);
+        let is_there = |name: &str| !has_hosts || folder.join(name).exists();
+        manifest.part(|name| has_weights(name) && is_there(name)).check(folder, false)?;
         Ok(Self { folder: folder.to_owned(), manifest, manifest_bytes, plan })
     }
 

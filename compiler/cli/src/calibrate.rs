@@ -6,7 +6,9 @@ use moec_base::{Error, Result, human};
 use moec_config::Config;
 use moec_import::ImportOptions;
 use moec_measure::calibrate::{self, Request, WINDOW};
+use moec_measure::mix::losses::losses;
 use moec_profile::importance::too_few;
+use moec_profile::losses::merge;
 use moec_profile::{Origin, Profile};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -37,6 +39,10 @@ pub struct Args {
     /// text is read
     #[arg(long, value_name = "FILE.TRACE")]
     pub merge: Vec<PathBuf>,
+    /// Also measure what each format of weights and of the KV cache loses, on text that the calibration has not
+    /// read: `moec fit --profile` predicts losses by it. Builds and runs eleven models
+    #[arg(long)]
+    pub losses: bool,
     /// Profile to write [default: `profile` under `[calibrate]`, or the checkpoint's name and `.trace`]
     #[arg(long, short, value_name = "FILE.TRACE")]
     pub output: Option<PathBuf>,
@@ -84,7 +90,12 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         .transpose()?;
     let mut all = taken.into_iter().chain(merged);
     let first = all.next().ok_or_else(|| Error::bug("nothing was read and nothing merged"))?;
-    let profile = all.try_fold(first, |sum, next| sum.merge(&next))?;
+    let mut profile = all.try_fold(first, |sum, next| sum.merge(&next))?;
+    if args.losses {
+        let texts = if args.text.is_empty() { &configured.text } else { &args.text };
+        let measured = losses((&config, texts), (&checkpoint, &spec), &profile, request.tokens, progress)?;
+        profile.losses = merge(&profile.losses, &measured);
+    }
     if let Some(few) = too_few(&profile) {
         progress.warn(&few);
     }

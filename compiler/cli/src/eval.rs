@@ -32,8 +32,8 @@ pub struct Args {
     /// Windows to measure [default: the whole text]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub windows: Option<u32>,
-    /// Another bundle of the same checkpoint: also measure the rate of equal next tokens, and the
-    /// Kullback-Leibler divergence
+    /// Another bundle of the same checkpoint: also measure the increase of perplexity, the rate of equal next
+    /// tokens, and the Kullback-Leibler divergence
     #[arg(long, value_name = "BUNDLE", requires = "text")]
     pub against: Option<PathBuf>,
     /// Measure big-little decoding for each `--gamma`: the text token by token, the answers, and the share of
@@ -104,6 +104,10 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
             format!("{kl:.6}"),
             "nats per token (Kullback-Leibler)".to_owned(),
         ]);
+    }
+    if let Some(increase) = quality.increase {
+        let over = "of the perplexity, over that of the other bundle";
+        rows.push(vec!["increase".to_owned(), format!("{:+.3} %", 100.0 * increase), over.to_owned()]);
     }
     if let Some([drop, spill, padding]) = quality.rates() {
         let percent = |x: f64| format!("{:.2} %", 100.0 * x);

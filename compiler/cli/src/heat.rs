@@ -329,6 +329,7 @@ mod tests {
             samples: Vec::new(),
             gates: Vec::new(),
             confidence: None,
+            losses: Vec::new(),
         }
     }
 

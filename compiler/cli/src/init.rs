@@ -91,11 +91,21 @@ pub(crate) fn write(path: &Path, text: &str, force: bool) -> Result<()> {
 
 /// Path of the checkpoint: the given one if it exists, else the folder of the downloaded model with that
 /// name.
-pub(crate) fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
-    let name = given.to_str().filter(|_| !given.exists()).and_then(hub::Name::parse);
-    // Anything else is a path; opening it reports the error.
-    let Some(name) = name else { return Ok(given.to_owned()) };
-    hub::fetch(&name, offline, progress).map_err(|e| {
+fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
+    match name(given) {
+        Some(name) => fetched(given, hub::fetch(&name, offline, progress)),
+        None => Ok(given.to_owned()),
+    }
+}
+
+/// The name of a model on the hub, if no such path exists. Anything else is a path; opening it reports the error.
+pub(crate) fn name(given: &Path) -> Option<hub::Name> {
+    given.to_str().filter(|_| !given.exists()).and_then(hub::Name::parse)
+}
+
+/// The folder of a downloaded model, or the error with the name that was given.
+pub(crate) fn fetched(given: &Path, found: Result<PathBuf>) -> Result<PathBuf> {
+    found.map_err(|e| {
         e.context(format!(
             "`{}` is not a local path, and downloading it from the Hugging Face Hub failed",
             given.display()

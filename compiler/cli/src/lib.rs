@@ -170,7 +170,7 @@ impl Commands {
             Self::Sign(args) => sign::run(args),
             Self::Run(args) => return run::run(args, progress),
             Self::Eval(args) => eval::run(args, progress),
-            Self::Steps(args) => steps::run(args),
+            Self::Steps(args) => steps::run(args, progress),
             Self::Simulate(args) => simulate::run(args),
             Self::ProfileDevice(args) => profile_device::run(args, progress),
             Self::Backend(command) => command.run(),

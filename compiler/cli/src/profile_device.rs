@@ -107,6 +107,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         cpu: info.cpu,
         features: info.features.into_iter().filter(|f| cpu::missing(&[f]).is_empty()).collect(),
         legal_ops: LegalOps::All,
+        hosts: Vec::new(),
         units: vec![unit(&found)],
         memories: [Some(memory(&found)), disk.as_ref().map(disk_memory)].into_iter().flatten().collect(),
         caches: moec_device::host_caches(),

@@ -87,11 +87,25 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan cannot run on this machine").because(e))?
         .emulating(unit.emulated());
+    let folder = &bundle.folder;
+    if let Some(followed) = backends::follow(&program, folder, threads(&args.args)) {
+        return followed.map(|()| ExitCode::SUCCESS);
+    }
     let info = args.args.first().is_some_and(|subcommand| subcommand == INFO);
     let has_executor = emulates || attached(&program, info)?;
     let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &local_executor };
-    let emulation = has_executor.then_some(Emulation { weights: &bundle.folder, executor });
-    Ok(front(&name, emulation, &files).run(&program, &bundle.folder, words).into())
+    let emulation = has_executor.then_some(Emulation { weights: folder, executor });
+    let code = front(&name, emulation, &files).run(&program, folder, words);
+    backends::leave(&program)?;
+    Ok(code.into())
+}
+
+/// Threads that the arguments of a subcommand ask for.
+fn threads(args: &[OsString]) -> Option<usize> {
+    let words = || args.iter().filter_map(|word| word.to_str());
+    let joined = words().find_map(|word| word.strip_prefix("--threads="));
+    let apart = || words().skip_while(|word| *word != "--threads").nth(1);
+    joined.or_else(apart)?.parse().ok()
 }
 
 /// A bundle's own subcommands, in this process.

@@ -1,9 +1,14 @@
 //! `moec steps`: the time of every step of a call.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
+mod limits;
+
 use super::output;
+use limits::{Call, Work};
+use moec_base::progress::Progress;
 use moec_base::{Error, Result, interrupt};
 use moec_bundle::read::Bundle;
+use moec_cpu::roofline::{self, Roofline};
 use moec_ir::EntryKind;
 use moec_ir::plan::UnitRef;
 use moec_ir::plan::{Builtin, Code, Plan};
@@ -41,6 +46,10 @@ pub struct Args {
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Also measure this machine, and print the least time that it needs for the matrices and states of each
+    /// step: the longer of arithmetic at its peak and of one pass over their bytes. Takes some seconds
+    #[arg(long)]
+    pub limits: bool,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
@@ -52,13 +61,15 @@ struct Timed {
     scope: String,
     kernel: String,
     time: Duration,
+    /// Its arithmetic and its bytes, with the least time for them.
+    limit: Option<(Work, Duration)>,
 }
 
 /// Times the steps and prints them.
 ///
 /// # Errors
 /// Fails if the bundle cannot be executed here, or has no entry point for the call.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let bundle = Bundle::open(&args.bundle)?;
     let unit = bundle.unit()?;
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
@@ -75,12 +86,17 @@ pub fn run(args: &Args) -> Result<()> {
     };
     once()?; // a warm-up: pages come from disk
     let times = (0..args.repeat).map(|_| once()).collect::<Result<Vec<_>>>()?;
-    let steps = join(&bundle, index, &times)?;
+    let machine = args.limits.then(|| {
+        let tick = &mut |what: &str| progress.stage("Measured", what);
+        roofline::measure(engine.threads(), tick).map_err(Error::from)
+    });
+    let machine = machine.transpose()?;
+    let steps = join(&bundle, index, &rows, &times, machine.as_ref())?;
     let call = bundle.plan.entries[index].kind;
     if args.json {
         return output::json(&report(call, &rows, args, &steps));
     }
-    output::data(&output::table(&summary(&steps)))
+    output::data(&output::table(&summary(&steps, args.limits)))
 }
 
 /// The entry point of a call, and its rows.
@@ -115,10 +131,17 @@ fn call(plan: &Plan, args: &Args) -> Result<(usize, Vec<Row>)> {
     Ok((index, (0..n).map(row).collect()))
 }
 
-/// Names of the steps of an entry point, with the medians of their times.
-fn join(bundle: &Bundle, index: usize, times: &[Vec<Duration>]) -> Result<Vec<Timed>> {
+/// Names of the steps of an entry point, with the medians of their times, and with limits on a machine.
+fn join(
+    bundle: &Bundle,
+    index: usize,
+    rows: &[Row],
+    times: &[Vec<Duration>],
+    machine: Option<&Roofline>,
+) -> Result<Vec<Timed>> {
     let module = bundle.graph()?;
     let (entry, graph) = (&bundle.plan.entries[index], module.entries.get(index));
+    let call = Call::of(rows);
     let timed = entry.steps.iter().enumerate().map(|(i, step)| {
         let mut of_step: Vec<Duration> = times.iter().map(|t| t[i]).collect();
         of_step.sort_unstable();
@@ -137,51 +160,85 @@ fn join(bundle: &Bundle, index: usize, times: &[Vec<Duration>]) -> Result<Vec<Ti
             scope: node.map(|n| n.scope.to_string()).unwrap_or_default(),
             kernel: kernel.unwrap_or_default(),
             time: of_step[of_step.len() / 2],
+            limit: machine.zip(node).and_then(|(machine, node)| {
+                let work = Work::of(&bundle.plan, entry, step, node, call)?;
+                Some((work, work.limit(machine)))
+            }),
         }
     });
     Ok(timed.collect())
 }
 
+/// Steps of one operator and kernel.
+#[derive(Default)]
+struct Sum {
+    steps: usize,
+    seconds: f64,
+    /// Seconds of those with a limit, and the sum of the limits.
+    limited: [f64; 2],
+}
+
+impl Sum {
+    fn add(&mut self, step: &Timed) {
+        self.steps += 1;
+        self.seconds += step.time.as_secs_f64();
+        if let Some((_, limit)) = step.limit {
+            self.limited[0] += step.time.as_secs_f64();
+            self.limited[1] += limit.as_secs_f64();
+        }
+    }
+
+    /// Number, milliseconds, share of `total`, and share of the limit.
+    fn cells(&self, total: f64, limits: bool) -> Vec<String> {
+        let percent = |part: f64, of: f64| format!("{:.1} %", 100.0 * part / of.max(1e-12));
+        let [seconds, limit] = self.limited;
+        let of_limit = || if limit > 0.0 { percent(limit, seconds) } else { String::new() };
+        let mut cells =
+            vec![self.steps.to_string(), format!("{:.3}", self.seconds * 1e3), percent(self.seconds, total)];
+        cells.extend(limits.then(of_limit));
+        cells
+    }
+}
+
 /// Steps of one operator and kernel, the longest first.
-fn summary(steps: &[Timed]) -> Vec<Vec<String>> {
-    let total: f64 = steps.iter().map(|s| s.time.as_secs_f64()).sum();
-    let mut by_kernel: BTreeMap<(&str, &str), (usize, f64)> = BTreeMap::new();
-    for s in steps {
-        let of = by_kernel.entry((s.op, &s.kernel)).or_default();
-        *of = (of.0 + 1, of.1 + s.time.as_secs_f64());
+fn summary(steps: &[Timed], limits: bool) -> Vec<Vec<String>> {
+    let (mut all, mut by_kernel) = (Sum::default(), BTreeMap::<(&str, &str), Sum>::new());
+    for step in steps {
+        all.add(step);
+        by_kernel.entry((step.op, &step.kernel)).or_default().add(step);
     }
     let mut sorted: Vec<_> = by_kernel.into_iter().collect();
-    sorted.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
-    let head = ["operator", "steps", "ms", "share", "kernel"].map(str::to_owned).to_vec();
-    let row = |((op, kernel), (n, time)): ((&str, &str), (usize, f64))| {
-        vec![
-            op.to_owned(),
-            n.to_string(),
-            format!("{:.3}", time * 1e3),
-            format!("{:.1} %", 100.0 * time / total.max(1e-12)),
-            kernel.to_owned(),
-        ]
+    sorted.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+    let mut head = vec!["operator", "steps", "ms", "share"];
+    head.extend(limits.then_some("of the limit"));
+    head.push("kernel");
+    let row = |op: &str, sum: &Sum, kernel: &str| {
+        let cells = sum.cells(all.seconds, limits);
+        [vec![op.to_owned()], cells, vec![kernel.to_owned()]].concat()
     };
-    let mut rows = vec![head];
-    rows.extend(sorted.into_iter().map(row));
-    rows.push(vec![
-        "(all)".into(),
-        steps.len().to_string(),
-        format!("{:.3}", total * 1e3),
-        String::new(),
-        String::new(),
-    ]);
+    let mut rows = vec![head.into_iter().map(str::to_owned).collect()];
+    rows.extend(sorted.iter().map(|((op, kernel), sum)| row(op, sum, kernel)));
+    rows.push(row("(all)", &all, ""));
     rows
 }
 
 fn report(call: EntryKind, rows: &[Row], args: &Args, steps: &[Timed]) -> Value {
+    let step = |s: &Timed| {
+        let mut step = json!({
+            "op": s.op, "scope": s.scope, "kernel": s.kernel, "seconds": s.time.as_secs_f64(),
+        });
+        if let Some((work, limit)) = s.limit {
+            step["limit"] = json!({
+                "seconds": limit.as_secs_f64(), "operations": work.operations, "bytes": work.bytes,
+            });
+        }
+        step
+    };
     json!({
         "entry": call.to_string(),
         "rows": rows.len(),
         "context": args.context,
         "seconds": steps.iter().map(|s| s.time.as_secs_f64()).sum::<f64>(),
-        "steps": steps.iter().map(|s| json!({
-            "op": s.op, "scope": s.scope, "kernel": s.kernel, "seconds": s.time.as_secs_f64(),
-        })).collect::<Vec<_>>(),
+        "steps": steps.iter().map(step).collect::<Vec<_>>(),
     })
 }

@@ -5,7 +5,7 @@ use moec_base::error::io_error;
 use moec_base::hashing::hex;
 use moec_base::{Result, human};
 use moec_profile::correlations::Correlations;
-use moec_profile::{Confidence, Profile, Routing, file};
+use moec_profile::{Confidence, FormatLoss, Profile, Routing, file};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -82,6 +82,11 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
         let experts = format!("{} tokens with {} experts each", of.tokens(), of.experts);
         rows.push(row("confidences", format!("{experts}; γ by fallbacks: {}", gammas.join(", "))));
     }
+    if !profile.losses.is_empty() {
+        let of = |l: &FormatLoss| format!("{} {} {:+.2} %", l.key, l.format, 100.0 * l.mean().exp_m1());
+        let all = profile.losses.iter().map(of).collect::<Vec<_>>().join(", ");
+        rows.push(row("losses", format!("perplexity with {all}")));
+    }
     let mut text = output::table(&rows);
     if !profile.layers.is_empty() {
         let head = ["layer", "tokens", "experts used", "busiest / mean", "least used (tokens)"];
@@ -112,6 +117,11 @@ fn layer_row(layer: &Routing) -> Vec<String> {
 fn confidence_json(of: &Confidence) -> Value {
     let gammas = FALLBACKS.map(|share| json!({ "gamma": of.quantile(share), "fallback_share": share }));
     json!({ "experts_per_token": of.experts, "tokens": of.tokens(), "gammas": gammas })
+}
+
+/// The loss of a format as JSON.
+fn loss_json(of: &FormatLoss) -> Value {
+    json!({"key": of.key, "format": of.format.name(), "tokens": of.tokens, "nats_per_token": of.mean()})
 }
 
 /// A profile as JSON, without the channels.
@@ -150,6 +160,7 @@ pub(super) fn json(profile: &Profile) -> Value {
         "neurons": neurons::json(profile),
         "gates": neurons::gates_json(profile),
         "confidence": profile.confidence.as_ref().map(confidence_json),
+        "losses": profile.losses.iter().map(loss_json).collect::<Vec<_>>(),
         "layers": profile.layers.iter().map(layer).collect::<Vec<_>>(),
         "weights": profile.weights.iter().map(|(name, m)| json!({
             "name": name,

@@ -644,6 +644,24 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         section: "placement",
+        name: "slices",
+        default: "\"auto\"",
+        range: "\"auto\", or 1..=64",
+        help: &[
+            "Slices of its inner channels that every expert is cut into, whose results are added in their order. `auto` cuts one for",
+            "each host of the target. On one host, as many slices as on several hosts give the same bits.",
+        ],
+        set: |c, v| {
+            c.placement.slices = match v.text() {
+                Ok("auto") => None,
+                Ok(_) => return Err(ValueError::Range),
+                Err(_) => Some(v.integer(1..=64)?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "placement",
         name: "cached",
         default: "\"auto\"",
         range: "\"auto\", or 0..=4096",

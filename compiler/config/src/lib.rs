@@ -388,6 +388,8 @@ pub struct PlacementConfig {
     pub policy: Option<&'static System>,
     /// Experts of a layer that the memory of a hot unit holds; `None`: as many as fit.
     pub cached: Option<u32>,
+    /// Slices of their inner channels that all experts are cut into; `None`: one for each host.
+    pub slices: Option<u32>,
     /// Refinement of the run-time assignment of experts to units.
     pub refine: Refine,
     /// Units of the experts of a prompt, where experts are assigned to units at run time.
@@ -408,6 +410,7 @@ impl PlacementConfig {
             hot: UnitSetting::Unit("cpu".to_owned()),
             policy: None,
             cached: None,
+            slices: None,
             refine: Refine::Full,
             prefill: PromptUnits::Auto,
             moves: true,

@@ -67,13 +67,20 @@ impl<'a> UnitList<'a> {
     pub fn of(device: &'a Device) -> Self {
         let dynamic = |(i, unit): (usize, &'a DeviceUnit)| {
             let backend = backends::of(unit, device).ok()?;
-            let accelerates = unit.kind != UnitKind::Cpu && backend.graphs().is_none();
+            let other = unit.kind != UnitKind::Cpu || unit.host.is_some();
+            let accelerates = other && backend.graphs().is_none();
             Some(DynamicUnit { index: u32::try_from(i).ok()?, unit, backend }).filter(|_| accelerates)
         };
         let accelerators: Vec<DynamicUnit<'a>> =
             device.units.iter().enumerate().filter_map(dynamic).collect();
         let has_near_data = accelerators.iter().any(|f| f.backend.command_streams().is_some());
         Self { device, accelerators, has_near_data }
+    }
+
+    /// Units that the hosts' slices of experts are for: the CPU of each, this host's first.
+    pub fn hosts(&self) -> Vec<u32> {
+        let others = self.accelerators.iter().filter(|a| a.unit.host.is_some()).map(|a| a.index);
+        std::iter::once(0).chain(others).collect()
     }
 
     /// The unit that a key of `[placement]` names, by its name or else its kind; `None` for `auto`.

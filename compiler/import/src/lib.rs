@@ -42,21 +42,57 @@ pub fn open(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSp
     Ok((checkpoint, spec))
 }
 
-/// Names and shapes of the tensors that a checkpoint with this `config.json` has. `optional` is the suffixes of
-/// optional tensors that exist, since families choose between spellings by them (`experts.gate_up_proj`:
-/// experts are stacked).
+/// Ends of the names of optional tensors in a checkpoint of which only the configuration is known: experts are
+/// stacked where a family has both spellings.
+const STACKED: &[&str] = &["experts.gate_up_proj", "experts.gate_up_proj_bias"];
+
+/// Opens the checkpoint at a path, or the shapes of one: a folder with a `config.json` and no weights has the
+/// tensors that its family requests. They count as stored in bf16, whatever `quantization_config` says. Reading
+/// their numbers is an error.
+///
+/// # Errors
+/// Those of [`open`].
+pub fn open_shapes(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSpec)> {
+    let kind = containers::find(path).filter(|_| containers::is_config_alone(path));
+    let Some(kind) = kind else { return open(path, options) };
+    shapes(path, (kind.config)(path)?)
+}
+
+/// The shapes of a checkpoint with this configuration, as [`open_shapes`] opens them.
 ///
 /// # Errors
 /// Those of [`read`] that do not need tensors.
-pub fn tensors_of(
+pub fn shapes(path: &Path, config: Config) -> Result<(Checkpoint, ModelSpec)> {
+    let config = config.with("quantization_config", serde_json::Value::Null);
+    families::of(&config)?;
+    let tensors = requested(config.clone(), STACKED)?.1;
+    let checkpoint = Checkpoint::of(containers::shapes(path, config, tensors), &ImportOptions::default());
+    let spec = read(&checkpoint)?;
+    Ok((checkpoint, spec))
+}
+
+/// Names and shapes of the tensors that a family requests.
+pub type RequestedTensors = Vec<(String, Vec<usize>)>;
+
+/// Names and shapes of the tensors that a checkpoint with this `config.json` has, and its specification, whose
+/// weights cannot be read. `optional` is the suffixes of optional tensors that exist, since families choose
+/// between spellings by them (`experts.gate_up_proj`: experts are stacked).
+///
+/// # Errors
+/// Those of [`read`] that do not need tensors.
+pub fn without_weights(
     config: serde_json::Map<String, serde_json::Value>,
     optional: &'static [&'static str],
-) -> Result<Vec<(String, Vec<usize>)>> {
-    let container =
-        containers::weightless::WeightlessCheckpoint::new(Config::of("config.json", config), optional);
+) -> Result<(ModelSpec, RequestedTensors)> {
+    requested(Config::of("config.json", config), optional)
+}
+
+/// The specification, and the tensors that a family requests.
+fn requested(config: Config, optional: &'static [&'static str]) -> Result<(ModelSpec, RequestedTensors)> {
+    let container = containers::weightless::WeightlessCheckpoint::new(config, optional);
     let checkpoint = Checkpoint::of(Box::new(container), &ImportOptions::default());
-    read(&checkpoint)?;
-    Ok(checkpoint.requested().map_or_else(Vec::new, containers::weightless::RequestedTensors::all))
+    let spec = read(&checkpoint)?;
+    Ok((spec, checkpoint.requested().map_or_else(Vec::new, containers::weightless::RequestedTensors::all)))
 }
 
 /// Reads the specification of a checkpoint.

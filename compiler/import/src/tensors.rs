@@ -175,6 +175,7 @@ impl<'a> Tensors<'a> {
         let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
         if let Some(requested) = self.checkpoint.requested() {
             requested.add(name, &shape);
+            self.count(name, shape.iter().map(|&n| n as u64).product());
             return Ok(WeightExpr::Leaf(Leaf { tensor: name.to_owned(), shape, encoding: Encoding::Plain }));
         }
         let mut failed = None;

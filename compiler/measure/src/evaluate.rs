@@ -55,6 +55,9 @@ pub struct Quality {
     /// Mean Kullback-Leibler divergence from the other bundle's probabilities, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub divergence: Option<f64>,
+    /// Increase of the perplexity over that of the other bundle, as a share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub increase: Option<f64>,
     /// Share of questions for which every token of the answer is the greedy choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_match: Option<f64>,
@@ -188,6 +191,7 @@ fn measure(
         let windows = windows(&ids, bundle, tasks)?;
         let bar = progress.items("Reading", windows.len() as u64, "windows of text");
         let (mut loss, mut count, mut same, mut divergence) = (0.0, 0, 0, 0.0);
+        let mut before = 0.0;
         for window in &windows {
             moec_base::interrupt::check()?;
             let (ids, next) = (&window[..window.len() - 1], &window[1..]);
@@ -201,6 +205,7 @@ fn measure(
                 if let Some(other) = reference.as_ref().and_then(|r| r.get(at)) {
                     same += usize::from(greedy(row) == greedy(other));
                     divergence += kl(other, row);
+                    before -= f64::from(other[next as usize]);
                 }
             }
             count += next.len();
@@ -213,6 +218,7 @@ fn measure(
         if against.is_some() {
             quality.same_choice = Some(same as f64 / count as f64);
             quality.divergence = Some(divergence / count as f64);
+            quality.increase = Some(((loss - before) / count as f64).exp_m1());
         }
     }
     if let Some(questions) = &tasks.questions {

@@ -6,7 +6,7 @@
 //! is removed with it.
 
 use moec_base::error::{Error, Result, io_error};
-use moec_base::paths::{DENSE, EXPERTS, KERNELS};
+use moec_base::paths::{KERNELS, has_weights};
 use moec_base::progress::Progress;
 use moec_base::scratch::Scratch;
 use moec_bundle::objects::ObjectCache;
@@ -130,7 +130,7 @@ impl HostBuild {
                 ..own.clone()
             };
         }
-        plan.files.retain(|f| [DENSE, EXPERTS].contains(&f.path.as_str()));
+        plan.files.retain(|f| has_weights(&f.path));
 
         let weights = if let Some(other) = other.filter(|o| o.weights.segments == plan.segments) {
             Rc::clone(&other.weights)

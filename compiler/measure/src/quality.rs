@@ -168,8 +168,8 @@ impl<'a> Measured<'a> {
             return Ok(found);
         }
         self.progress.warn(
-            "calibration has read nearly all of the text that `max_perplexity_increase` is measured on, so the promise \
-             is weaker; name other text under `[quality]`",
+            "calibration has read nearly all of the text that the loss is measured on, so the promise is weaker; name \
+             other text under `[quality]`",
         );
         windows(&self.corpora, Some(text), self.tokens, self.window)
     }

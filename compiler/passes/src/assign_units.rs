@@ -60,6 +60,8 @@ pub struct UnitAssignment {
     pub mixer: u32,
     /// Unit of the rest: what neither mixes tokens nor is an expert.
     pub rest: u32,
+    /// Units of the slices of experts, by slice; slices past the last are on the CPU.
+    pub slices: Vec<u32>,
     /// Units of experts; no layer has segments before `layout`.
     pub experts: ExpertPlacement,
 }
@@ -75,6 +77,7 @@ impl Default for UnitAssignment {
             attention: 0,
             mixer: 0,
             rest: 0,
+            slices: Vec::new(),
             experts: ExpertPlacement::default(),
         }
     }
@@ -102,6 +105,8 @@ impl UnitAssignment {
             let mut of = kernels().filter(|(s, _)| reads_state(&s.args));
             of.find(|(_, node)| node.is_some_and(|n| n.scope.role() == role)).map(|(s, _)| s.unit)
         };
+        let sliced = kernels().filter_map(|(s, node)| Some((node?.scope.part.slice()?, s.unit)));
+        let slices: BTreeMap<u32, u32> = sliced.collect();
         // The first kernel step embeds tokens.
         let rest = kernels().next().map(|(s, _)| s.unit);
         Self {
@@ -111,6 +116,7 @@ impl UnitAssignment {
             attention: mixes(Role::Attention).unwrap_or(0),
             mixer: mixes(Role::Mixer).unwrap_or(0),
             rest: rest.unwrap_or(0),
+            slices: slices.into_values().collect(),
             experts: plan.experts.clone(),
         }
     }
@@ -127,6 +133,9 @@ impl UnitAssignment {
 
     /// The unit of a node outside of static graphs; [`ExpertPlacement::of_layer`] has the units of experts.
     pub fn of_node(&self, node: &Node) -> u32 {
+        if let Some(unit) = self.of_slice(node) {
+            return unit;
+        }
         match node.op {
             Op::ExpertFfn { .. }
             | Op::NeuronFfn { .. }
@@ -137,6 +146,12 @@ impl UnitAssignment {
             Op::Dispatch { .. } | Op::RopeAngles { .. } if !self.takes(self.rest, &node.op) => 0,
             _ => self.of_role(node.scope.role()),
         }
+    }
+
+    /// The unit of the slice of experts that a node belongs to.
+    pub fn of_slice(&self, node: &Node) -> Option<u32> {
+        let slice = node.scope.part.slice()?;
+        Some(self.slices.get(slice as usize).copied().unwrap_or(0))
     }
 
     /// The unit of a role's nodes, experts aside.
@@ -232,6 +247,11 @@ pub fn assign_units(
     if let Named::Unit(accelerator) = mixer {
         assignment.mixer = accelerator.index;
         assign(module, placed, accelerator, Role::Mixer, "requested by `placement.mixer`")?;
+    }
+    if module.entries.iter().flat_map(|g| &g.nodes).any(|n| n.scope.part.slice().is_some()) {
+        assignment.slices = list.hosts();
+        slice_rows(module, placed, list, &assignment)?;
+        return Ok((assignment, decisions));
     }
     let mut taken = BTreeMap::new();
     for role in [Role::Attention, Role::Mixer] {
@@ -545,6 +565,28 @@ pub(super) fn expert_rows(module: &Module, placed: &mut Placement, assignment: &
             }
         }
     }
+}
+
+/// Adds a placement row for each host that computes a slice of the experts.
+///
+/// # Errors
+/// Fails if the unit of a host does not run them.
+fn slice_rows(
+    module: &Module,
+    placed: &mut Placement,
+    list: &UnitList<'_>,
+    assignment: &UnitAssignment,
+) -> Result<()> {
+    for graph in &module.entries {
+        for node in &graph.nodes {
+            let Some(unit) = assignment.of_slice(node) else { continue };
+            if let Some(accelerator) = list.accelerator(unit) {
+                runs(accelerator, node)?;
+            }
+            place(placed, graph, node, unit, "a slice of all experts");
+        }
+    }
+    Ok(())
 }
 
 /// Counts a node in its row of the placement. A row that is new replaces that of the CPU.

@@ -113,8 +113,8 @@ fn is_of(arg: &Arg, buffer: u32) -> bool {
 /// none.
 fn only_writer(entry: &Entry, plan: &Plan, buffer: u32) -> Option<(usize, usize)> {
     let mut found = entry.steps.iter().enumerate().flat_map(|(at, step)| {
-        let results = plan.results(step).indices();
-        results.filter(|&i| is_of(&step.args[i], buffer)).map(move |i| (at, i))
+        let args = step.args.iter().enumerate().filter(|(_, arg)| is_of(arg, buffer));
+        args.filter(|&(i, _)| plan.results(step).contains(i)).map(move |(i, _)| (at, i))
     });
     let first = found.next()?;
     found.next().is_none().then_some(first)

@@ -94,11 +94,11 @@ impl CopyInserter<'_> {
         let written = self.plan.results(&step);
         let own = self.memory(step.unit);
         let mut back = Vec::new();
-        let table = match (step.code, step.grid) {
-            (_, Grid::Experts { table, .. }) => step.args.get(table as usize).copied(),
-            (Code::Builtin(Builtin::Streams { .. }), _) => step.args.get(1).copied(),
-            _ => None,
+        let table = match step.code {
+            Code::Builtin(Builtin::Streams { .. }) => Some(1),
+            _ => step.grid.table(),
         };
+        let table = table.and_then(|at| step.args.get(at as usize).copied());
         for i in 0..step.args.len() {
             let Arg::Buffer(b, offset) = step.args[i] else { continue };
             if entry.buffers[b as usize].memory == own {

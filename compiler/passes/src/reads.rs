@@ -364,17 +364,7 @@ mod tests {
             achieved: None,
         };
         let bandwidth = [(4096, 0.5), (65_536, 1.5), (524_288, 2.0)].map(row);
-        let memory = Memory {
-            name: "disk".to_owned(),
-            capacity: None,
-            busy_w: None,
-            available: None,
-            bandwidth: bandwidth.to_vec(),
-            sequential: Vec::new(),
-            ranges: Vec::new(),
-            shared_queue: None,
-            reads_on: None,
-        };
+        let memory = Memory { name: "disk".to_owned(), bandwidth: bandwidth.to_vec(), ..Memory::default() };
         assert_eq!([4096, 8192, 1 << 20].map(|n| times_slower(Some(&memory), n)), [4.0, 4.0, 1.0]);
         assert_eq!([4096, 8192].map(|n| times_slower(None, n)), [6.0, 3.5]);
     }

@@ -130,6 +130,12 @@ impl<'a> Inputs<'a> {
         }
     }
 
+    /// Slices that every expert is cut into: as requested, else one for each host of the device.
+    pub fn slices(&self) -> usize {
+        let slices = self.config.placement.slices.map_or(self.list.hosts().len(), |n| n as usize);
+        slices.max(1)
+    }
+
     /// The checkpoint.
     ///
     /// # Errors

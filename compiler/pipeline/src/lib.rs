@@ -18,7 +18,7 @@ pub use inputs::{Candidate, Change, Inputs, QualityProbe, Start, first_token};
 
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
-use moec_passes::{barriers, insert_copies, memory, schedule, threshold};
+use moec_passes::{barriers, insert_copies, memory, schedule, slice_experts, threshold};
 
 /// A pass: its name, its compilations, the IR that it changes, the reason for its place, and its function.
 #[derive(Debug)]
@@ -57,6 +57,8 @@ pub enum When {
     Memories,
     /// Models whose experts have thresholds.
     Thresholds,
+    /// Models whose experts are cut into slices, for hosts or by request.
+    Slices,
     /// All but those whose values are read by name, so that each must exist.
     NotAsLowered,
 }
@@ -75,6 +77,7 @@ impl When {
             Self::GpuCache => "where `policy` names a system",
             Self::Memories => "where units have memories of their own",
             Self::Thresholds => "where gates have thresholds",
+            Self::Slices => "where experts are cut into slices",
             Self::NotAsLowered => "unless values are looked at by name",
         }
     }
@@ -97,6 +100,7 @@ impl When {
             Self::GpuCache => placed.assignment.experts.policy.cached().is_some(),
             Self::Memories => placed.assignment.memories.len() > 1,
             Self::Thresholds => !given.thresholds.by_layer.is_empty(),
+            Self::Slices => given.slices() > 1,
             Self::NotAsLowered => !given.as_lowered,
         }
     }
@@ -157,6 +161,13 @@ pub const PIPELINE: &[Pass] = &[
         ir_level: IrLevel::Graph,
         run: |c| graph::rewrite(&c.inputs, &mut c.module),
         why: "on the Graph, where equations hold; the target's costs choose the form",
+    },
+    Pass {
+        name: "slice_experts",
+        when: When::Slices,
+        ir_level: IrLevel::Graph,
+        run: |c| slice_experts::slice_experts(&mut c.module, c.inputs.slices()),
+        why: "the operators are final; which unit computes a slice is part of the placement",
     },
     // The placement: contents of static graphs, and units. Shapes of a CPU are dynamic.
     Pass {

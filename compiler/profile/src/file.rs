@@ -22,7 +22,7 @@ use std::path::Path;
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
 /// Version of the stored form that this build writes.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// First version with [`super::Correlations`].
 const CORRELATIONS: u32 = 3;
 /// First version with [`super::NeuronCounts`].
@@ -33,6 +33,8 @@ const SAMPLES: u32 = 5;
 const GATES: u32 = 6;
 /// First version with [`super::Confidence`].
 const CONFIDENCE: u32 = 7;
+/// First version with [`super::FormatLoss`].
+const LOSSES: u32 = 8;
 /// Oldest version that can be read.
 pub const OLDEST: u32 = 2;
 
@@ -64,6 +66,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
     let (samples, rest) = part(version >= SAMPLES, rest)?;
     let (gates, rest) = part(version >= GATES, rest)?;
     let (confidence, rest) = part(version >= CONFIDENCE, rest)?;
+    let (losses, rest) = part(version >= LOSSES, rest)?;
     let Some(Start { origin, reading, layers, trace, saliency, weights, routes }) = start else {
         return Err(DecodeError::Other("a profile of nothing"));
     };
@@ -80,6 +83,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
         samples: samples.unwrap_or_default(),
         gates: gates.unwrap_or_default(),
         confidence: confidence.unwrap_or_default(),
+        losses: losses.unwrap_or_default(),
     };
     Ok((profile, rest))
 }

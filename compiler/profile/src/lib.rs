@@ -12,7 +12,8 @@
 //! * [`NeuronCounts`]: frequency of each neuron's activation,
 //! * [`Sample`]: rows of some inputs,
 //! * [`Gates`]: magnitudes of gates after SiLU,
-//! * [`Confidence`]: largest probabilities of the little pass of big-little decoding.
+//! * [`Confidence`]: largest probabilities of the little pass of big-little decoding,
+//! * [`FormatLoss`]: what formats of weights and of the KV cache lose.
 //!
 //! Each part has its own checks and its own merge. A new part is a new field of [`Profile`] and a new
 //! [`file::VERSION`]. [`loads`] and [`mod@overlap`] evaluate profiles for passes and for users.
@@ -28,6 +29,7 @@ mod gates;
 pub mod importance;
 pub mod inputs;
 pub mod loads;
+pub mod losses;
 mod moments;
 pub mod neurons;
 mod origin;
@@ -46,6 +48,7 @@ pub use confidence::Confidence;
 pub use correlations::Correlations;
 pub use gates::Gates;
 pub use importance::Importance;
+pub use losses::FormatLoss;
 pub use moments::Moments;
 pub use neurons::NeuronCounts;
 pub use origin::Origin;
@@ -94,6 +97,8 @@ pub struct Profile {
     pub gates: Vec<Gates>,
     /// Largest probabilities of the little pass, if calibration ran one; `None` in profiles up to version 6.
     pub confidence: Option<Confidence>,
+    /// Losses of formats, by key and format, if calibration measured them; empty in profiles up to version 7.
+    pub losses: Vec<FormatLoss>,
 }
 
 /// Fault of a profile.
@@ -143,6 +148,7 @@ impl Profile {
             samples: samples::merge(&self.samples, &other.samples),
             gates: gates::merge(&self.gates, &other.gates),
             confidence: confidence::merge(self.confidence.as_ref(), other.confidence.as_ref()),
+            losses: losses::merge(&self.losses, &other.losses),
         };
         merged
             .check()
@@ -196,6 +202,7 @@ impl Profile {
         samples::check(self)?;
         gates::check(&self.gates)?;
         self.confidence.as_ref().map_or(Ok(()), Confidence::check)?;
+        losses::check(&self.losses)?;
         self.routes.check(&self.layers)
     }
 }

@@ -264,6 +264,9 @@ mod tests {
             (Like::Glm47Flash, 29.94, 47),
             (Like::GptOss20b, 20.91, 24),
             (Like::Nemotron3Nano, 31.58, 52),
+            (Like::Gemma4_26bA4b, 25.23, 30),
+            (Like::Glm45Air, 106.85, 46),
+            (Like::DeepseekV3, 671.03, 61),
         ] {
             let (config, tensors) = like.describe(ReducedDims::default(), None).unwrap();
             let count: u64 = tensors.iter().map(|t| t.bytes() / 2).sum();

@@ -2,6 +2,7 @@
 
 use super::popularity::{self, Popularity};
 use moec_base::Result;
+use moec_import::ModelSpec;
 use serde_json::{Value, json};
 
 /// The models whose shapes are known.
@@ -27,9 +28,18 @@ pub enum Like {
     /// gpt-oss-20b: 20.9 billion parameters, 24 layers, 32 experts, 4 per token
     #[value(name = "gpt-oss-20b")]
     GptOss20b,
+    /// GLM-4.5-Air: 106.9 billion parameters, 46 layers, 128 experts, 8 per token
+    #[value(name = "glm-4.5-air")]
+    Glm45Air,
+    /// DeepSeek-V3: 671 billion parameters, 61 layers, 256 experts, 8 per token
+    #[value(name = "deepseek-v3")]
+    DeepseekV3,
     /// Nemotron-3-Nano-30B-A3B: 31.6 billion parameters, 52 layers, 128 experts, 6 per token
     #[value(name = "nemotron-3-nano")]
     Nemotron3Nano,
+    /// The text part of Gemma-4-26B-A4B: 25.2 billion parameters, 30 layers, 128 experts, 8 per token
+    #[value(name = "gemma-4-26b-a4b")]
+    Gemma4_26bA4b,
 }
 
 /// Dimensions that are smaller than in the model.
@@ -198,8 +208,8 @@ impl Like {
     }
 
     /// `config.json` of the others, as published, and the ends of names that say how experts are stored.
-    /// Sizes are the defaults of transformers 5.24, which are those of these models, and, of gpt-oss-20b and
-    /// Nemotron 3, those of their model cards.
+    /// Sizes are the defaults of transformers 5.24, which are those of these models, and, of gpt-oss-20b,
+    /// Nemotron 3 and Gemma 4, those of their model cards and configurations.
     fn published(self) -> (Value, &'static [&'static str]) {
         const STACKED: &[&str] = &["experts.gate_up_proj"];
         let delta = json!({
@@ -242,6 +252,39 @@ impl Like {
                 });
                 (own, &[])
             }
+            Self::Glm45Air => {
+                let own = json!({
+                    "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+                    "attention_bias": true, "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu",
+                    "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 131_072,
+                    "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128,
+                    "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 96,
+                    "num_experts_per_tok": 8, "num_hidden_layers": 46, "num_key_value_heads": 8,
+                    "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+                    "routed_scaling_factor": 1.0, "tie_word_embeddings": false, "topk_group": 1,
+                    "use_qk_norm": false, "vocab_size": 151_552,
+                });
+                (own, &[])
+            }
+            Self::DeepseekV3 => {
+                let own = json!({
+                    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+                    "attention_bias": false, "first_k_dense_replace": 3, "hidden_act": "silu",
+                    "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
+                    "max_position_embeddings": 163_840, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+                    "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true,
+                    "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+                    "num_key_value_heads": 128, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+                    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+                    "rope_scaling": {
+                        "type": "yarn", "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+                        "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+                    },
+                    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false,
+                    "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129_280,
+                });
+                (own, &[])
+            }
             Self::GptOss20b => {
                 let kinds = (0..24).map(|l| if l % 2 == 0 { "sliding_attention" } else { "full_attention" });
                 let own = json!({
@@ -276,6 +319,29 @@ impl Like {
                 });
                 (own, &[])
             }
+            Self::Gemma4_26bA4b => {
+                let kinds = (1..=30).map(|l| if l % 6 == 0 { "full_attention" } else { "sliding_attention" });
+                let own = json!({
+                    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text",
+                    "attention_bias": false, "attention_k_eq_v": true, "enable_moe_block": true,
+                    "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+                    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2816,
+                    "hidden_size_per_layer_input": 0, "intermediate_size": 2112,
+                    "layer_types": kinds.collect::<Vec<_>>(), "max_position_embeddings": 262_144,
+                    "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128,
+                    "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8,
+                    "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6,
+                    "rope_parameters": {
+                        "full_attention": {
+                            "partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional",
+                        },
+                        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+                    },
+                    "sliding_window": 1024, "tie_word_embeddings": true, "top_k_experts": 8,
+                    "use_double_wide_mlp": false, "vocab_size": 262_144,
+                });
+                (own, &["experts.gate_up_proj", "layer_scalar"])
+            }
             _ => {
                 let own = json!({
                     "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text",
@@ -284,6 +350,26 @@ impl Like {
                 (of_delta(40, own), STACKED)
             }
         }
+    }
+
+    /// The model's specification, whose weights cannot be read.
+    ///
+    /// # Errors
+    /// Those of the importer.
+    pub fn spec(self) -> Result<ModelSpec> {
+        let (config, there) = match self.shape() {
+            Some(shape) => (shape.config(false), &[][..]),
+            None => self.published(),
+        };
+        Ok(moec_import::without_weights(config.as_object().cloned().unwrap_or_default(), there)?.0)
+    }
+
+    /// `config.json` of the model.
+    ///
+    /// # Errors
+    /// Only bugs: a configuration that the importer refuses.
+    pub fn config(self) -> Result<Value> {
+        Ok(self.describe(ReducedDims::default(), None)?.0)
     }
 
     /// `config.json`, and every tensor in order.
@@ -353,7 +439,7 @@ pub(super) fn tensors(config: &Value, there: &'static [&'static str]) -> Result<
         shape,
         first: First::Drawn,
     };
-    Ok(moec_import::tensors_of(map, there)?.into_iter().map(of).collect())
+    Ok(moec_import::without_weights(map, there)?.1.into_iter().map(of).collect())
 }
 
 /// Distribution of a tensor's numbers: decays and steps of recurrences as Mamba draws them at first (rates of
@@ -363,7 +449,11 @@ fn draw(name: &str) -> Normal {
     match short {
         "A_log" => Normal { mean: 1.9, std: 0.5 },
         "dt_bias" => Normal { mean: -4.6, std: 1.0 },
-        _ if short.contains("norm") || short == "D" => NORM,
+        _ if short.contains("norm")
+            || ["D", "layer_scalar", "scale", "per_expert_scale"].contains(&short) =>
+        {
+            NORM
+        }
         _ => WEIGHT,
     }
 }

@@ -7,13 +7,16 @@ use moec_backend::{Backend, Bench, CommandStreams, GpuKernels, Runner, StaticGra
 use moec_base::error::{Error, Result};
 use moec_device::{CPU_BACKEND, Device, DeviceUnit};
 use moec_ir::plan::Plan;
+use moec_runtime::Program;
 use moec_runtime::exec::accelerators::Executor;
+use std::path::Path;
 
 /// Every backend.
 pub const BACKENDS: &[&dyn Backend] = &[
     &moec_cpu::Cpu,
     &moec_coreml::CoreMl,
     &moec_cuda::Cuda,
+    &moec_hosts::Hosts,
     &moec_mirror::Mirror,
     &moec_ndp::Ndp,
     &moec_qnn::Qnn,
@@ -80,6 +83,29 @@ pub fn host(backend: &str, unit: &str) -> Option<Executor> {
 pub fn attached(backend: &str, unit: &str) -> Option<Result<Executor>> {
     let found = named(backend)?.attached(unit)?;
     Some(found.map_err(Error::from))
+}
+
+/// Executes this process's part of a program whose first part is another process; `None` where it is the first.
+///
+/// # Errors
+/// A part that cannot be executed; a first process that cannot be reached.
+pub fn follow(program: &Program, bundle: &Path, threads: Option<usize>) -> Option<Result<()>> {
+    let followed = used(program).find_map(|backend| backend.follow(program, bundle, threads))?;
+    Some(followed.map_err(Error::from))
+}
+
+/// Lets processes end that execute parts of a program for this one.
+///
+/// # Errors
+/// A process that cannot be reached.
+pub fn leave(program: &Program) -> Result<()> {
+    used(program).try_for_each(<dyn Backend>::leave).map_err(Error::from)
+}
+
+/// Backends of the accelerators of a program.
+fn used(program: &Program) -> impl Iterator<Item = &'static dyn Backend> + '_ {
+    let has = |backend: &&dyn Backend| program.accelerators().any(|(_, unit)| unit.backend == backend.name());
+    BACKENDS.iter().copied().filter(has)
 }
 
 /// Accelerators of a device that this machine does not have, each with the reason: a run emulates

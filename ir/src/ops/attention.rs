@@ -76,6 +76,11 @@ impl Operator for AttentionDesc {
         Ok(vec![f32(&[t, o.mul(d.heads, d.v_dim)?])])
     }
 
+    fn multiply_adds(&self, _: &Type, context: f64) -> f64 {
+        let seen = self.window.map_or(context, |window| context.min(window as f64));
+        seen * (self.heads * (self.qk_dim + self.v_dim)) as f64
+    }
+
     fn eval(&self, a: &Args<'_>) -> Evaluated {
         let d = self;
         let (q, k) = (a.f32(0)?, a.get(1)?);

@@ -23,6 +23,11 @@ fn infer(o: &Operands<'_>, [key_heads, heads]: [usize; 2]) -> Inferred {
     Ok(vec![values])
 }
 
+/// Numbers that a state keeps of a sequence.
+pub(super) fn of_a_slot(state: &Type) -> f64 {
+    state.elements() as f64 / state.rows().max(1) as f64
+}
+
 /// Meaning of both; with `corrects`, what the state says of a key is taken off the value.
 fn eval(a: &Args<'_>, [key_heads, heads]: [usize; 2], corrects: bool) -> Evaluated {
     let ([slots, _, dk, dv], state) = numbers(a)?;
@@ -75,6 +80,11 @@ impl Operator for DeltaRule {
         infer(o, [self.key_heads, self.heads])
     }
 
+    fn multiply_adds(&self, state: &Type, _: f64) -> f64 {
+        // Every number is read for the key, changed, and read for the query.
+        3.0 * of_a_slot(state)
+    }
+
     fn eval(&self, a: &Args<'_>) -> Evaluated {
         eval(a, [self.key_heads, self.heads], true)
     }
@@ -94,6 +104,11 @@ impl Operator for Ssd {
 
     fn infer(&self, o: &Operands<'_>) -> Inferred {
         infer(o, [self.groups, self.heads])
+    }
+
+    fn multiply_adds(&self, state: &Type, _: f64) -> f64 {
+        // Every number is changed and read.
+        2.0 * of_a_slot(state)
     }
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {

@@ -227,6 +227,12 @@ pub(crate) trait Operator: Attributes {
     /// Result types. There are as many operands as the signature has, and none is empty.
     fn infer(&self, o: &Operands<'_>) -> Inferred;
 
+    /// Multiply-adds of a row with the states of its sequence, of which it sees `context` positions. `state` is
+    /// the type of the first of them.
+    fn multiply_adds(&self, _state: &Type, _context: f64) -> f64 {
+        0.0
+    }
+
     /// Results for operands of types that [`Self::infer`] took. An operator with an [`Effect`] has the state
     /// in [`Args::state`]; its operands are those after it, and a result that is the state is left out.
     fn eval(&self, a: &Args<'_>) -> Evaluated;
@@ -591,6 +597,12 @@ impl Op {
             return Err(o.error(format!("operand of type {empty} is empty")));
         }
         each!(self, op => op.infer(&o))
+    }
+
+    /// Multiply-adds of a row with the states of its sequence, of which it sees `context` positions; 0 without
+    /// states. `state` is the type of the first of them.
+    pub fn multiply_adds(&self, state: &Type, context: f64) -> f64 {
+        each!(self, op => op.multiply_adds(state, context))
     }
 
     pub(crate) fn eval(&self, a: &Args<'_>) -> Evaluated {

@@ -1,6 +1,7 @@
 //! A state of which every number decays by itself, by how long the row's step is: Mamba's selective scan.
 
 use super::causal_conv::{check_places, numbers, slots_of};
+use super::delta_rule::of_a_slot;
 use super::*;
 
 impl Operator for SelectiveScan {
@@ -26,6 +27,11 @@ impl Operator for SelectiveScan {
         o.exact(5, "rate", &f32(&[n, channels]))?;
         check_places(o, t)?;
         Ok(vec![wide])
+    }
+
+    fn multiply_adds(&self, state: &Type, _: f64) -> f64 {
+        // Every number is decayed, changed and read.
+        3.0 * of_a_slot(state)
     }
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {

@@ -349,14 +349,6 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
             let strides = strides.try_into().map_err(|_| c.error_at(c.at(), "expected four strides"))?;
             Ok(Builtin::RequestExperts { layer, rows, k, strides })
         })?
-    } else if c.eat_word("request_gates")? {
-        with_attrs(c, |c, a| {
-            Ok(Builtin::RequestGates {
-                layer: a.int(c, "layer")?,
-                rows: a.int(c, "rows")?,
-                k: a.int(c, "k")?,
-            })
-        })?
     } else if c.eat_word("request_neurons")? {
         with_attrs(c, |c, a| {
             Ok(Builtin::RequestNeurons {
@@ -411,13 +403,18 @@ fn step(c: &mut Cursor<'_>) -> Parsed<Step> {
                     _ => None,
                 })
             })?,
-            grid: a.variant(c, "grid", "`one`, `tiles` or `experts`", |word, args| {
+            grid: a.variant(c, "grid", "`one`, `tiles`, `experts` or `clusters`", |word, args| {
                 Ok(match word {
                     "one" => Some(Grid::One),
                     "tiles" => Some(Grid::Tiles { rows: args.int(c, "rows")?, tiles: args.int(c, "tiles")? }),
                     "experts" => {
                         Some(Grid::Experts { table: args.int(c, "table")?, tiles: args.int(c, "tiles")? })
                     }
+                    "clusters" => Some(Grid::Clusters {
+                        table: args.int(c, "table")?,
+                        blocks: args.int(c, "blocks")?,
+                        columns: args.int(c, "columns")?,
+                    }),
                     _ => None,
                 })
             })?,

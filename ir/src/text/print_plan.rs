@@ -101,9 +101,6 @@ impl fmt::Display for Builtin {
                     "request_experts {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}"
                 )
             }
-            Self::RequestGates { layer, rows, k } => {
-                write!(f, "request_gates {{layer = {layer}, rows = {rows}, k = {k}}}")
-            }
             Self::RequestNeurons { layer, rows, k } => {
                 write!(f, "request_neurons {{layer = {layer}, rows = {rows}, k = {k}}}")
             }
@@ -146,6 +143,9 @@ impl fmt::Display for Grid {
             Self::One => f.write_str("one"),
             Self::Tiles { rows, tiles } => write!(f, "tiles(rows = {rows}, tiles = {tiles})"),
             Self::Experts { table, tiles } => write!(f, "experts(table = {table}, tiles = {tiles})"),
+            Self::Clusters { table, blocks, columns } => {
+                write!(f, "clusters(table = {table}, blocks = {blocks}, columns = {columns})")
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Checks of plans; [`super`] lists the invariants.
 
 use super::{VerifyError, memories, placements, require};
-use crate::bundle::active_list_words;
+use crate::bundle::{BLOCK, active_list_words};
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
@@ -158,9 +158,6 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
                 })?;
             }
         }
-        require(s.memory == 0 || !s.kind.needs_snapshots(), at, || {
-            format!("{} in memory {}, where snapshots cannot be restored", s.kind, s.memory)
-        })?;
         let most = if s.kind.needs_snapshots() { context } else { 0 };
         require(s.snapshots <= most, at, || {
             format!("{} snapshots, and a state of the kind {} has {most} at most", s.snapshots, s.kind.name())
@@ -265,16 +262,18 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
         Grid::Tiles { rows, tiles } => {
             require(rows > 0 && tiles > 0, at, || "an empty grid".into())?;
         }
-        Grid::Experts { table, tiles } => {
-            require(tiles > 0, at, || "an empty grid".into())?;
-            let is_table = match step.args.get(table as usize) {
-                Some(&Arg::Buffer(b, _)) => {
-                    entry.buffers.get(b as usize).is_some_and(|b| b.dtype == DType::I32)
-                }
-                _ => false,
-            };
-            require(is_table, at, || format!("argument {table} is not a dispatch table"))?;
+        Grid::Experts { tiles, .. } => require(tiles > 0, at, || "an empty grid".into())?,
+        Grid::Clusters { blocks, columns, .. } => {
+            require(blocks > 0 && columns > 0, at, || "an empty grid".into())?;
+            require(has_clusters(plan, step, blocks), at, || "clusters of other neurons".into())?;
         }
+    }
+    if let Some(table) = step.grid.table() {
+        let is_table = match step.args.get(table as usize) {
+            Some(&Arg::Buffer(b, _)) => entry.buffers.get(b as usize).is_some_and(|b| b.dtype == DType::I32),
+            _ => false,
+        };
+        require(is_table, at, || format!("argument {table} is not a dispatch table"))?;
     }
     match step.code {
         Code::Kernel(k) => {
@@ -349,10 +348,17 @@ fn has_active_lists(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: 
     }
 }
 
-/// Whether gates of a layer are on disk.
-fn has_gates_on_disk(plan: &Plan, layer: u32) -> bool {
-    let paging = plan.paging.as_ref().filter(|p| p.gates_on_disk());
-    paging.and_then(|p| p.layers.get(layer as usize)).is_some_and(|l| l.gate_up == l.down)
+/// Whether a step of so many blocks for each expert is one of the CPU on neurons on disk.
+fn has_clusters(plan: &Plan, step: &Step, blocks: u32) -> bool {
+    let Some(paging) = plan.paging.as_ref().filter(|p| p.by_neurons() && step.unit == 0) else {
+        return false;
+    };
+    let is_own = |segment: u32| {
+        let own = plan.segments.get(segment as usize).map(|s| s.extents().1 as usize);
+        paging.layers.iter().any(|l| l.down == segment)
+            && own.is_some_and(|inter| inter.div_ceil(BLOCK) == blocks as usize)
+    };
+    step.args.iter().any(|arg| matches!(*arg, Arg::Matrices(segment) if is_own(segment)))
 }
 
 /// Whether the arguments of a built-in function are of the kinds and sizes that it takes.
@@ -468,12 +474,6 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && table_rows >= rows
                 && scores.iter().zip(&strides).zip(ahead).all(scored)
                 && table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
-        }
-        Builtin::RequestGates { layer, rows: table_rows, k } => {
-            table_rows >= rows
-                && args.len() == 2
-                && has_gates_on_disk(plan, layer)
-                && has_active_lists(plan, entry, args, [layer, table_rows, k])
         }
         Builtin::RequestNeurons { layer, rows: table_rows, k } => {
             table_rows >= rows && has_active_lists(plan, entry, args, [layer, table_rows, k])

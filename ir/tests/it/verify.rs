@@ -435,6 +435,12 @@ fn bad_entries_are_refused() {
     refuse(".steps[1]", "empty grid", |e| e.steps[1].grid = Grid::Tiles { rows: 0, tiles: 1 });
     refuse(".steps[3]", "dispatch table", |e| e.steps[3].grid = Grid::Experts { table: 0, tiles: 1 });
     refuse(".steps[3]", "dispatch table", |e| e.steps[3].grid = Grid::Experts { table: 9, tiles: 1 });
+    refuse(".steps[3]", "empty grid", |e| {
+        e.steps[3].grid = Grid::Clusters { table: 1, blocks: 0, columns: 1 };
+    });
+    refuse(".steps[3]", "clusters of other neurons", |e| {
+        e.steps[3].grid = Grid::Clusters { table: 1, blocks: 1, columns: 1 };
+    });
     refuse(".steps[0]", "one work item", |e| e.steps[0].grid = Grid::Tiles { rows: 1, tiles: 1 });
     refuse(".steps[0]", "do not fit", |e| {
         e.steps[0].args.pop();

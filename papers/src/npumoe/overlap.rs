@@ -70,6 +70,7 @@ fn profile(recorded: &Recorded, domain: &str) -> Result<Profile> {
         samples: Vec::new(),
         gates: Vec::new(),
         confidence: None,
+        losses: Vec::new(),
     })
 }
 

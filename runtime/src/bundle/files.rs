@@ -274,9 +274,9 @@ impl BundleFile {
     }
 }
 
-/// All files that a program names, in its order, each opened once.
+/// All files that a program names, in its order, each opened once. Weights of other hosts may be missing.
 #[derive(Clone, Debug)]
-pub(crate) struct BundleFiles(Arc<[BundleFile]>);
+pub(crate) struct BundleFiles(Arc<[Option<BundleFile>]>);
 
 impl BundleFiles {
     /// Opens them.
@@ -284,20 +284,34 @@ impl BundleFiles {
     /// # Errors
     /// As [`BundleFile::open`].
     pub(crate) fn open(program: &Program, bundle: &Path) -> Result<Self> {
-        let open = |info: &FileRef| BundleFile::open(bundle, &info.path, Some(info.bytes));
-        program.files.iter().map(open).collect::<Result<_>>().map(Self)
+        let open =
+            |(index, info): (u32, &FileRef)| match BundleFile::open(bundle, &info.path, Some(info.bytes)) {
+                Err(Error::MissingFile(_)) if program.may_lack(index) => Ok(None),
+                opened => opened.map(Some),
+            };
+        (0..).zip(&program.files).map(open).collect::<Result<_>>().map(Self)
     }
 
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, BundleFile> {
-        self.0.iter()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Option<&BundleFile>> {
+        self.0.iter().map(Option::as_ref)
+    }
+
+    /// All of them.
+    ///
+    /// # Errors
+    /// [`Error::MissingFile`].
+    pub(crate) fn all(&self, program: &Program) -> Result<Vec<&BundleFile>> {
+        let files = program.files.iter().zip(self.iter());
+        files.map(|(info, file)| file.ok_or_else(|| Error::MissingFile(info.path.clone().into()))).collect()
     }
 
     /// File at an index of the plan.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for an index out of range.
+    /// [`Error::Bundle`] for an index out of range, or of a file that is missing.
     pub(crate) fn get(&self, index: u32) -> Result<&BundleFile> {
-        self.0.get(index as usize).ok_or_else(|| Error::plan(format!("there is no file {index}")))
+        let file = self.0.get(index as usize).and_then(Option::as_ref);
+        file.ok_or_else(|| Error::plan(format!("there is no file {index}")))
     }
 }
 

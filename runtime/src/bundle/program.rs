@@ -40,6 +40,12 @@ impl Program {
         self.segments.iter().filter_map(of)
     }
 
+    /// Whether a file may be missing: it has weights, and there are several memories, some of which may be other
+    /// hosts'. What a unit here reads must be there.
+    pub(crate) fn may_lack(&self, file: u32) -> bool {
+        self.memories.len() > 1 && self.segments.iter().any(|s| s.file == file)
+    }
+
     /// Verifies a plan and finds its kernels.
     ///
     /// Code that `resolve` returns must stay in memory while the result, or an engine opened on it, is used.

@@ -61,8 +61,19 @@ pub(crate) fn open<'p>(
         scratch: vec![None; program.units.len()],
         ..AcceleratorMemories::default()
     };
-    let needed: BTreeSet<u32> =
-        program.memories.iter().flat_map(|m| &m.residents).map(|r| r.segment).collect();
+    // Weights of memories whose units bring them are not read here.
+    let brings =
+        |memory: u32| {
+            program.units.iter().zip(units.iter()).any(|(of, unit)| {
+                of.memory == memory && unit.as_ref().is_some_and(|unit| !unit.has_weights())
+            })
+        };
+    let needed: BTreeSet<u32> = (0..)
+        .zip(&program.memories)
+        .filter(|(memory, _)| brings(*memory))
+        .flat_map(|(_, m)| &m.residents)
+        .map(|r| r.segment)
+        .collect();
     let store = match files {
         Some(files) if !needed.is_empty() => {
             Some(MappedStore::of(program, files, CheckLevel::Sizes, &|i| needed.contains(&i))?)
@@ -106,11 +117,15 @@ pub(crate) fn open<'p>(
         }
         let mut residents = vec![None; program.segments.len()];
         for resident in &memory.residents {
-            let store = store.as_ref().ok_or_else(|| {
-                Error::plan("weights of a memory accelerators the CPU's, and no bundle to read them from")
-            })?;
-            residents[resident.segment as usize] =
-                Some(copy_segment(program, resident, store, unit.as_ref(), &mut place)?);
+            let at = if unit.has_weights() {
+                place_segment(program, resident, &mut place)
+            } else {
+                let store = store.as_ref().ok_or_else(|| {
+                    Error::plan("weights of a memory accelerators the CPU's, and no bundle to read them from")
+                })?;
+                copy_segment(program, resident, store, unit.as_ref(), &mut place)
+            };
+            residents[resident.segment as usize] = Some(at?);
         }
         accelerators.residents.push(Residents(residents));
         let here = |u: usize| program.units[u].memory == index && units.get(u).is_some_and(Option::is_some);
@@ -124,6 +139,22 @@ pub(crate) fn open<'p>(
         accelerators.mapped.push(mapped);
     }
     Ok(accelerators)
+}
+
+/// The address that steps get of a segment, or of the table of some of its matrices, which its unit brings
+/// itself. The places are those of [`copy_segment`].
+fn place_segment(program: &Program, resident: &Resident, place: &mut dyn FnMut(u64) -> Addr) -> Result<Addr> {
+    let missing = || Error::plan(format!("segment {} is not there", resident.segment));
+    let segment = program.segments.get(resident.segment as usize).ok_or_else(missing)?;
+    if resident.matrices.is_empty() {
+        return Ok(place(segment.bytes));
+    }
+    let bytes = segment.matrix_bytes().ok_or_else(missing)?;
+    let table = place(resident.table_bytes(segment));
+    for _ in &resident.matrices {
+        place(bytes);
+    }
+    Ok(table)
 }
 
 /// Copies a segment, or some of its matrices with their table, to `place`. Returns the address that steps

@@ -3,6 +3,7 @@
 use crate::bundle::program::{Code, Program};
 use crate::exec::builtin::{self, ExpertOrder};
 use crate::exec::capacity_limit::{CapacityLimit, SetCounters};
+use crate::exec::clusters::ClusterQueue;
 use crate::exec::unit::{
     BadExpert, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep, kernel, kernel_items,
 };
@@ -22,6 +23,8 @@ pub(crate) struct CpuUnit<'p> {
     capacity_limit: CapacityLimit<'p>,
     /// Pager of experts on disk; `None` if all weights are in memory.
     pager: Option<AnyPager>,
+    /// Clusters of neurons, if all weights are in memory.
+    clusters: ClusterQueue,
     /// Dispatcher of experts, if several units can run them.
     assigner: Option<Arc<Assigner>>,
 }
@@ -35,7 +38,13 @@ impl<'p> CpuUnit<'p> {
         assigner: Option<Arc<Assigner>>,
     ) -> Self {
         let capacity_limit = CapacityLimit::new(&program.expert_sets, counters);
-        Self { layers: &program.experts.layers, capacity_limit, pager, assigner }
+        Self {
+            layers: &program.experts.layers,
+            capacity_limit,
+            pager,
+            clusters: ClusterQueue::default(),
+            assigner,
+        }
     }
 }
 
@@ -49,7 +58,6 @@ impl ComputeUnit for CpuUnit<'_> {
             Builtin::RopeAngles { .. }
             | Builtin::Dispatch { .. }
             | Builtin::RequestExperts { .. }
-            | Builtin::RequestGates { .. }
             | Builtin::RequestNeurons { .. }
             | Builtin::LimitCapacity { .. } => true,
             Builtin::Experts { .. }
@@ -67,6 +75,14 @@ impl ComputeUnit for CpuUnit<'_> {
                     // SAFETY: the caller's promise, for the kernel's items.
                     unsafe { kernel_items(f, launch, thread, begin, end) };
                 });
+            }
+            (Code::Kernel(f), _, None) if launch.grid.has_clusters() => {
+                // SAFETY: the caller's promise; the verifier has found the dispatch table there.
+                unsafe {
+                    self.clusters.run(launch, thread, &|begin, end| {
+                        kernel_items(f, launch, thread, begin, end);
+                    });
+                }
             }
             // SAFETY: the caller's promise is what these require.
             (Code::Kernel(f), ..) => unsafe { kernel(f, launch, thread) },
@@ -176,12 +192,11 @@ impl CpuUnit<'_> {
                     unsafe { assigner.predict(scores, launch.units, &fail) };
                 }
             }
-            (Builtin::RequestGates { layer, rows, k } | Builtin::RequestNeurons { layer, rows, k }, _) => {
+            (Builtin::RequestNeurons { layer, rows, k }, _) => {
                 if let Some(AnyPager::Neurons(pager)) = &self.pager {
                     let [layer, rows, k] = [layer, rows, k].map(|n| n as usize);
-                    let gates = matches!(b, Builtin::RequestGates { .. });
                     // SAFETY: as above.
-                    unsafe { pager.request_neurons(launch, thread, layer, [rows, k], gates) };
+                    unsafe { pager.request_neurons(launch, thread, layer, [rows, k]) };
                 }
             }
             (Builtin::LimitCapacity { set, k, channels }, &[ids, added, stay, rest]) => {

@@ -7,7 +7,7 @@ use crate::exec::call::{Bound, Places, bind};
 use crate::exec::capacity_limit::SetCounters;
 use crate::exec::overflow::{OverflowCounters, Overflowed};
 use crate::exec::timeline::Timeline;
-use crate::exec::unit::ComputeUnit;
+use crate::exec::unit::{ComputeUnit, Units};
 use crate::kv::states::States;
 use crate::offload::border::Border;
 use crate::offload::paging::{self, AnyPager, Paging};
@@ -291,9 +291,6 @@ impl<'p> Engine<'p> {
             Some(Code::Builtin(Builtin::RequestExperts { layer, .. })) => {
                 format!("request_experts of layer {layer}")
             }
-            Some(Code::Builtin(Builtin::RequestGates { layer, .. })) => {
-                format!("gate request of layer {layer}")
-            }
             Some(Code::Builtin(Builtin::RequestNeurons { layer, .. })) => {
                 format!("neuron request of layer {layer}")
             }
@@ -301,22 +298,9 @@ impl<'p> Engine<'p> {
             _ => self.bound[entry as usize].layer_part(step as usize).map_or_else(
                 || format!("step {step}"),
                 |h| {
-                    // An earlier step has multiplied tokens by their gates.
-                    let apart = self.program.paging.as_ref().is_some_and(moec_ir::paging::Paging::by_neurons);
-                    // Gates on disk are computed before their neurons are requested.
-                    let later = e.steps.get(step as usize..).unwrap_or_default();
-                    let gates = later.iter().any(|s| match s.code {
-                        Code::Builtin(Builtin::RequestNeurons { layer, .. }) => layer as usize == h.layer,
-                        _ => false,
-                    });
-                    let first = if gates {
-                        "gates"
-                    } else if apart && matches!(e.kind, moec_ir::EntryKind::Decode(_)) {
-                        "up"
-                    } else {
-                        "gate and up"
-                    };
-                    format!("layer {} {}", h.layer, [first, "down"][h.part.index()])
+                    let clusters = e.steps.get(step as usize).is_some_and(|s| s.grid.has_clusters());
+                    let part = if clusters { "neurons" } else { ["gate and up", "down"][h.part.index()] };
+                    format!("layer {} {part}", h.layer)
                 },
             ),
         };
@@ -347,7 +331,7 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// [`crate::Error::Request`].
     pub fn reset(&mut self, slot: u32) -> Result<()> {
-        self.states.zero(slot)
+        self.states.zero(slot, Units(&self.units))
     }
 
     /// Takes a snapshot of a slot's states, so that [`Engine::rewind`] can go back to here, and returns the
@@ -359,7 +343,7 @@ impl<'p> Engine<'p> {
     /// [`crate::Error::Request`]; [`crate::Error::State`] if a state has no room, or after a call that failed
     /// in the slot.
     pub fn snapshot(&mut self, slot: u32) -> Result<usize> {
-        self.states.snapshot(slot)
+        self.states.snapshot(slot, Units(&self.units))
     }
 
     /// Prepares for tokens at a position that may be taken back: goes there, and ensures that
@@ -368,7 +352,7 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// As [`Engine::rewind`] and [`Engine::snapshot`].
     pub(crate) fn keep(&mut self, slot: u32, pos: usize) -> Result<()> {
-        self.states.keep([(slot, pos)].into_iter())
+        self.states.keep([(slot, pos)].into_iter(), Units(&self.units))
     }
 
     /// Restores a slot exactly as it was after its first `pos` tokens. Snapshots of later positions are
@@ -378,7 +362,7 @@ impl<'p> Engine<'p> {
     /// [`crate::Error::Request`]; [`crate::Error::State`] if a ring has overwritten positions that are seen
     /// from there, or another state that is not a cache has no snapshot. Nothing is changed then.
     pub fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
-        self.states.rewind(slot, pos)
+        self.states.rewind(slot, pos, Units(&self.units))
     }
 
     /// Furthest position up to `most` to which [`Engine::rewind`], and from which [`Engine::fork`], is
@@ -394,6 +378,6 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// As [`Engine::rewind`] of `from`; [`crate::Error::State`] for a state that a static graph keeps.
     pub fn fork(&mut self, from: u32, to: u32, tokens: usize) -> Result<()> {
-        self.states.fork(from, to, tokens)
+        self.states.fork(from, to, tokens, Units(&self.units))
     }
 }

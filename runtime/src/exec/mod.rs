@@ -10,6 +10,8 @@ pub(crate) mod call;
 pub(crate) mod capacity_limit;
 pub mod chunk;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub(crate) mod clusters;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub(crate) mod cpu;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod engine;
@@ -25,3 +27,4 @@ pub mod timeline;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod trace;
 pub mod unit;
+pub mod unit_steps;

@@ -171,6 +171,11 @@ pub trait ComputeUnit: Send + Sync {
         Ok(None)
     }
 
+    /// Whether it brings the weights to its memory by itself: another host has files of its own.
+    fn has_weights(&self) -> bool {
+        false
+    }
+
     /// Whether the CPU can read its memory in place. Other memories are read by copies only.
     fn is_mapped(&self) -> bool {
         false
@@ -182,13 +187,24 @@ pub trait ComputeUnit: Send + Sync {
         false
     }
 
-    /// Copies between its own memory and the CPU's, in either direction.
+    /// Copies between its own memory and the CPU's, in either direction, or inside of its own, then in the
+    /// order of its steps.
     ///
     /// # Safety
     /// Both ranges have `bytes` bytes, which nothing else uses now, and do not overlap.
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
+    }
+
+    /// Zeroes a part of its own memory, after everything that was submitted.
+    ///
+    /// # Safety
+    /// The range has `bytes` bytes, which no step uses now.
+    unsafe fn zero(&self, at: Addr, bytes: usize) {
+        let zeros = vec![0_u8; bytes];
+        // SAFETY: the caller's promise; the zeros are as many, and the copy has read them when it returns.
+        unsafe { self.copy(Addr::read_only(zeros.as_ptr()), at, bytes) };
     }
 
     /// Copies an expert of one of its sets of NDP command streams inside of its memory: to DIMM `to`, or
@@ -278,6 +294,8 @@ pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, thread: PoolThread) {
             let items = usize::try_from(active).unwrap_or(0) * tiles as usize;
             share(launch.taken, items, UNEVEN, thread, call);
         }
+        // The items of clusters depend on each other: threads share them by a `ClusterQueue` or a pager.
+        Grid::Clusters { .. } => {}
     }
 }
 

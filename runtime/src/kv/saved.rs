@@ -25,6 +25,7 @@
 use crate::bundle::program::Program;
 use crate::error::{Error, Hex, Result};
 use crate::exec::engine::{Engine, long_rope_threshold};
+use crate::exec::unit::Units;
 use crate::platform::regular;
 use moec_ir::plan::Plan;
 use sha2::{Digest, Sha256};
@@ -221,11 +222,12 @@ impl Saved {
         if bytes != expected {
             return Err(wrong(&format!("it has {bytes} bytes in place of {expected}")));
         }
-        engine.states.restore(slot, ids.len(), written, &snapshots, &mut |part| {
+        let mut read = |part: &mut [u8]| {
             file.read_exact(part).map_err(failed)?;
             hash.update(part);
             Ok(())
-        })?;
+        };
+        engine.states.restore(slot, ids.len(), written, &snapshots, &mut read, Units(&engine.units))?;
         let mut stored_hash = Sha::default();
         let right = file.read_exact(&mut stored_hash).map_err(failed).and_then(|()| {
             let same = *hash.finalize() == stored_hash;

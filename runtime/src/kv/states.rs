@@ -4,17 +4,19 @@
 //! all states are caches, nothing is copied or allocated, and only new blocks are cleared. A ring goes back
 //! as long as it has not overwritten positions that its window sees. For other kinds a slot is zeroed at the
 //! start of a sequence, and goes back to positions with a snapshot; all slots share a pool of these
-//! ([`super::snapshots`]). An operation that a kind does not support is an error that names the state.
+//! ([`super::snapshots`]). Slots and snapshots of a state are in one memory, and the unit of that memory
+//! zeroes and copies them. An operation that a kind does not support is an error that names the state.
 
 mod parts;
 
 use super::snapshots::Pool;
 use super::unsupported::{UnsupportedOperation, check_fork, check_own, check_snapshots, refusal};
 use crate::error::{Error, Result};
+use crate::exec::unit::Units;
 use crate::platform::memory::{Addr, Region};
 use moec_ir::plan::{ALIGN, Plan};
 use moec_ir::state::StateKind;
-use parts::{Folded, Values, heads};
+use parts::{Folded, Place, Values, heads};
 
 /// A cache of the last positions.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +77,11 @@ impl<'p> States<'p> {
             }
             if state.kind.needs_snapshots() {
                 let (slot, live) = state.slot_bytes().zip(state.live_bytes()).ok_or_else(large)?;
-                folded.push(Folded { at: at as usize, slot: slot as usize, live: live as usize });
+                let place = match elsewhere.get(index).copied().flatten() {
+                    None => Place::Region(at as usize),
+                    Some(first) => Place::of_unit(plan, state, first)?,
+                };
+                folded.push(Folded { place, slot: slot as usize, live: live as usize });
             }
         }
         Ok(Self {
@@ -109,12 +115,10 @@ impl<'p> States<'p> {
         self.region.bytes() as u64
     }
 
-    /// Bytes of all snapshots that the pool has room for.
+    /// Bytes of all snapshots that the pool has room for, in the CPU's memory.
     pub(crate) fn snapshot_bytes(&self) -> u64 {
-        self.folded
-            .iter()
-            .fold(0_u64, |sum, s| sum.saturating_add(s.slot as u64))
-            .saturating_mul(self.pool.size().into())
+        let here = self.folded.iter().filter(|s| matches!(s.place, Place::Region(_)));
+        here.fold(0_u64, |sum, s| sum.saturating_add(s.slot as u64)).saturating_mul(self.pool.size().into())
     }
 
     /// Tokens in a slot; `None` if there is no such slot.
@@ -126,7 +130,7 @@ impl<'p> States<'p> {
     ///
     /// # Errors
     /// [`Error::Request`].
-    pub(crate) fn zero(&mut self, slot: u32) -> Result<()> {
+    pub(crate) fn zero(&mut self, slot: u32, units: Units<'_>) -> Result<()> {
         let slots = self.plan.model.slots;
         // A cache or ring needs no clearing: a row attends to positions up to its own, which will have been
         // written by then. `begin` clears the other values that its kernels multiply.
@@ -138,8 +142,7 @@ impl<'p> States<'p> {
             return Ok(());
         }
         for state in &self.folded {
-            let at = state.at + slot as usize * state.slot;
-            self.region.zero(at, state.slot).ok_or_else(short)?;
+            state.zero(slot, &mut self.region, units).ok_or_else(short)?;
         }
         self.pool.truncate(slot, 0);
         self.dirty.retain(|&t| t != slot);
@@ -151,7 +154,7 @@ impl<'p> States<'p> {
     ///
     /// # Errors
     /// [`Error::Request`]; [`Error::State`] if there is no room, or after a call that failed.
-    pub(crate) fn snapshot(&mut self, slot: u32) -> Result<usize> {
+    pub(crate) fn snapshot(&mut self, slot: u32, units: Units<'_>) -> Result<usize> {
         let pos = self.checked_len(slot)?;
         if self.folded.is_empty() {
             return Ok(pos);
@@ -165,7 +168,7 @@ impl<'p> States<'p> {
         };
         for state in &self.folded {
             let (live, kept) = state.places(slot, place);
-            self.region.copy(live, kept, state.slot).ok_or_else(short)?;
+            state.copy(live, kept, &mut self.region, units).ok_or_else(short)?;
         }
         Ok(pos)
     }
@@ -175,17 +178,21 @@ impl<'p> States<'p> {
     ///
     /// # Errors
     /// As [`States::check_rewind`] and [`States::snapshot`].
-    pub(crate) fn keep(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
+    pub(crate) fn keep(
+        &mut self,
+        rows: impl Iterator<Item = (u32, usize)> + Clone,
+        units: Units<'_>,
+    ) -> Result<()> {
         if self.folded.is_empty() {
             return Ok(());
         }
         check_snapshots(self.plan)?;
         // Going back may need snapshots that `release` drops.
-        rows.clone().try_for_each(|(slot, pos)| self.rewind(slot, pos))?;
+        rows.clone().try_for_each(|(slot, pos)| self.rewind(slot, pos, units))?;
         self.pool.release();
         for (slot, pos) in rows {
             let passing = self.pool.find(slot, pos).is_none();
-            self.snapshot(slot)?;
+            self.snapshot(slot, units)?;
             self.pool.keep(slot, pos, passing);
         }
         Ok(())
@@ -196,14 +203,14 @@ impl<'p> States<'p> {
     ///
     /// # Errors
     /// As [`States::check_rewind`]. Nothing is changed then.
-    pub(crate) fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
+    pub(crate) fn rewind(&mut self, slot: u32, pos: usize, units: Units<'_>) -> Result<()> {
         self.check_rewind(slot, pos)?;
         let len = &mut self.lens[slot as usize];
         if pos == *len && !self.dirty.contains(&slot) {
             return Ok(());
         }
         if pos == 0 {
-            return self.zero(slot);
+            return self.zero(slot, units);
         }
         *len = pos;
         if self.folded.is_empty() {
@@ -214,7 +221,7 @@ impl<'p> States<'p> {
             self.pool.touch(slot, pos);
             for state in &self.folded {
                 let (live, kept) = state.places(slot, place);
-                self.region.copy(kept, live, state.slot).ok_or_else(short)?;
+                state.copy(kept, live, &mut self.region, units).ok_or_else(short)?;
             }
         }
         self.dirty.retain(|&t| t != slot);
@@ -269,14 +276,14 @@ impl<'p> States<'p> {
     /// # Errors
     /// [`Error::State`] for states of static graphs; as [`States::check_rewind`] of `from`. Nothing is
     /// changed then.
-    pub(crate) fn fork(&mut self, from: u32, to: u32, tokens: usize) -> Result<()> {
+    pub(crate) fn fork(&mut self, from: u32, to: u32, tokens: usize, units: Units<'_>) -> Result<()> {
         self.checked_len(to)?;
         check_fork(self.plan)?;
         self.check_rewind(from, tokens)?;
         if from == to {
-            return self.rewind(to, tokens);
+            return self.rewind(to, tokens, units);
         }
-        self.zero(to)?;
+        self.zero(to, units)?;
         let rows = self.written.get(from as usize).copied();
         for (state, at) in self.plan.states.iter().zip(&self.at).filter(|(s, _)| !s.kind.needs_snapshots()) {
             let offset = at.ptr() as usize - self.region.base().ptr() as usize;
@@ -289,7 +296,7 @@ impl<'p> States<'p> {
             let place = self.pool.find(from, tokens);
             for state in &self.folded {
                 let source = place.map_or(state.live(from), |place| state.places(from, place).1);
-                self.region.copy(source, state.live(to), state.slot).ok_or_else(short)?;
+                state.copy(source, state.live(to), &mut self.region, units).ok_or_else(short)?;
             }
             self.pool.share(from, to, tokens);
         }
@@ -346,7 +353,8 @@ impl<'p> States<'p> {
         }
         for place in self.snapshots(slot).into_iter().filter_map(|pos| self.pool.find(slot, pos)) {
             for state in &self.folded {
-                sink(self.region.part(state.places(slot, place).1, state.slot).ok_or_else(short)?)?;
+                let at = state.in_region(state.places(slot, place).1).ok_or_else(short)?;
+                sink(self.region.part(at, state.slot).ok_or_else(short)?)?;
             }
         }
         Ok(())
@@ -371,12 +379,13 @@ impl<'p> States<'p> {
         written: usize,
         snapshots: &[usize],
         source: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+        units: Units<'_>,
     ) -> Result<()> {
         let parts = self.held(slot, tokens)?;
-        self.zero(slot)?;
+        self.zero(slot, units)?;
         let filled = self.fill(slot, &parts, snapshots, source);
         if filled.is_err() {
-            self.zero(slot)?;
+            self.zero(slot, units)?;
             return filled;
         }
         self.lens[slot as usize] = tokens;
@@ -403,7 +412,7 @@ impl<'p> States<'p> {
             for state in &self.folded {
                 match place {
                     Some(place) => {
-                        let at = state.places(slot, place).1;
+                        let at = state.in_region(state.places(slot, place).1).ok_or_else(short)?;
                         source(self.region.part_mut(at, state.slot).ok_or_else(short)?)?;
                     }
                     None => source(&mut vec![0; state.slot])?,
@@ -422,7 +431,11 @@ impl<'p> States<'p> {
     /// # Errors
     /// As [`States::check_rewind`]; [`Error::Request`] if rows of a sequence are not consecutive. No sequence
     /// is changed then.
-    pub(crate) fn begin(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
+    pub(crate) fn begin(
+        &mut self,
+        rows: impl Iterator<Item = (u32, usize)> + Clone,
+        units: Units<'_>,
+    ) -> Result<()> {
         self.clear(rows.clone())?;
         if self.folded.is_empty() && self.rings.is_empty() {
             for (slot, pos) in rows {
@@ -444,7 +457,7 @@ impl<'p> States<'p> {
             self.check_rewind(slot, pos)?;
         }
         for (slot, pos) in first {
-            self.rewind(slot, pos)?;
+            self.rewind(slot, pos, units)?;
             if !self.folded.is_empty() {
                 self.dirty.push(slot);
             }

@@ -5,12 +5,12 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time that a thread spins before it sleeps. Steps last tens of microseconds; a wake-up costs as much.
-const SPIN: Duration = Duration::from_micros(20);
+pub(super) const SPIN: Duration = Duration::from_micros(20);
 
 /// Pauses between two readings of the clock, about a microsecond. Then the thread yields its core: on a busy
 /// machine the missing thread may be waiting for this very core. Spinning without yielding is then several
 /// times slower than sleeping at once. If no thread wants the core, yielding costs almost nothing.
-const PAUSES: u32 = 64;
+pub(super) const PAUSES: u32 = 64;
 
 /// A sense-reversing barrier: the sense is the parity of `generation`. Threads spin briefly, then sleep, so
 /// that they do not starve a thread that lost its core.

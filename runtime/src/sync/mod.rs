@@ -3,3 +3,4 @@
 pub mod barrier;
 pub(crate) mod events;
 pub mod pool;
+pub(crate) mod progress;

@@ -191,6 +191,14 @@ impl MappedStore {
         let mut maps = Vec::with_capacity(program.files.len());
         for (i, (info, file)) in program.files.iter().zip(files.iter()).enumerate() {
             let (needed, all) = segments_in(i);
+            let file = match file {
+                Some(file) => file,
+                None if needed == 0 => {
+                    maps.push(None);
+                    continue;
+                }
+                None => return Err(Error::MissingFile(info.path.clone().into())),
+            };
             let map = if needed > 0 { file.map(info)? } else { None };
             if check.hashes(info.bytes) {
                 match &map {

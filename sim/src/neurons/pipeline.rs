@@ -6,6 +6,10 @@
 //! other: a free thread takes any ready cluster of any matrix. With [`Order::Matrix`] (Figure 6a) a matrix
 //! begins when all clusters of the one before it have ended; gate is one matrix, up and down are the next.
 //!
+//! Bundles execute neurons on disk in this order, too (`moec_runtime`'s pager of neurons): gates first, then what
+//! follows them. There up and down are two tasks, and down of a cluster waits for that of the cluster before it, so
+//! that sums have one order; here both are one, and the caller adds them up.
+//!
 //! This module only decides. The caller reports ended tasks and the next need of their clusters
 //! ([`Pipeline::done`]), and takes new tasks ([`Pipeline::compute`], [`Pipeline::read`]). Time is the
 //! caller's.

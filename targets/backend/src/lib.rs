@@ -60,6 +60,7 @@ pub use verify::{Check, FunctionReport, Trial};
 use moec_device::{Device, DeviceUnit};
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan};
 use moec_ir::{Module, Op, Scope, Weight};
+use moec_runtime::Program;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::accelerators::Executor;
 use moec_runtime::exec::graphs::Graphs;
@@ -114,6 +115,28 @@ pub trait Backend: Sync + std::fmt::Debug {
     /// The reason that the machine has no such unit, or no usable one.
     fn attached(&self, _unit: &str) -> Option<moec_runtime::Result<Executor>> {
         None
+    }
+
+    /// Executes this process's part of a program, if its units are in several processes and this one is not the
+    /// first; `None`: it is, or has no part.
+    ///
+    /// # Errors
+    /// A part that cannot be executed; a first process that cannot be reached.
+    fn follow(
+        &self,
+        _program: &Program,
+        _bundle: &Path,
+        _threads: Option<usize>,
+    ) -> Option<moec_runtime::Result<()>> {
+        None
+    }
+
+    /// Lets the processes end that [`Backend::follow`] this one.
+    ///
+    /// # Errors
+    /// A process that cannot be reached.
+    fn leave(&self) -> moec_runtime::Result<()> {
+        Ok(())
     }
 
     /// Whether this machine has a unit that runs programs compiled for this one; `None`: a run does not find

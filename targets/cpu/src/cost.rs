@@ -263,11 +263,7 @@ impl CpuTarget {
         }
         let overhead = 1.0 + vector_work / rows as f64;
 
-        let items = match spec.grid(&self.isa) {
-            Grid::One => 1,
-            Grid::Tiles { rows: block, tiles } => rows.div_ceil(block as usize) * tiles as usize,
-            Grid::Experts { tiles, .. } => matrices * tiles as usize,
-        };
+        let items = spec.grid(&self.isa).items(rows, matrices);
         let cores = self.figures.cores as usize;
         let waiting = (items.div_ceil(cores) * cores) as f64 / items.max(1) as f64;
         let operations = 2.0 * products;
@@ -341,7 +337,7 @@ impl CpuTarget {
         match spec.grid(&self.isa) {
             Grid::One => 1,
             Grid::Tiles { tiles, .. } => tiles as usize / spec.product().map_or(1, |p| p.groups.max(1)),
-            Grid::Experts { tiles, .. } => tiles as usize,
+            grid @ (Grid::Experts { .. } | Grid::Clusters { .. }) => grid.items_of_expert(),
         }
     }
 

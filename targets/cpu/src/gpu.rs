@@ -39,6 +39,11 @@ impl GpuTarget {
         gpu::CACHE_ORDER
     }
 
+    /// Order in which states are stored that every token changes.
+    pub fn folded_order(&self) -> CacheOrder {
+        gpu::FOLDED_ORDER
+    }
+
     /// Selects the kernels of a node.
     ///
     /// # Errors

@@ -3,9 +3,7 @@
 use crate::arithmetic::{Activations, RowConversion};
 use crate::select::{Launch, NodeView, Result, Role, Selection, Work, dispatch_layout, int};
 use crate::{CpuTarget, Unsupported};
-use moec_codegen::spec::{
-    ExpertDown, ExpertGateUp, NeuronDown, NeuronDownAt, NeuronGate, NeuronPredict, NeuronUp, NeuronUpAt,
-};
+use moec_codegen::spec::{ExpertDown, ExpertGateUp, NeuronClusters, NeuronDown, NeuronPredict, NeuronUp};
 use moec_codegen::{
     ComputeType, RowFormat, Schedule, WeightOrder, active_list_words, has_gate_bounds, neurons_multiply,
 };
@@ -26,9 +24,9 @@ impl CpuTarget {
         if exact || !self.isa.bf16 { ComputeType::F32 } else { ComputeType::Bf16 }
     }
 
-    /// Kernels of `neuron_ffn` whose gates are stored separately: where up and down stay on disk,
-    /// `request_neurons` requests them in between. Hot neurons are left out by the lists of active ones,
-    /// however many rows there are.
+    /// Kernels of `neuron_ffn` whose gates are stored separately, and whose up and down may stay on disk. Few rows
+    /// go through clusters, for which `request_neurons` prepares the store. Hot neurons are left out by the lists
+    /// of active ones, however many rows there are.
     pub(crate) fn split_neurons(
         &self,
         s: &mut Selection,
@@ -57,20 +55,14 @@ impl CpuTarget {
         let request = Builtin::RequestNeurons { layer: int(layer)?, rows: int(rows)?, k: int(layout.k)? };
         let h = s.temp(Type::f32([slots, inter]));
         if rows <= FEW_ROWS || hot.is_some() {
-            let active_lists = s.temp(Type::i32([active_list_words(layout, inter)]));
+            let lists = s.temp(Type::i32([active_list_words(layout, inter)]));
             let compute = self.few_rows(format, rows, hidden)?;
             let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
             let (x, x_ld) = s.rows(Role::In(0), rows, conversion);
+            s.launches.push(Launch { work: Work::Builtin(request), args: vec![Role::In(1), lists] });
             let bundled = false;
-            let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu, hot, bundled };
-            let args = vec![x, Role::In(1), Role::In(2), h, active_lists];
-            s.launches.push(Launch { work: Work::Kernel(gate.into()), args });
-            s.launches.push(Launch { work: Work::Builtin(request), args: vec![Role::In(1), active_lists] });
-            let up = NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu, bundled };
-            let args = vec![x, Role::In(1), Role::In(3), h, active_lists];
-            s.launches.push(Launch { work: Work::Kernel(up.into()), args });
-            let down = NeuronDownAt { layout, hidden, inter, format, bundled };
-            s.kernel(down, vec![h, Role::In(1), Role::In(3), active_lists], 1);
+            let clusters = NeuronClusters { layout, hidden, inter, format, compute, x_ld, glu, hot, bundled };
+            s.kernel(clusters, vec![x, Role::In(1), Role::In(2), Role::In(3), h, lists], 1);
             return Ok(());
         }
         // A prompt activates nearly all neurons.
@@ -80,7 +72,7 @@ impl CpuTarget {
     }
 
     /// Kernels of `neuron_ffn` whose gates stay on disk with the rest: a predictor lists the neurons whose gates
-    /// are requested, and these list those whose up and down are. Without a predictor all is requested.
+    /// are requested, and clusters follow. Without a predictor all is requested.
     pub(crate) fn bundled_neurons(
         &self,
         s: &mut Selection,
@@ -125,19 +117,11 @@ impl CpuTarget {
         let compute = self.few_rows(format, rows, hidden)?;
         let conversion = RowConversion { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         Self::prediction(s, node, predict, (layout, inter, hot), [h, lists])?;
-        let gates = Work::Builtin(Builtin::RequestGates { layer, rows: of_rows, k });
-        s.launches.push(Launch { work: gates, args: vec![Role::In(1), lists] });
+        s.launches.push(Launch { work: request, args: vec![Role::In(1), lists] });
         let (x, x_ld) = s.rows(Role::In(0), rows, conversion);
         let (bundled, hot) = (true, None);
-        let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu, hot, bundled };
-        let args = vec![x, Role::In(1), Role::In(2), h, lists];
-        s.launches.push(Launch { work: Work::Kernel(gate.into()), args });
-        s.launches.push(Launch { work: request, args: vec![Role::In(1), lists] });
-        let up = NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu, bundled };
-        let args = vec![x, Role::In(1), Role::In(2), h, lists];
-        s.launches.push(Launch { work: Work::Kernel(up.into()), args });
-        let down = NeuronDownAt { layout, hidden, inter, format, bundled };
-        s.kernel(down, vec![h, Role::In(1), Role::In(2), lists], 1);
+        let clusters = NeuronClusters { layout, hidden, inter, format, compute, x_ld, glu, hot, bundled };
+        s.kernel(clusters, vec![x, Role::In(1), Role::In(2), Role::In(2), h, lists], 1);
         Ok(())
     }
 

@@ -209,7 +209,8 @@ impl CpuTarget {
                 };
                 let by_channel = node.value(4)?.0.cols() != heads;
                 let ld = node.row_distances()?;
-                let chunked = !node.one_row_per_sequence;
+                // Threads go row by row.
+                let chunked = !node.one_row_per_sequence && !self.isa.is_thread();
                 let rule = DeltaRule {
                     rows,
                     key_heads,

@@ -11,7 +11,6 @@ use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::spec::{ExpertDown, ExpertGateUp, Linear};
 use moec_codegen::{Error as CodegenError, Schedule};
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::Grid;
 use moec_runtime::Error as RuntimeError;
 use moec_runtime::platform::cpu;
 use moec_runtime::sync::pool::{Binding, Pool};
@@ -223,11 +222,7 @@ impl Stopwatch {
             (0..probe.matrices).map(|i| Address(unsafe { first.add(i * matrix) })).collect();
         args[at] = if probe.matrices > 0 { Address(addresses.as_mut_ptr().cast()) } else { Address(first) };
         self.next += bytes.next_multiple_of(64);
-        let items = match target.grid(spec) {
-            Grid::One => 1,
-            Grid::Tiles { rows, tiles } => probe.rows.div_ceil(rows as usize) * tiles as usize,
-            Grid::Experts { tiles, .. } => probe.active * tiles as usize,
-        };
+        let items = target.grid(spec).items(probe.rows, probe.active);
         let threads = self.pool.threads();
         let words = target.scratch_bytes(spec).div_ceil(4);
         let scratch: Vec<Address> = probe.scratch(threads, words);

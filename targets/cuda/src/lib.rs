@@ -22,7 +22,6 @@ use moec_backend::{Assembled, Backend, Bench, Flaw, GpuKernels, KernelsRead, Run
 use moec_cuda_unit::text::code_path;
 use moec_device::{Device, DeviceUnit, UnitKind};
 use moec_ir::Op;
-use moec_ir::op::Effect;
 use moec_ir::plan::Plan;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::accelerators::Executor;
@@ -98,7 +97,7 @@ impl Backend for Cuda {
     }
 
     /// Operators with GPU kernels. Angles that depend on the length of a prompt are the CPU's, as are single
-    /// neurons, and operators that update a state.
+    /// neurons.
     fn takes(&self, op: &Op) -> bool {
         !matches!(
             op,
@@ -107,7 +106,7 @@ impl Backend for Cuda {
                 | Op::RopeAngles { switch: Some(_), .. }
                 | Op::NeuronFfn { .. }
                 | Op::ZeroExperts { .. }
-        ) && op.effect() != Effect::Updates
+        )
     }
 
     fn bench(&self) -> Option<Result<Box<dyn Bench>>> {
@@ -205,14 +204,16 @@ mod tests {
     use moec_ir::Activation;
 
     #[test]
-    fn operators_that_update_state_are_not_claimed() {
-        let updating = [
+    fn only_operators_with_kernels_are_claimed() {
+        let claimed = [
             Op::CausalConv { act: None, bias: true },
             Op::DeltaRule { key_heads: 1, heads: 2 },
             Op::Ssd { groups: 1, heads: 2 },
             Op::SelectiveScan,
+            Op::CacheWrite,
+            Op::Act(Activation::Relu2),
         ];
-        assert!(updating.iter().all(|op| op.effect() == Effect::Updates && !Cuda.takes(op)));
-        assert!([Op::CacheWrite, Op::Act(Activation::Relu2)].iter().all(|op| Cuda.takes(op)));
+        assert!(claimed.iter().all(|op| Cuda.takes(op)));
+        assert!(!Cuda.takes(&Op::ZeroExperts { experts: 2, zero: 1 }));
     }
 }

@@ -77,6 +77,9 @@ pub struct DeviceUnit {
     /// Memory that it works in, by its name; none: the CPU's ([`crate::Device::memory_of`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
+    /// Host that it is of, by its name; none: the first, where the program starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Backend, where it is not the usual one; `family` in older files ([`crate::Device::backend_of`]).
     #[serde(default, alias = "family", skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
@@ -254,6 +257,9 @@ pub struct RangeBandwidth {
 pub struct Memory {
     /// Name, unique in the device.
     pub name: String,
+    /// Host that it is of, by its name; none: the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Figure>,

@@ -6,6 +6,7 @@ use crate::{
 };
 use moec_runtime::platform::regular;
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::path::Path;
 
 /// The built-in devices: name and text of the file, in the order in which they are listed.
@@ -33,6 +34,9 @@ const MOST_ALIGNMENT: f64 = 4096.0;
 /// Most graphs that a unit may run at a time: each has a thread and buffers of its own.
 const MOST_QUEUES: f64 = 64.0;
 
+/// Most hosts of one device.
+const MOST_HOSTS: usize = 64;
+
 impl Device {
     /// The device of that name, or of the user's own file: what ends in `.toml` or holds a `/` is a path.
     ///
@@ -42,6 +46,9 @@ impl Device {
         let path = Path::new(name_or_path);
         if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
             return Self::parse(text, Path::new(&format!("{name}.toml")));
+        }
+        if let Some(hosts) = native_hosts(name_or_path) {
+            return Self::parse(&text_of_hosts(hosts), Path::new(&format!("{name_or_path}.toml")));
         }
         if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) || name_or_path.contains('/') {
             let text = regular::read_text(path, regular::SETTINGS)
@@ -95,6 +102,20 @@ impl Device {
         }
         if let Some(f) = self.features.iter().find(|f| !word(f)) {
             return bad("features", &format!("`{f}` is not an LLVM feature name; write them without `+`"));
+        }
+        let host_names: BTreeSet<&str> = self.hosts.iter().map(|h| h.name.as_str()).collect();
+        if host_names.len() < self.hosts.len()
+            || self.hosts.len() >= MOST_HOSTS
+            || !host_names.iter().all(|h| word(h))
+        {
+            return bad("host.name", "a name is empty, invalid or a duplicate, or there are too many hosts");
+        }
+        let of_units = self.units.iter().map(|u| ("unit.host", &u.host));
+        let of_memories = self.memories.iter().map(|m| ("memory.host", &m.host));
+        for (key, host) in of_units.chain(of_memories) {
+            if let Some(host) = host.as_deref().filter(|host| !host_names.contains(host)) {
+                return bad(key, &format!("no host is named `{host}`"));
+            }
         }
         let mut names = BTreeSet::new();
         for (key, name) in self
@@ -172,7 +193,8 @@ impl Device {
         for u in &self.units {
             let Some(memory) = u.memory.as_deref().filter(|m| Some(*m) != host) else { continue };
             let of = self.memories.iter().find(|m| m.name == memory);
-            if of.is_none_or(|m| m.capacity.as_ref().is_none_or(|c| c.value < 1.0)) {
+            // The system of another host knows its memory.
+            if u.host.is_none() && of.is_none_or(|m| m.capacity.as_ref().is_none_or(|c| c.value < 1.0)) {
                 return Err((
                     "memory.capacity".into(),
                     format!("`{memory}` needs one, because `{}` works in it", u.name),
@@ -188,7 +210,7 @@ impl Device {
             let host = host.unwrap_or_default();
             for (from, to) in [(host, memory), (memory, host)] {
                 let is = |l: &&Link| l.from == from && l.to == to && l.gb_per_s > 0.0;
-                if self.links.iter().find(is).is_none() {
+                if u.host.is_none() && self.links.iter().find(is).is_none() {
                     return Err((
                         "link".into(),
                         format!("there is none from `{from}` to `{to}`, where `{}` works", u.name),
@@ -265,6 +287,31 @@ impl Device {
         }
         out
     }
+}
+
+/// Hosts of `native-x2` and its like: this machine so many times.
+fn native_hosts(name: &str) -> Option<usize> {
+    let hosts: usize = name.strip_prefix(NATIVE)?.strip_prefix("-x")?.parse().ok()?;
+    ((2..=MOST_HOSTS).contains(&hosts) && name == format!("{NATIVE}-x{hosts}")).then_some(hosts)
+}
+
+/// The device file of this machine so many times, without figures.
+fn text_of_hosts(hosts: usize) -> String {
+    let mut text = format!(
+        "name = \"{NATIVE}-x{hosts}\"\ndescription = \"{hosts} hosts like this machine\"\nbackend = \"cpu\"\n\
+         triple = \"{NATIVE}\"\ncpu = \"{NATIVE}\"\n\
+         [[unit]]\nname = \"cpu\"\nkind = \"cpu\"\nmemory = \"ram\"\n[[memory]]\nname = \"ram\"\n"
+    );
+    for i in 1..hosts {
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "[[host]]\nname = \"host{i}\"\n\
+             [[unit]]\nname = \"cpu{i}\"\nkind = \"cpu\"\nhost = \"host{i}\"\nmemory = \"ram{i}\"\n\
+             [[memory]]\nname = \"ram{i}\"\nhost = \"host{i}\"\n"
+        );
+    }
+    text
 }
 
 /// Reason that a share is refused.

@@ -57,6 +57,9 @@ pub struct Device {
     /// Graph operations that the device can run.
     #[serde(default)]
     pub legal_ops: LegalOps,
+    /// Hosts beside the first one, each with units and memories of its own.
+    #[serde(default, rename = "host", skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<Host>,
     /// Units that compute.
     #[serde(default, rename = "unit", skip_serializing_if = "Vec::is_empty")]
     pub units: Vec<DeviceUnit>,
@@ -72,6 +75,14 @@ pub struct Device {
     /// Power.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Power>,
+}
+
+/// A machine beside the one where a program starts. Both run the same program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Name, by which units and memories say that they are of it.
+    pub name: String,
 }
 
 /// Operations of the Graph that a device can run, by their text-form names (`expert_ffn`).
@@ -126,11 +137,15 @@ pub fn is_host(triple: &str) -> bool {
 /// Name of the CPU backend.
 pub const CPU_BACKEND: &str = "cpu";
 
+/// Backend of the CPUs of other hosts than the first.
+pub const HOST_BACKEND: &str = "host";
+
 impl Device {
     /// The backend of a unit: its own where it names one, else the CPU's, else the device's.
     pub fn backend_of<'a>(&'a self, unit: &'a DeviceUnit) -> &'a str {
         match (&unit.backend, unit.kind) {
             (Some(backend), _) => backend,
+            (None, UnitKind::Cpu) if unit.host.is_some() => HOST_BACKEND,
             (None, UnitKind::Cpu) => CPU_BACKEND,
             (None, _) => &self.backend,
         }

@@ -41,9 +41,9 @@ impl Backend for Mirror {
         Ok(())
     }
 
-    /// Everything that is a kernel. The CPU computes the router's choice and the angles of positions.
+    /// Everything that is a kernel, but for operators that update a state: tests of units that run no recurrent
+    /// layers need one. The CPU computes the router's choice and the angles of positions.
     fn takes(&self, op: &Op) -> bool {
-        // States that an operator updates are restored from snapshots only by the CPU.
         !matches!(
             op,
             Op::Dispatch { .. } | Op::RequestExperts { .. } | Op::LimitCapacity(_) | Op::RopeAngles { .. }

@@ -106,7 +106,7 @@ impl Backend for Ndp {
     }
 
     fn takes(&self, op: &Op) -> bool {
-        matches!(op, Op::ExpertFfn { fixed: false, .. })
+        matches!(op, Op::ExpertFfn { fixed: false, glu, .. } if crate::kinds::glu(*glu).is_some())
     }
 
     fn command_streams(&self) -> Option<&dyn CommandStreams> {

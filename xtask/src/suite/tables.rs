@@ -39,7 +39,7 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
     (
         "golden",
         "all_families_of_2026",
-        "a build for each of twenty-five families; six of them are built, and the evaluator computes all",
+        "nine builds for each of twenty-seven families; six of them are built, and the evaluator computes all",
     ),
     (
         "gguf",
@@ -67,7 +67,11 @@ pub(super) const PARTIAL: &[(&str, &str)] = &[
     ("moec-codegen/gpu", "two of three generations of each kernel in NVIDIA's assembler"),
     ("moec-import/import", "every second architecture of GGUF files of 2026"),
     ("qnn", "three of four families on the emulator of Hexagon"),
-    ("aarch64", "every second family in each format, and every second pair of formats against x86"),
+    ("aarch64", "every second family in each format, late families, every second pair of formats"),
+    ("golden", "router choices and pairs of sequences of all but six families"),
+    ("decode", "late families with big-little decoding and best-of-N"),
+    ("mirror", "late families with half of their experts on the unit"),
+    ("paging", "late families from disk"),
 ];
 
 /// Programs other than the end-to-end tests whose tests are started one by one, and why.

@@ -1,9 +1,9 @@
 //! Columns of down of neurons that are active, wherever they lie.
 
 use super::numbers::Row;
-use super::{LIST, NEURONS, NeuronAddresses, UpDownRows};
+use super::{LIST, NEURONS, NeuronAddresses};
 use crate::dsl::{F, I, Kb, P};
-use crate::kernels::routed::expert;
+use crate::kernels::routed::{Expert, expert};
 use crate::kernels::{Kernel, NO_GATE_BOUND, NO_NEURONS, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
@@ -35,6 +35,13 @@ pub struct NeuronDown {
     pub gate_bound: bool,
 }
 
+impl NeuronDown {
+    /// Tiles of its columns.
+    pub(super) const fn tiles(&self) -> usize {
+        self.hidden.div_ceil(COLUMNS)
+    }
+}
+
 impl Kernel for NeuronDown {
     fn kind(&self) -> &'static str {
         "neuron_down"
@@ -46,7 +53,7 @@ impl Kernel for NeuronDown {
     }
 
     fn grid(&self, _isa: &Isa) -> Grid {
-        Grid::Experts { table: 1, tiles: self.hidden.div_ceil(COLUMNS) as u32 }
+        Grid::Experts { table: 1, tiles: self.tiles() as u32 }
     }
 
     fn args(&self) -> usize {
@@ -71,88 +78,57 @@ impl Kernel for NeuronDown {
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        write(k, self, None);
+        let &Self { layout, hidden, inter, format, gate_bound } = self;
+        let [h, dispatch, weights, lists, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
+        let bundle = Bundle { format, hidden, gate_bound };
+        let blocks = inter.div_ceil(NEURONS);
+        let sums = Columns { k, hidden, inter, h, out };
+        k.expert_tiles(self.tiles(), |active, tile| {
+            let e = expert(dispatch, layout, active);
+            let matrix = weights.load_address(e.id);
+            let addresses = NeuronAddresses { k, bundle, inter, matrix, up_down: None };
+            let lists = lists.words(active * (blocks * LIST));
+            sums.add(&e, &addresses, lists, [k.i(0), k.i(blocks as i64)], tile);
+        });
     }
 }
 
-/// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of UpDown or Bundles), active lists i32, y out f32
-/// [slots, H]]`: as [`NeuronDown`](crate::spec::NeuronDown), for neurons at any address.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NeuronDownAt {
-    /// Layout of the dispatch table.
-    pub layout: DispatchLayout,
+/// Columns of down that are added up.
+pub(super) struct Columns<'k> {
+    pub(super) k: &'k Kb<'k>,
     /// Output channels.
-    pub hidden: usize,
-    /// Neurons `I`.
-    pub inter: usize,
-    /// Format of the weight.
-    pub format: Format,
-    /// Whether gates are stored with up and down.
-    pub bundled: bool,
+    pub(super) hidden: usize,
+    /// Neurons of an expert.
+    pub(super) inter: usize,
+    /// Factors of the neurons, `[slots, I]`.
+    pub(super) h: P<'k>,
+    /// The sums, `[slots, H]`.
+    pub(super) out: P<'k>,
 }
 
-impl NeuronDownAt {
-    /// The same, for neurons that are stored block by block.
-    fn in_blocks(&self) -> NeuronDown {
-        let &Self { layout, hidden, inter, format, .. } = self;
-        NeuronDown { layout, hidden, inter, format, gate_bound: false }
-    }
-}
-
-impl Kernel for NeuronDownAt {
-    fn kind(&self) -> &'static str {
-        "neuron_down_at"
-    }
-
-    fn name(&self, s: &mut Symbol, _isa: &Isa) {
-        s.word("neuron_down_at").layout(self.layout).num("h", self.hidden).num("i", self.inter);
-        s.word(self.format.name()).flag("bundled", self.bundled);
-    }
-
-    fn grid(&self, isa: &Isa) -> Grid {
-        self.in_blocks().grid(isa)
-    }
-
-    fn args(&self) -> usize {
-        5
-    }
-
-    fn scratch_bytes(&self, isa: &Isa) -> usize {
-        self.in_blocks().scratch_bytes(isa)
-    }
-
-    fn layout(&self, _isa: &Isa) -> Option<Layout> {
-        Some(if self.bundled { Layout::Bundles } else { Layout::UpDown })
-    }
-
-    fn rules(&self, isa: &Isa) -> Vec<Rule> {
-        self.in_blocks().rules(isa)
-    }
-
-    fn write<'k>(&self, k: &'k Kb<'k>) {
-        write(k, &self.in_blocks(), Some(self.bundled));
-    }
-}
-
-/// Adds the columns up. `anywhere`: neurons may be at any address, with their gates if it is true.
-fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, anywhere: Option<bool>) {
-    let &NeuronDown { layout, hidden, inter, format, gate_bound } = spec;
-    let [h, dispatch, weights, active_lists, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
-    let bundle = Bundle { format, hidden, gate_bound };
-    let (blocks, width) = (inter.div_ceil(NEURONS), COLUMNS);
-    let (whole, rest) = (hidden / width, hidden % width);
-    k.expert_tiles(hidden.div_ceil(width), |active, tile| {
-        let e = expert(dispatch, layout, active);
-        let up_down = anywhere.map(|gates| UpDownRows { at: weights, first: e.id * inter, gates });
-        let matrix = if up_down.is_some() { weights } else { weights.load_address(e.id) };
-        let addresses = NeuronAddresses { k, bundle, inter, matrix, up_down };
-        let (sums, ids) = (k.scratch(), k.scratch().words(width));
-        let count = gather(k, active_lists.words(active * (blocks * LIST)), blocks, ids);
-        let first = tile * (width / GROUP);
+impl<'k> Columns<'k> {
+    /// Adds the listed neurons of some of an expert's blocks, in the columns of a tile; `lists` are those of all
+    /// of its blocks. The first block sets the sums.
+    pub(super) fn add(
+        &self,
+        e: &Expert<'k>,
+        addresses: &NeuronAddresses<'k>,
+        lists: P<'k>,
+        blocks: [I<'k>; 2],
+        tile: I<'k>,
+    ) {
+        let &Self { k, hidden, inter, h, out } = self;
+        let [from, end] = blocks;
+        let (whole, rest) = (hidden / COLUMNS, hidden % COLUMNS);
+        let (sums, ids) = (k.scratch(), k.scratch().words(COLUMNS));
+        let count = gather(k, lists.words(from * LIST), end - from, ids);
+        let first = tile * (COLUMNS / GROUP);
         let part = |columns: usize| {
             k.each(e.first, e.end, 1, |slot| {
                 let h = h.words(slot * inter);
+                let out = out.words(slot * hidden).words(tile * COLUMNS);
                 k.zero(sums, columns.next_multiple_of(GROUP));
+                k.when(k.i(0).lt(from), || k.copy(out, sums, columns));
                 k.each(0, count, TOGETHER, |i| {
                     let neuron = |j: usize| ids.words(i + j).load_int();
                     let rows: Vec<Row<'k>> =
@@ -179,19 +155,19 @@ fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, anywhere: Option<bool>) {
                         cells.iter().zip(after).for_each(|(cell, sum)| cell.store(sum));
                     });
                 });
-                k.copy(sums, out.words(slot * hidden).words(tile * width), columns);
+                k.copy(sums, out, columns);
             });
         };
         match (whole, rest) {
             (0, rest) => part(rest),
-            (_, 0) => part(width),
-            _ => k.branch(tile.lt(k.i(whole as i64)), || part(width), || part(rest)),
+            (_, 0) => part(COLUMNS),
+            _ => k.branch(tile.lt(k.i(whole as i64)), || part(COLUMNS), || part(rest)),
         }
-    });
+    }
 }
 
-/// Joins the lists of an expert's blocks; the last is repeated as often as a reader looks ahead.
-fn gather<'k>(k: &'k Kb<'k>, lists: P<'k>, blocks: usize, to: P<'k>) -> I<'k> {
+/// Joins the lists of some blocks; the last is repeated as often as a reader looks ahead.
+fn gather<'k>(k: &'k Kb<'k>, lists: P<'k>, blocks: I<'k>, to: P<'k>) -> I<'k> {
     to.store_int(k.i32(0));
     let count = k.fold(0, blocks, 1, &[k.i(0)], |block, count| {
         let list = lists.words(block * LIST);

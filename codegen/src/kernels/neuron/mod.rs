@@ -12,18 +12,18 @@
 
 mod addresses;
 mod bytes;
+mod clusters;
 mod down;
 mod gate_bound;
 mod numbers;
 pub(crate) mod panels;
 mod predict;
-mod split;
 mod up;
 
 pub(super) use addresses::{NeuronAddresses, UpDownRows};
-pub use down::{NeuronDown, NeuronDownAt};
+pub use clusters::NeuronClusters;
+pub use down::NeuronDown;
 pub use predict::NeuronPredict;
-pub use split::{NeuronGate, NeuronUpAt};
 pub use up::NeuronUp;
 
 use super::routed::Expert;
@@ -149,8 +149,7 @@ fn list<'k>(
     found[0]
 }
 
-/// Parameters of the steps over gate and up: of [`up`], and of its two halves where they are stored
-/// separately.
+/// Parameters of the steps over gate and up: of [`up`], and of [`clusters`].
 struct Call<'k> {
     k: &'k Kb<'k>,
     /// Rows, and the tokens of the slots.
@@ -167,12 +166,12 @@ struct Call<'k> {
 }
 
 impl<'k> Call<'k> {
-    fn new(k: &'k Kb<'k>, spec: &NeuronUp) -> Self {
+    fn new(k: &'k Kb<'k>, spec: &NeuronUp, h: P<'k>) -> Self {
         let &NeuronUp { layout, hidden, inter, format, compute, gate_bound, predicted, x_ld, glu } = spec;
         let steps = if compute == ComputeType::I8 { Steps::new(&k.isa, format, hidden) } else { None };
         let bundle = Bundle { format, hidden, gate_bound };
         let x = [k.arg(0), k.arg(1).words(layout.token())];
-        Self { k, x, x_ld, h: k.arg(3), bundle, inter, glu, steps, predicted }
+        Self { k, x, x_ld, h, bundle, inter, glu, steps, predicted }
     }
 
     /// The rows of an expert.

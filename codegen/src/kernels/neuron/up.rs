@@ -102,7 +102,7 @@ impl Kernel for NeuronUp {
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
         let &Self { layout, inter, gate_bound, glu, .. } = self;
-        let call = Call::new(k, self);
+        let call = Call::new(k, self, k.arg(3));
         let (weights, active_lists) = (k.arg(2), k.arg(4));
         let (bundle, blocks) = (call.bundle, inter.div_ceil(NEURONS));
         k.tiles_by_expert(blocks, |active, [from, end]| {

@@ -3,6 +3,7 @@
 
 use super::in_order;
 use crate::dsl::Kb;
+use crate::gpu::GpuKernel;
 use crate::kernels::{Kernel, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
@@ -91,5 +92,9 @@ impl Kernel for CausalConv {
                 out.words(c).store_vec(act.map_or(sum, |act| sum.activate(act)), span);
             });
         });
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
     }
 }

@@ -11,6 +11,7 @@
 use super::chunk::{self, Chunk, Scratch};
 use super::in_order;
 use crate::dsl::{F, I, Kb, P, Span};
+use crate::gpu::GpuKernel;
 use crate::kernels::{Kernel, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
@@ -151,6 +152,10 @@ impl Kernel for DeltaRule {
                 vec![pending.pick_int(whole.pick_int(row + chunk, row + 1), next[0])]
             });
         });
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
     }
 }
 

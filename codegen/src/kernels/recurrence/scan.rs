@@ -7,6 +7,7 @@
 use super::delta::{Panel, VECTORS, columns};
 use super::in_order;
 use crate::dsl::{F, Kb, Span};
+use crate::gpu::GpuKernel;
 use crate::kernels::{Kernel, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
@@ -91,5 +92,9 @@ impl Kernel for SelectiveScan {
                 out.words(v * k.lanes()).store_vec(y, span(v));
             }
         });
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
     }
 }

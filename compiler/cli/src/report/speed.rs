@@ -22,7 +22,7 @@ use moec_bundle::read::Bundle;
 use moec_cpu::{CpuTarget, Figures};
 use moec_device::{Device, NATIVE, UnitKind};
 use moec_ir::graph::Node;
-use moec_ir::plan::{Arg, Builtin, Code, Entry, Grid, Plan, StateKind, Step};
+use moec_ir::plan::{Arg, Builtin, Code, Entry, Plan, StateKind, Step};
 use moec_ir::{EntryKind, Module, Op};
 use moec_passes::decisions::{Decisions, KernelDecision};
 use moec_passes::tune;
@@ -293,7 +293,7 @@ impl<'a> Call<'a> {
         let p = &d.predicted;
         let (operations, bytes) = (p.gops * p.ms * 1e6, p.gb_per_s * p.ms * 1e6);
         let arithmetic = operations * p.overhead / self.machine.peak(&d.compute);
-        let items = items(step.grid, rows, d.load.matrices);
+        let items = step.grid.items(rows, d.load.matrices);
         self.machine.seconds(items, arithmetic, bytes, self.machine.read)
     }
 
@@ -327,7 +327,7 @@ impl<'a> Call<'a> {
             _ => 0.0,
         };
         let arithmetic = operations / self.machine.figures.f32.value;
-        let items = items(step.grid, rows, 1);
+        let items = step.grid.items(rows, 1);
         let (arithmetic, reading) = self.machine.seconds(items, arithmetic, bytes?, self.machine.read);
         Some(arithmetic.max(reading))
     }
@@ -357,19 +357,10 @@ impl<'a> Call<'a> {
                 Arg::State(_) => {}
             }
         }
-        let items = items(step.grid, rows, 1);
+        let items = step.grid.items(rows, 1);
         let cache = [CACHE, CACHE * self.machine.threads as f64];
         let (_, moving) = self.machine.seconds(items, 0.0, moved, cache);
         let (_, reading) = self.machine.seconds(items, 0.0, weights, self.machine.read);
         moving + reading
-    }
-}
-
-/// Work items of a step of so many rows, where so many experts are active.
-fn items(grid: Grid, rows: usize, experts: usize) -> usize {
-    match grid {
-        Grid::One => 1,
-        Grid::Tiles { rows: block, tiles } => rows.div_ceil(block.max(1) as usize) * tiles as usize,
-        Grid::Experts { tiles, .. } => experts * tiles as usize,
     }
 }

@@ -32,7 +32,7 @@ const OF_TESTS: [&str; 1] = ["insta"];
 const BACKENDS: [&str; 5] = ["coreml", "cuda", "mirror", "ndp", "qnn"];
 
 /// Places outside of `targets/BACKEND` that may name one, and the reason.
-const NAMERS: [(&str, &str); 9] = [
+const NAMERS: [(&str, &str); 10] = [
     ("codegen/src/gpu/mod.rs", "LLVM's triple of PTX"),
     ("compiler/cli/src/inspect.rs", "tells users which files it reads"),
     ("compiler/simulate/src/", "systems of NPUMoE's tables"),
@@ -40,6 +40,7 @@ const NAMERS: [(&str, &str); 9] = [
     ("papers/", "evaluations of one machine each"),
     ("targets/device/src/figures.rs", "the kinds of units"),
     ("targets/device/src/find.rs", "names of device files"),
+    ("targets/hosts/", "all hosts in one process are as many modelled memories"),
     ("testing/", "what tests need from others"),
     ("xtask/", "commands that install and measure one thing each"),
 ];

@@ -5,6 +5,8 @@ mod gguf;
 mod safetensors;
 pub(crate) mod weightless;
 
+pub(crate) use safetensors::{is_config_alone, shapes};
+
 use super::config::Config;
 use super::encodings::{ENCODINGS, Encoding};
 use indexmap::IndexMap;

@@ -52,8 +52,7 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
     if offline || is_requested("HF_HUB_OFFLINE") {
         return from_cache(name, &repo);
     }
-    let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|e| !e.is_empty());
-    let client = Client::new(endpoint.as_deref().unwrap_or(ENDPOINT), cache::token())?;
+    let client = client()?;
     let listing = client.list(name)?;
     let commit = &listing.commit;
     let get = |files: &[&RemoteFile]| download::all(&client, name, &repo, commit, files, progress);
@@ -76,6 +75,36 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
         &format!("{name}, commit {}, {} in `{}`", &commit[..8], human::bytes(bytes), folder.display()),
     );
     Ok(name.file.as_ref().map_or(folder.clone(), |file| folder.join(file)))
+}
+
+/// Returns the folder of a model name, with its configuration and tokenizer, and with its weights if the cache has
+/// them. A GGUF file is fetched whole, since it has its configuration in it.
+///
+/// # Errors
+/// Those of [`fetch`].
+pub fn fetch_shapes(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf> {
+    if name.file.is_some() || offline || is_requested("HF_HUB_OFFLINE") {
+        return fetch(name, offline, progress);
+    }
+    let repo = Repo::of(name)?;
+    let client = client()?;
+    let listing = client.list(name)?;
+    let (mut small, _) = checkpoint(name, &listing.files)?;
+    // With an index or weights from before, a folder counts as whole, and must be.
+    let folder = repo.snapshot(&listing.commit);
+    if [INDEX, WEIGHTS].iter().any(|file| folder.join(file).exists()) {
+        return fetch(name, offline, progress);
+    }
+    small.retain(|file| file.name != INDEX);
+    check_space(name, &repo, &small)?;
+    download::all(&client, name, &repo, &listing.commit, &small, progress)?;
+    Ok(folder)
+}
+
+/// The hub's client.
+fn client() -> Result<Client> {
+    let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|e| !e.is_empty());
+    Client::new(endpoint.as_deref().unwrap_or(ENDPOINT), cache::token())
 }
 
 /// Whether a variable is set to a value that means yes.

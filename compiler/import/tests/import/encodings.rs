@@ -1,7 +1,8 @@
 //! Tests of quantised checkpoints: the numbers that are read follow the published rules.
 
 use super::support::{
-    Folder, Tensor, distance, logits, numbers, packed as held, refusal, refusal_with, shapes, spec,
+    Folder, Tensor, distance, golden, load, logits, numbers, packed as held, refusal, refusal_with, shapes,
+    spec,
 };
 use moec_import::lower::lower;
 use moec_import::{Checkpoint, ImportOptions};
@@ -190,6 +191,18 @@ fn mxfp4_rectangles() {
     let encoding = coded("mxfp4", 4, [1, 32]);
     let leaf = Leaf { tensor: "w".into(), shape: vec![3, 10, 96], encoding };
     assert_eq!(read_all(&checkpoint, &leaf), rounded);
+}
+
+/// Blocks of gpt-oss decode as transformers does it.
+#[test]
+fn mxfp4_of_gpt_oss_decodes_like_transformers() {
+    let mut tensors = load(&golden("quantised/gpt_oss_mxfp4.safetensors"));
+    let [want, scales] = ["numbers", "w_scales"].map(|name| tensors.remove(name).unwrap());
+    tensors.insert("s".into(), scales);
+    let (_dir, checkpoint) = open(tensors);
+    let leaf =
+        Leaf { tensor: "w_blocks".into(), shape: vec![2, 8, 64], encoding: coded("mxfp4", 4, [1, 32]) };
+    assert_eq!(read_all(&checkpoint, &leaf), want.numbers());
 }
 
 #[test]

@@ -15,6 +15,7 @@ use moec_ir::{Format, WeightClass};
 use moec_runtime::serving::text::Text;
 use moec_testing::GGUF;
 use moec_testing::checkpoints::{GGUF_OF_2026, GGUF_WRITTEN};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -329,6 +330,45 @@ fn packing_keeps_the_codes_of_blocks() {
             "{format}: {kept} of {blocks} blocks keep their codes; numbers are off by {off:.5} (root mean square)"
         );
         assert!(kept * 100 >= blocks * 95 && off < 1.0 / 512.0, "{format}: {kept} of {blocks}, {off}");
+    }
+}
+
+/// The tokenizer of a file, empty if there is none. The metadata of a damaged file make one, or are refused.
+fn metadata_of(bytes: &[u8]) -> Option<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, bytes).unwrap();
+    let container = moec_import::containers::open(&path, |_| Ok(())).ok()?;
+    let _ = (container.tokenizer_config(), container.chat_template());
+    let tokenizer = container.tokenizer().ok()?;
+    if let Some(text) = tokenizer.as_deref().and_then(|json| Text::parse(json, None).ok()) {
+        let _ = text.encode("A text,\n\nand ▁ more").map(|ids| text.decode(&ids));
+    }
+    Some(tokenizer.unwrap_or_default())
+}
+
+/// A model's metadata without its tensors, from the seeds of fuzzing.
+fn metadata() -> Vec<u8> {
+    fs::read(golden("../fuzz/seeds/gguf/model")).unwrap()
+}
+
+#[test]
+fn seed_of_fuzzing_has_a_tokenizer() {
+    let json = metadata_of(&metadata()).unwrap();
+    assert!(Text::parse(&json, None).unwrap().encode("the").unwrap().len() > 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn damaged_metadata_never_panic(damage in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..6)) {
+        let mut bytes = metadata();
+        for (at, byte) in damage {
+            let n = bytes.len();
+            bytes[at.index(n)] = byte;
+        }
+        metadata_of(&bytes);
     }
 }
 

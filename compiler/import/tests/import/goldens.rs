@@ -94,3 +94,19 @@ fn every_checkpoint_and_every_family_is_in_the_table() {
         assert_eq!(FOLDED.contains(&of.name), folded && !left_out(List::Families), "{}", of.name);
     }
 }
+
+/// A family fits on two pages; code that families share lies in `mixers` and `common.rs`.
+#[test]
+fn family_files_are_short() {
+    let folder = golden("../compiler/import/src/families");
+    let mut files = 0;
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.file_stem().unwrap() == "mod" {
+            continue;
+        }
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= 120, "{}: {lines} lines", path.display());
+        files += 1;
+    }
+    assert_eq!(files, moec_import::FAMILIES.len());
+}

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 
-const LAYOUTS: [&str; 17] = [
+const LAYOUTS: [&str; 18] = [
     "fp8_128",
     "fp8_32",
     "fp8_tensor",
@@ -28,6 +28,7 @@ const LAYOUTS: [&str; 17] = [
     "packed8_channel",
     "nvfp4",
     "nvfp4_modelopt",
+    "mxfp4",
     "awq",
     "gptq",
     "gptq_sym",
@@ -221,6 +222,36 @@ fn damaged_checkpoints_are_refused_by_name() {
         }),
     ];
     insta::assert_snapshot!(errors.join("\n"));
+}
+
+/// Sets every key of every quantisation, at any depth, to invalid values: it is read or refused.
+#[test]
+fn invalid_values_in_any_key_of_a_quantisation_do_not_panic() {
+    fn keys(value: &Value, at: &str, out: &mut Vec<String>) {
+        for (key, inner) in value.as_object().into_iter().flatten() {
+            let at = format!("{at}/{key}");
+            keys(inner, &at, out);
+            out.push(at);
+        }
+    }
+    let values = [json!(null), json!(0), json!(-1), json!(7), json!(1u64 << 40), json!(1e300), json!("x")];
+    let values =
+        values.into_iter().chain([json!([]), json!([0, 1 << 20]), json!({}), json!({"x": {}}), json!(true)]);
+    let values: Vec<Value> = values.collect();
+    for layout in LAYOUTS {
+        let section = json!({"quantization_config": quantised(layout)[0].config["quantization_config"]});
+        let mut all = Vec::new();
+        keys(&section, "", &mut all);
+        assert!(all.len() > 3, "{layout}: {all:?}");
+        for (key, value) in all.iter().flat_map(|key| values.iter().map(move |value| (key, value))) {
+            let mut changed = section.clone();
+            *changed.pointer_mut(key).unwrap() = value.clone();
+            let config = moec_import::Config::parse("config.json", changed.to_string().as_bytes()).unwrap();
+            if let Err(error) = moec_import::quantised::layouts(&config) {
+                assert!(error.message.contains("config.json"), "{layout} {key} {value}: {error}");
+            }
+        }
+    }
 }
 
 proptest! {

@@ -149,12 +149,13 @@ pub fn calibrate(
         samples,
         gates,
         confidence,
+        losses: Vec::new(),
     })
 }
 
 /// The format of each class that holds the checkpoint's numbers exactly. Block formats are computed in bf16,
 /// as in any build.
-fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
+pub(crate) fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
     let of = |class: WeightClass| {
         let mut found: Option<Format> = None;
         for weight in module.weights.iter().filter(|w| w.class == class) {

@@ -36,6 +36,9 @@ pub(super) struct MixResult {
     pub(super) divergence: f64,
     /// Increase of the loss of each window, in nats per token.
     losses: Vec<f64>,
+    /// Sum of the increases of all predicted tokens, in nats, and their number.
+    pub(super) nats: f64,
+    pub(super) predicted: u64,
 }
 
 impl MixResult {
@@ -127,6 +130,21 @@ impl Store {
         let numbers: BTreeMap<u32, u32> = used.into_iter().zip(0..).collect();
         for segment in &mut plan.segments {
             segment.file = numbers.get(&segment.file).copied().unwrap_or(segment.file);
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Removes all files but the first ones, with the weights in them.
+    fn forget(&mut self, first: usize) -> Result<()> {
+        for file in first..self.files.len() {
+            let folder = self.scratch.path().join(file.to_string());
+            fs::remove_dir_all(&folder).map_err(|e| io_error("remove", &folder, &e))?;
+        }
+        self.files.truncate(first);
+        for all in self.packed.values_mut() {
+            all.retain(|(_, at)| (at.file as usize) < first);
         }
         Ok(())
     }
@@ -232,7 +250,7 @@ impl<'a> Bench<'a> {
         let bos = compiled.plan()?.model.bos;
         let windows = measured.windows(&measured.text(bos)?)?;
         progress.stage(
-            "Choosing",
+            "Measuring",
             &format!(
                 "formats: up to {models} models are measured on {} windows of text, with up to {} of weights in `{}`, which are \
                  removed afterwards",
@@ -289,7 +307,9 @@ impl<'a> Bench<'a> {
                         .zip(&q)
                         .zip(next)
                         .map(|((p, q), &id)| f64::from(p[id as usize] - q[id as usize]));
-                    found.losses.push(rise.sum::<f64>() / (window.ids.len() - 1).max(1) as f64);
+                    let (rise, predicted) = (rise.sum::<f64>(), window.ids.len() - 1);
+                    found.losses.push(rise / predicted.max(1) as f64);
+                    (found.nats, found.predicted) = (found.nats + rise, found.predicted + predicted as u64);
                     bar.add(1);
                 }
                 found.divergence /= tokens.max(1) as f64;
@@ -298,5 +318,18 @@ impl<'a> Bench<'a> {
         });
         bar.finish();
         Ok((model.bytes, found?))
+    }
+
+    /// Compares the model in formats and with a KV cache that no other model has. Removes its own weights afterwards.
+    ///
+    /// # Errors
+    /// Those of [`Self::measure`].
+    pub(super) fn measure_alone(&mut self, formats: &Formats, cache: KvCache) -> Result<MixResult> {
+        let shared = self.store.files.len();
+        let own = std::mem::replace(&mut self.builder.config.memory.kv_cache, cache);
+        let found = self.measure(formats);
+        self.builder.config.memory.kv_cache = own;
+        self.store.forget(shared)?;
+        Ok(found?.1)
     }
 }

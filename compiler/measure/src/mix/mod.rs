@@ -9,6 +9,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "estimates in bytes, and ids of weights")]
 
 mod knapsack;
+pub mod losses;
 mod measure;
 
 pub use knapsack::{Choice, Item, buy};

@@ -313,7 +313,21 @@ impl<'a> Probe<'a> {
             RowSpace::Tokens => (self.graph.kind.rows(), view.n()),
             RowSpace::Outputs => (self.graph.ty(Graph::ROWS).rows(), view.m()),
         };
-        ty.rows() / all.max(1) * valid
+        let rows = ty.rows() / all.max(1) * valid;
+        self.slots(v).map_or(rows, |used| used.min(rows))
+    }
+
+    /// Number of slots that experts compute, where a value is their results: choices of no expert have none.
+    fn slots(&self, v: ValueId) -> Option<usize> {
+        let node = self.node(self.graph.def(v)?);
+        let (Op::ExpertFfn { .. }, Some(&Operand::Value(table))) = (&node.op, node.inputs.get(1)) else {
+            return None;
+        };
+        let Op::Dispatch { experts, .. } = self.node(self.graph.def(table)?).op else { return None };
+        let words = self.recorded.get(&table)?.as_i32();
+        let active = usize::try_from(*words.first()?).ok()?;
+        let end = words.get(DispatchLayout { rows: 0, k: 0, experts }.start() + active)?;
+        usize::try_from(*end).ok()
     }
 
     fn state(&self, view: &StepView<'_>, s: StateId) -> Result<Tensor> {

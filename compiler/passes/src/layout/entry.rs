@@ -8,6 +8,7 @@ use crate::assign_units::UnitAssignment;
 use crate::outline_graphs::{Statics, SubgraphCall};
 use crate::size_expert_cache;
 use moec_base::error::{Error, Result};
+use moec_base::paths::{DENSE, EXPERTS};
 use moec_cpu::gpu::Kernel;
 use moec_cpu::{
     CacheView, CpuTarget, GpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work,
@@ -51,7 +52,10 @@ pub(super) struct Builder<'a> {
     /// GPU kernels, in the order of [`Builder::launches`].
     pub(super) gpu_kernels: Vec<Kernel>,
     pub(super) launches: Vec<GpuKernel>,
-    pub(super) ends: [u64; 2],
+    /// Weight files: of dense weights, of experts, and of the slices of each other host, by the host's memory.
+    pub(super) files: Vec<(String, u32)>,
+    /// Bytes of each so far.
+    pub(super) ends: Vec<u64>,
     pub(super) scratch: u64,
     /// By memory other than the CPU's and segment: the matrices that are there; an empty list is the whole
     /// segment.
@@ -81,6 +85,11 @@ impl<'a> Builder<'a> {
         paged: bool,
     ) -> Self {
         let threads = super::gpu_targets(target, assignment);
+        let mut files = vec![(DENSE.to_owned(), 0), (EXPERTS.to_owned(), 0)];
+        for memory in assignment.slices.iter().map(|&unit| assignment.memory(unit)).filter(|&m| m > 0) {
+            let name = assignment.memories.get(memory as usize).map_or("", |m| &m.name);
+            files.push((moec_base::paths::weights_of(name), memory));
+        }
         Self {
             module,
             target,
@@ -101,7 +110,8 @@ impl<'a> Builder<'a> {
             threads,
             gpu_kernels: Vec::new(),
             launches: Vec::new(),
-            ends: [0; 2],
+            ends: vec![0; files.len()],
+            files,
             scratch: 0,
             residents: BTreeMap::new(),
             states: BTreeMap::new(),
@@ -252,7 +262,7 @@ impl Builder<'_> {
             && producer.inputs.iter().any(|i| matches!(i, Operand::Weight(w) if self.matrices.contains(w)));
         let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, one_row_per_sequence, tied };
         let units = match (&node.op, assignment.experts.of_layer(node.scope.layer)) {
-            (Op::ExpertFfn { .. }, Some((_, of))) => of.units.clone(),
+            (Op::ExpertFfn { .. }, Some((_, of))) if node.scope.part.slice().is_none() => of.units.clone(),
             _ => vec![unit],
         };
         let mut each = Vec::with_capacity(units.len());
@@ -261,7 +271,7 @@ impl Builder<'_> {
         }
         // A result of several units is in the CPU's memory, unless only one unit reads it.
         let memory = match node.op {
-            Op::ExpertFfn { .. } => {
+            Op::ExpertFfn { .. } if node.scope.part.slice().is_none() => {
                 assignment.whole(node.scope.layer).map_or(0, |unit| assignment.memory(unit))
             }
             _ => assignment.memory(unit),
@@ -323,7 +333,9 @@ impl Builder<'_> {
                 let location = match *role {
                     Role::In(i) | Role::InAt(i, _) => match producer.inputs[i] {
                         Operand::Weight(w) => {
-                            let segment = self.segment(w, layout(i), self.threads.contains_key(&unit))?;
+                            let host = node.scope.part.slice().map_or(0, |_| memory);
+                            let segment =
+                                self.segment(w, layout(i), self.threads.contains_key(&unit), host)?;
                             addresses.push(
                                 if size_expert_cache::is_expert(&producer.op, i, producer.inputs[i]) {
                                     let layer =
@@ -342,7 +354,10 @@ impl Builder<'_> {
                                     if !parts.is_empty() {
                                         of.entry(layer).or_default()[parts].fill(segment);
                                     }
-                                    self.make_resident(layer, memory, segment)?;
+                                    match node.scope.part.slice() {
+                                        Some(_) => self.make_all_resident(memory, segment),
+                                        None => self.make_resident(layer, memory, segment)?,
+                                    }
                                     Arg::Matrices(segment)
                                 } else {
                                     if memory > 0 {
@@ -392,6 +407,14 @@ impl Builder<'_> {
             });
         }
         Ok(steps)
+    }
+
+    /// Makes all matrices of a segment resident in a memory other than the CPU's.
+    fn make_all_resident(&mut self, memory: u32, segment: u32) {
+        let matrices = self.segments.get(segment as usize).map_or(0, |s| s.extents().0);
+        if memory > 0 {
+            self.residents.insert((memory, segment), (0..matrices).collect());
+        }
     }
 
     /// Makes matrices of a layer's experts resident in a memory other than the CPU's, if the experts are
@@ -470,13 +493,15 @@ impl Builder<'_> {
         Ok(id)
     }
 
-    pub(super) fn segment(&mut self, id: WeightId, layout: Layout, threads: bool) -> Result<u32> {
+    pub(super) fn segment(&mut self, id: WeightId, layout: Layout, threads: bool, host: u32) -> Result<u32> {
         if let Some(&segment) = self.segment_ids.get(&(id, layout)) {
             return Ok(segment);
         }
         let weight = self.module.weight(id);
         // The file of experts that stay on disk holds the format of the CPU's kernels.
-        let file = usize::from(weight.class == WeightClass::Experts && !(threads && self.paged));
+        let experts = weight.class == WeightClass::Experts && !(threads && self.paged);
+        let own = self.files.iter().position(|&(_, memory)| host > 0 && memory == host);
+        let file = own.unwrap_or(usize::from(experts));
         let offset = self.ends[file].next_multiple_of(ALIGN);
         let bytes = moec_cpu::packed_bytes(layout, weight.format, &weight.shape)
             .ok_or_else(|| Error::limit(format!("weight `{}` is past what a plan can hold", weight.name)))?;

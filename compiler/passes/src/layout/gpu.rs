@@ -4,8 +4,8 @@ use super::entry::{Builder, Placed};
 use super::int;
 use crate::memory::aligned;
 use moec_base::error::{Error, Result};
-use moec_cpu::{NodeView, Selection, Work};
-use moec_ir::plan::{Builtin, CacheOrder, Code, GpuKernel, Grid};
+use moec_cpu::{GpuTarget, NodeView, Selection, Work};
+use moec_ir::plan::{Builtin, CacheOrder, Code, GpuKernel, Grid, StateKind};
 use moec_ir::{Graph, Module, Node, Operand};
 
 /// Rows that a matrix of a node multiplies at once; for an expert, the average of a call.
@@ -79,9 +79,19 @@ impl Builder<'_> {
 
     /// Order of a tensor of the KV cache in a memory, as the unit of that memory reads it.
     pub(super) fn cache_order(&self, memory: u32, values: bool) -> CacheOrder {
-        let threads =
-            self.threads.iter().find(|&(&unit, _)| self.assignment.memory(unit) == memory && memory > 0);
-        threads.map_or_else(|| self.target.cache_order(values), |(_, threads)| threads.cache_order())
+        self.threads_of(memory).map_or_else(|| self.target.cache_order(values), GpuTarget::cache_order)
+    }
+
+    /// Order of a state of `rows` rows that every token changes, likewise.
+    pub(super) fn folded_order(&self, memory: u32, kind: StateKind, rows: usize) -> CacheOrder {
+        let threads = self.threads_of(memory);
+        threads.map_or_else(|| self.target.folded_order(kind, rows), GpuTarget::folded_order)
+    }
+
+    /// The GPU target of the unit of a memory.
+    fn threads_of(&self, memory: u32) -> Option<&GpuTarget> {
+        let of = |unit: u32| memory > 0 && self.assignment.memory(unit) == memory;
+        self.threads.iter().find(|&(&unit, _)| of(unit)).map(|(_, threads)| threads)
     }
 
     /// Checks that a unit with kernels of its own runs no experts that change their unit at run time or stay

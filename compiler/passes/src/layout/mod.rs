@@ -16,7 +16,6 @@ use super::memory::aligned;
 use super::outline_graphs::Statics;
 use entry::Builder;
 use moec_base::error::{Error, Result};
-use moec_base::paths::{DENSE, EXPERTS};
 use moec_cpu::gpu::Kernel;
 use moec_cpu::{CpuTarget, GpuTarget, KernelSpec};
 use moec_ir::plan::{Entry, FileRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf, UnitRef};
@@ -38,13 +37,7 @@ pub struct UnsynchronizedPlan {
 }
 
 /// Locations and order of states. Recurrent states have room for snapshots.
-fn states(
-    module: &Module,
-    builder: &Builder<'_>,
-    target: &CpuTarget,
-    model: &ModelInfo,
-    cache: Format,
-) -> Result<Vec<StateBuf>> {
+fn states(module: &Module, builder: &Builder<'_>, model: &ModelInfo, cache: Format) -> Result<Vec<StateBuf>> {
     let mut states = Vec::with_capacity(module.states.len());
     for (i, s) in module.states.iter().enumerate() {
         let shape = match s.ty.shape.as_slice() {
@@ -54,7 +47,7 @@ fn states(
         let values = builder.values.contains(&StateId(i as u32));
         let memory = builder.states.get(&(i as u32)).copied().unwrap_or(0);
         let (format, order) = if s.kind.needs_snapshots() {
-            (Format::F32, target.folded_order(s.kind, shape[2] as usize))
+            (Format::F32, builder.folded_order(memory, s.kind, shape[2] as usize))
         } else {
             (cache, builder.cache_order(memory, values))
         };
@@ -101,7 +94,7 @@ pub fn layout(
     }
     builder.check_threads()?;
     let paging = if paged { builder.page()? } else { None };
-    let states = states(module, &builder, target, &model, cache)?;
+    let states = states(module, &builder, &model, cache)?;
     let mut experts = assignment.experts.clone();
     let moves = !experts.policy.is_fixed();
     for layer in experts.layers.iter_mut().filter(|_| moves) {
@@ -123,7 +116,8 @@ pub fn layout(
         memory.arena_bytes = buffers.map(|b| b.offset + aligned(b.bytes)).max().unwrap_or(0);
     }
     let of_threads: BTreeSet<String> = builder.launches.iter().map(|k| k.artifact.clone()).collect();
-    let named = [DENSE, EXPERTS].iter().chain(artifacts).map(|path| (*path).to_owned());
+    let weights = builder.files.iter().map(|(path, _)| path.clone());
+    let named = weights.chain(artifacts.iter().map(|path| (*path).to_owned()));
     let files = named.chain(of_threads);
     let plan = Plan {
         version: PLAN_VERSION,

@@ -45,7 +45,7 @@ impl Builder<'_> {
                 return Err(Error::bug("an operand that is not a weight"));
             };
             if input > 3 {
-                let segment = self.segment(w, Layout::Rows, false)?;
+                let segment = self.segment(w, Layout::Rows, false, 0)?;
                 self.residents.insert((memory, segment), Vec::new());
                 args.push(Arg::Segment(segment));
                 continue;
@@ -58,7 +58,7 @@ impl Builder<'_> {
                     .because(format!("they are stored as {layout:?}"))
                     .hint("its CPU needs AVX-512; or keep experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
             }
-            let segment = self.segment(w, layout, false)?;
+            let segment = self.segment(w, layout, false, 0)?;
             self.experts.entry(layer).or_default()[input - 2] = segment;
             self.make_resident(layer, memory, segment)?;
             args.push(Arg::Matrices(segment));

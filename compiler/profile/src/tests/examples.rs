@@ -92,6 +92,7 @@ pub(super) fn profile() -> impl Strategy<Value = Profile> {
             samples: vec![rows],
             gates: vec![gates(0)],
             confidence: Some(confidence()),
+            losses: vec![loss()],
             correlations: vec![together.0, together.1],
             origin: origin(),
             reading,
@@ -117,6 +118,11 @@ pub(super) fn chunk(tokens: u32, first: u16) -> Chunk {
     Chunk { tokens, loads: vec![first, tokens as u16 - first] }
 }
 
+/// The loss of a format.
+fn loss() -> FormatLoss {
+    FormatLoss { key: "experts".to_owned(), format: moec_ir::Format::Q4, tokens: 64, loss: 0.5 }
+}
+
 pub(super) fn example() -> Profile {
     let mut layer = Routing::new(0, 1, 2);
     (layer.tokens, layer.chosen, layer.weight) = (100, vec![99, 1], vec![49.5, 0.5]);
@@ -136,6 +142,7 @@ pub(super) fn example() -> Profile {
         samples: vec![sample(0)],
         gates: vec![gates(0)],
         confidence: Some(confidence()),
+        losses: vec![loss()],
         correlations: vec![
             Correlations::from_sums(
                 vec!["layers.0.moe.down".to_owned()],

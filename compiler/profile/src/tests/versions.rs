@@ -2,6 +2,18 @@
 
 use super::*;
 
+/// A file of a version without losses is read unchanged.
+#[test]
+fn a_profile_of_version_seven_is_read() {
+    let p = example();
+    let start = (&p.origin, &p.reading, &p.layers, &p.trace, &p.saliency, &p.weights, &p.routes);
+    let old = (start, &p.correlations, &p.neurons, &p.samples, &p.gates, &p.confidence);
+    let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
+    let read = Profile::decode(&wrapped(7, stored.len() as u64, &stored)).unwrap();
+    assert_eq!(read.merge(&p).unwrap().losses, p.losses);
+    assert_eq!(read, Profile { losses: Vec::new(), ..p });
+}
+
 /// A file of a version without confidences is read unchanged.
 #[test]
 fn a_profile_of_version_six_is_read() {
@@ -11,7 +23,7 @@ fn a_profile_of_version_six_is_read() {
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(6, stored.len() as u64, &stored)).unwrap();
     assert_eq!(read.merge(&p).unwrap().confidence, p.confidence);
-    assert_eq!(read, Profile { confidence: None, ..p });
+    assert_eq!(read, Profile { confidence: None, losses: Vec::new(), ..p });
 }
 
 /// A file of a version without gates is read unchanged.
@@ -23,7 +35,7 @@ fn a_profile_of_version_five_is_read() {
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(5, stored.len() as u64, &stored)).unwrap();
     assert_eq!(read.merge(&p).unwrap().gates, p.gates);
-    assert_eq!(read, Profile { gates: Vec::new(), confidence: None, ..p });
+    assert_eq!(read, Profile { gates: Vec::new(), confidence: None, losses: Vec::new(), ..p });
 }
 
 /// A file of a version without rows is read unchanged; merged with a new one it has no rows either.
@@ -35,7 +47,10 @@ fn a_profile_of_version_four_is_read() {
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(4, stored.len() as u64, &stored)).unwrap();
     assert!(read.merge(&p).unwrap().samples.is_empty());
-    assert_eq!(read, Profile { samples: Vec::new(), gates: Vec::new(), confidence: None, ..p });
+    assert_eq!(
+        read,
+        Profile { samples: Vec::new(), gates: Vec::new(), confidence: None, losses: Vec::new(), ..p }
+    );
 }
 
 /// A file of a version without neurons is read unchanged.
@@ -48,7 +63,14 @@ fn a_profile_of_version_three_is_read() {
     let read = Profile::decode(&wrapped(3, stored.len() as u64, &stored)).unwrap();
     assert_eq!(
         read,
-        Profile { neurons: Vec::new(), samples: Vec::new(), gates: Vec::new(), confidence: None, ..p }
+        Profile {
+            neurons: Vec::new(),
+            samples: Vec::new(),
+            gates: Vec::new(),
+            confidence: None,
+            losses: Vec::new(),
+            ..p
+        }
     );
 }
 
@@ -70,6 +92,7 @@ fn a_profile_of_version_two_is_read() {
         samples: Vec::new(),
         gates: Vec::new(),
         confidence: None,
+        losses: Vec::new(),
         ..new.clone()
     };
     assert_eq!(read, none);

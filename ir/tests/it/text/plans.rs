@@ -47,11 +47,6 @@ pub(super) fn code() -> impl Strategy<Value = Code> {
             rows,
             k
         })),
-        any::<[u32; 3]>().prop_map(|[layer, rows, k]| Code::Builtin(Builtin::RequestGates {
-            layer,
-            rows,
-            k
-        })),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::LimitCapacity {
             set,
             k,
@@ -81,6 +76,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         Just(Grid::One),
         any::<(u32, u32)>().prop_map(|(rows, tiles)| Grid::Tiles { rows, tiles }),
         any::<(u32, u32)>().prop_map(|(table, tiles)| Grid::Experts { table, tiles }),
+        any::<[u32; 3]>().prop_map(|[table, blocks, columns]| Grid::Clusters { table, blocks, columns }),
     ];
     let deps = prop::collection::vec(any::<u32>(), 0..4);
     (code(), prop::collection::vec(arg, 0..4), grid, deps, any::<(u32, bool, bool, u32)>()).prop_map(

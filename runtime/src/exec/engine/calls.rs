@@ -4,7 +4,7 @@ use super::{Engine, LogitRows, Row};
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::call::{Extent, Threads, Walk};
-use crate::exec::unit::{BadExpert, StepFault};
+use crate::exec::unit::{BadExpert, StepFault, Units};
 use crate::offload::paging::AnyPager;
 use crate::platform::memory::Region;
 use moec_ir::op::NO_EXPERT;
@@ -188,7 +188,7 @@ impl<'p> Engine<'p> {
         }
         self.begin_preload();
         if matches!(kind(0), EntryKind::Little(_)) {
-            self.states.keep(batch.iter().map(|&(slot, pos, _)| (slot, pos)))?;
+            self.states.keep(batch.iter().map(|&(slot, pos, _)| (slot, pos)), Units(&self.units))?;
         }
         let decode = |k: EntryKind| k == kind(k.rows() as u32);
         let room = |e: &Entry| e.kind.rows().min(e.out_rows as usize);
@@ -377,7 +377,7 @@ impl<'p> Engine<'p> {
                 return Err(Error::bad_slot(row.slot, slots));
             }
         }
-        self.states.begin(rows.iter().map(|row| (row.slot, row.pos)))?;
+        self.states.begin(rows.iter().map(|row| (row.slot, row.pos)), Units(&self.units))?;
         self.write(entry, 0, kind.rows(), 0, rows.iter().map(|r| r.id as i32));
         self.write(entry, 1, kind.rows(), -1, rows.iter().map(|r| r.pos as i32));
         self.write(entry, 2, kind.rows(), 0, rows.iter().map(|r| r.slot as i32));

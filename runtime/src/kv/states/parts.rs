@@ -1,14 +1,40 @@
 //! Offsets of the parts of a state: slots, snapshots, blocks, heads.
 
-use crate::platform::memory::Region;
-use moec_ir::plan::StateBuf;
+use crate::error::{Error, Result};
+use crate::exec::unit::Units;
+use crate::platform::memory::{Addr, Region};
+use moec_ir::plan::{Plan, StateBuf};
 use moec_ir::state::{CacheHead, CacheOrder, StateKind};
+
+/// First byte of a state.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// In the region.
+    Region(usize),
+    /// In the memory of the unit with this index.
+    Unit(Addr, usize),
+}
+
+impl Place {
+    /// The place of a state outside of the region, which begins at `first`.
+    ///
+    /// # Errors
+    /// A memory without a unit that has steps.
+    pub(super) fn of_unit(plan: &Plan, state: &StateBuf, first: Addr) -> Result<Self> {
+        let has_steps =
+            |unit: usize| plan.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == unit);
+        let mut units = plan.units.iter().enumerate().filter(|(_, unit)| unit.memory == state.memory);
+        let owner = units.find(|&(unit, _)| has_steps(unit));
+        let owner = owner.ok_or_else(|| Error::plan(format!("no unit has state `{}`", state.name)))?;
+        Ok(Self::Unit(first, owner.0))
+    }
+}
 
 /// A state into which all tokens are folded: it can go back only to a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Folded {
-    /// First byte in the region.
-    pub(super) at: usize,
+    /// First byte.
+    pub(super) place: Place,
     /// Bytes of a slot, and of a snapshot.
     pub(super) slot: usize,
     /// Bytes of all slots; snapshots follow them.
@@ -53,14 +79,53 @@ impl Values {
 }
 
 impl Folded {
-    /// Offset of a slot.
+    /// Offset of a slot in the state.
     pub(super) fn live(&self, slot: u32) -> usize {
-        self.at + slot as usize * self.slot
+        slot as usize * self.slot
     }
 
-    /// Offsets of a slot and of a place of the pool.
+    /// Offsets in the state of a slot and of a place of the pool.
     pub(super) fn places(&self, slot: u32, place: u32) -> (usize, usize) {
-        (self.live(slot), self.at + self.live + place as usize * self.slot)
+        (self.live(slot), self.live + place as usize * self.slot)
+    }
+
+    /// Offset in the region of one in the state; `None` if the state is in another memory.
+    pub(super) fn in_region(&self, at: usize) -> Option<usize> {
+        match self.place {
+            Place::Region(first) => Some(first + at),
+            Place::Unit(..) => None,
+        }
+    }
+
+    /// Zeroes a slot; `None` if it is outside of its memory.
+    pub(super) fn zero(&self, slot: u32, region: &mut Region, units: Units<'_>) -> Option<()> {
+        let at = self.live(slot);
+        match self.place {
+            Place::Region(first) => region.zero(first + at, self.slot),
+            Place::Unit(first, unit) => {
+                let unit = units.get(unit)?;
+                // SAFETY: the slot is one of the plan's, for which the unit's memory has room; no step runs
+                // between two calls.
+                unsafe { unit.zero(first.plus(at), self.slot) };
+                Some(())
+            }
+        }
+    }
+
+    /// Copies a slot or snapshot to another one, both by their offsets in the state; `None` if one of them is
+    /// outside of its memory.
+    pub(super) fn copy(&self, from: usize, to: usize, region: &mut Region, units: Units<'_>) -> Option<()> {
+        match self.place {
+            Place::Region(first) => region.copy(first + from, first + to, self.slot),
+            Place::Unit(first, unit) if from != to => {
+                let unit = units.get(unit)?;
+                // SAFETY: both are slots of the plan or places of its pool, for which the unit's memory has
+                // room, and do not overlap; no step runs between two calls.
+                unsafe { unit.copy(first.plus(from), first.plus(to), self.slot) };
+                Some(())
+            }
+            Place::Unit(..) => Some(()),
+        }
     }
 }
 

@@ -6,27 +6,27 @@ use moec_ir::plan::{CacheOrder, StateBuf};
 
 #[test]
 fn state_inside_a_static_graph_cannot_be_forked() {
-    let text = r#"plan 19 {scratch_bytes = 0}
+    let text = r#"plan 20 {scratch_bytes = 0}
         model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 1, slots = 2, eos = [], parameters = 1, active_parameters = 1}
         target "t" {triple = "", cpu = "", features = []}
         graph 0 {package = "attention.mlpackage", function = "chunk", stateful = true}"#;
     let mut plan = moec_ir::text::parse_plan(text).unwrap();
     let mut states = States::new(&plan, &[], 9).unwrap();
-    let e = states.fork(0, 1, 0).unwrap_err();
+    let e = states.fork(0, 1, 0, Units::default()).unwrap_err();
     assert_eq!(
         e.to_string(),
         "state `attention.mlpackage chunk` (cache) cannot be copied to another slot: another unit keeps it"
     );
     assert_eq!(e.hint().as_deref(), Some("give the sequence to every slot"));
     plan.graphs[0].stateful = false;
-    States::new(&plan, &[], 9).unwrap().fork(0, 1, 0).unwrap();
+    States::new(&plan, &[], 9).unwrap().fork(0, 1, 0, Units::default()).unwrap();
 }
 
 /// A block of values that a call begins and does not fill is cleared in every head of its slot; nothing else
 /// is cleared.
 #[test]
 fn blocks_of_values_begin_empty() {
-    let text = r#"plan 19 {scratch_bytes = 0}
+    let text = r#"plan 20 {scratch_bytes = 0}
         model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 36, slots = 2, eos = [], parameters = 1, active_parameters = 1}
         target "t" {triple = "", cpu = "", features = []}
         memory 0 "ram" {arena_bytes = 0}
@@ -38,7 +38,7 @@ fn blocks_of_values_begin_empty() {
         let mut states = States::new(&plan, &[], 9).unwrap();
         let bytes = states.region.bytes();
         states.region.part_mut(0, bytes).unwrap().fill(0xff);
-        states.begin(rows.iter().copied()).unwrap();
+        states.begin(rows.iter().copied(), Units::default()).unwrap();
         let at = states.values[0].at;
         let (keys, values) = (states.region.part(0, at).unwrap(), states.region.part(at, 6 * head).unwrap());
         assert!(keys.iter().all(|&b| b == 0xff));

@@ -2,9 +2,11 @@
 
 use super::decider::{Decision, Event};
 use crate::error::Result;
+use crate::exec::clusters::ClusterPart;
 use crate::exec::unit::LayerPart;
 use crate::offload::disk::{self, Buffers, Disk, ExtentTable};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +32,9 @@ pub trait Hooks: Sync + fmt::Debug {
     /// Called after a part of an expert was computed.
     fn computed(&self, _layer_part: LayerPart) {}
 
+    /// Called after a part of neighbouring clusters of an expert was computed, if neurons are read one by one.
+    fn cluster_computed(&self, _layer: usize, _part: ClusterPart, _expert: u32, _blocks: Range<usize>) {}
+
     /// Called when the decider gets an event.
     fn handled(&self, _now: Duration, _event: &Event<'_>) {}
 
@@ -37,6 +42,6 @@ pub trait Hooks: Sync + fmt::Debug {
     fn decided(&self, _decision: &Decision) {}
 
     /// Called if neurons are read one by one: experts of a layer with the units of them that are needed, in a
-    /// call of `rows` rows.
+    /// call of `rows` rows. Of clusters these are known when all gates of the layer are computed.
     fn needs(&self, _layer: usize, _rows: usize, _needed: &mut dyn Iterator<Item = (u32, &[u32])>) {}
 }

@@ -6,7 +6,7 @@
 //! * `io_executor`: carries out the decisions on the disk.
 //! * `pager`: tells computing threads which experts they may use. `step_order`: the experts of one layer in
 //!   one call, in the order in which they are computed.
-//! * `neurons`: reads single neurons instead of whole experts.
+//! * `neurons`: reads single neurons instead of whole experts, and orders their clusters.
 //! * [`Hooks`]: hooks for simulations and tests.
 //!
 //! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read
@@ -52,6 +52,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tables::Tables;
 
+pub use crate::exec::clusters::ClusterPart;
 pub use hooks::Hooks;
 pub(crate) use lock::locked;
 pub use options::{Paging, Wrap};
@@ -244,6 +245,9 @@ impl AnyPager {
     ) {
         match self {
             Self::Experts(pager) => pager.run(layer_part, launch, thread, call),
+            Self::Neurons(pager) if launch.grid.has_clusters() => {
+                pager.run_clusters(layer_part, launch, thread, call);
+            }
             Self::Neurons(pager) => pager.run(layer_part, launch, thread, call),
         }
     }

@@ -94,8 +94,8 @@ impl OwnedStore {
         options: &LoadOptions,
     ) -> Result<Self> {
         let pieces = Arc::new(Pieces::new(program)?);
-        let files =
-            || (0_u32..).zip(&program.files).zip(opened.iter()).map(|((i, info), file)| (i, info, file));
+        let opened = opened.all(program)?;
+        let files = || (0_u32..).zip(&program.files).zip(&opened).map(|((i, info), &file)| (i, info, file));
         let read = |file: u32| !pieces.of_file(file).is_empty();
         for (_, info, file) in files().filter(|&(i, info, _)| !read(i) && check.hashes(info.bytes)) {
             file.check(info)?;

@@ -75,7 +75,7 @@ impl<'p> MovingStore<'p> {
     /// A plan whose files cannot be cut into pieces.
     pub(crate) fn cached(program: &Program, files: &BundleFiles) -> Result<Option<u64>> {
         let pieces = Pieces::new(program)?;
-        let files = (0_u32..).zip(&program.files).zip(files.iter());
+        let files = (0_u32..).zip(&program.files).zip(files.all(program)?);
         let mut read = files.filter(|((i, _), _)| !pieces.of_file(*i).is_empty());
         Ok(read.try_fold(0_u64, |sum, ((_, info), of)| {
             let cache = PageCache::of(&of.file, &of.path).ok()?;

@@ -299,6 +299,17 @@ impl GpuDevice {
         }
     }
 
+    /// Zeroes a part of the GPU's memory, in the order of its kernels.
+    ///
+    /// # Errors
+    /// Fails if the driver does.
+    pub fn zero(&mut self, at: DevicePtr, bytes: usize) -> Result<()> {
+        self.current()?;
+        self.flush()?;
+        // SAFETY: the driver checks the address.
+        check(&self.api, "cuMemsetD8Async", unsafe { (self.api.memory_zero)(at, 0, bytes, self.compute) })
+    }
+
     /// Copies inside of the GPU's memory, in the order of its kernels.
     ///
     /// # Errors

@@ -264,6 +264,13 @@ impl ComputeUnit for Gpu {
         }
     }
 
+    unsafe fn zero(&self, at: Addr, bytes: usize) {
+        if let Err(e) = self.lock().zero(at.ptr().addr() as u64, bytes) {
+            // The next step reports the error.
+            let _ = self.deferred_error.set(self.stopped(&e, self.limit).to_string());
+        }
+    }
+
     unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {
         let done = match launch.code {
             Code::Builtin(Builtin::Launch { kernel }) => self.launch(kernel, launch),

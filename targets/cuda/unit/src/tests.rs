@@ -31,7 +31,7 @@ ret;
 ";
 
 /// A plan whose only entry point copies rows to the GPU, launches the kernel, and copies the result back.
-const PLAN: &str = r#"plan 19 {scratch_bytes = 0}
+const PLAN: &str = r#"plan 20 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}
@@ -190,6 +190,36 @@ fn steps_are_launched_in_order() {
             "cuDevicePrimaryCtxRelease",
         ]
     );
+}
+
+/// A state is zeroed, and copied to a snapshot, after the kernels that used it and before those that will.
+#[test]
+fn states_change_in_the_order_of_kernels() {
+    let _guard = lock_fake(|_| {});
+    let folder = Folder::new(PTX);
+    let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
+    gpu.load(&program(), 1, &folder.files()).unwrap();
+    let base = gpu.take(128).unwrap().unwrap();
+    calls();
+    let fault = OnceLock::new();
+    step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
+    // SAFETY: both ranges are in the fake memory of the GPU, and do not overlap.
+    unsafe {
+        gpu.zero(base, 16);
+        gpu.copy(base, base.plus(64), 16);
+    }
+    step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
+    gpu.wait(&fault);
+    assert!(fault.get().is_none(), "{fault:?}");
+    let launch = "cuLaunchKernel [2, 3, 1] of 32 (0, 64, 3) shared 0 on compute";
+    let between = ["cuMemsetD8Async 16 on compute", "cuMemcpyDtoDAsync 16"];
+    assert_eq!(calls(), [launch, between[0], between[1], launch, "cuStreamQuery compute"]);
+    // A refusal is reported by the next step.
+    FAKE.lock().unwrap().refuses = Some(("cuMemsetD8Async", 719));
+    // SAFETY: as above.
+    unsafe { gpu.zero(base, 16) };
+    step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
+    assert!(matches!(fault.get(), Some(StepFault::Unit(_))), "{fault:?}");
 }
 
 /// The driver's calls for each of `times` repetitions of the same launches.

@@ -30,6 +30,12 @@ pub(super) const KIND: Kind = Kind {
 
 const CONFIG: &str = "config.json";
 
+/// Whether a folder has a configuration and no weights.
+pub(crate) fn is_config_alone(dir: &Path) -> bool {
+    let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
+    has(CONFIG) && !has(shards::SINGLE) && !has(shards::INDEX)
+}
+
 /// An open folder, whose weights are mapped.
 #[derive(Debug)]
 struct Safetensors {
@@ -39,6 +45,23 @@ struct Safetensors {
     /// Maps, one for each file.
     maps: Vec<Map>,
     tensors: IndexMap<String, Tensor>,
+}
+
+/// Type of the tensors whose numbers are elsewhere, and bytes of one number.
+const SHAPES_IN: (&str, usize) = ("BF16", 2);
+
+/// A folder whose weights are elsewhere: it has tensors of these names and shapes, in bf16, without bytes.
+pub(crate) fn shapes(dir: &Path, config: Config, tensors: Vec<(String, Vec<usize>)>) -> Box<dyn Container> {
+    let (dtype, size) = SHAPES_IN;
+    let mut end = 0_usize;
+    let mut tensor = |(name, shape): (String, Vec<usize>)| {
+        let start = end;
+        end = shape.iter().fold(size, |bytes, &d| bytes.saturating_mul(d)).saturating_add(start);
+        (name, Tensor { file: 0, dtype: dtype.to_owned(), shape, bytes: start..end })
+    };
+    let tensors = tensors.into_iter().map(&mut tensor).collect();
+    let files = vec![File { name: CONFIG.to_owned(), path: dir.join(CONFIG) }];
+    Box::new(Safetensors { dir: dir.to_owned(), config, files, maps: Vec::new(), tensors })
 }
 
 impl Safetensors {

@@ -1,26 +1,27 @@
 //! Pager of neurons: reads up and down of only those neurons that a token activates (PowerInfer-2, §4.2 to
 //! §4.4).
 //!
-//! A step after the gates lists the active neurons; `request_neurons` takes the lists, and requests the *units*
-//! of these neurons from the cache. A unit is a group of neurons that are read together. Missing units are read
-//! into a few buffers and copied to frames without the padding on disk. Threads compute resident neurons first,
-//! the others as they arrive: up of one block of neurons while the next is being read. The order of computation
-//! depends on the disk, but the results do not. Sums over neurons are taken in the order of the lists, when all
-//! of an expert's are in memory.
+//! A token computes clusters, blocks of neurons of the experts that it is routed to (§4.3: Pred, GIO, GC, UDIO,
+//! UDC). Their gates are computed first, which lists the active neurons. Then the *units* of these neurons are
+//! requested from the cache: groups of neurons that are read together. Missing units are read into a few buffers and
+//! copied to frames without the padding on disk. Clusters do not wait for each other: when all active neurons of
+//! one are in memory, a thread computes its up, while others compute gates or down of other clusters. The order
+//! of computation depends on the disk, but the results do not ([`crate::exec::clusters`]).
 //!
-//! Gates are resident, or stay on disk, too. Then a predictor lists neurons before, and `request_gates` requests
-//! their gates (§4.3: Pred, GIO, GC, UDIO, UDC). Gates, and up and down, are the two *pieces* of a unit: each is
-//! a read of its own, has as many frames, and stays or goes by itself. Once the gates of a block are computed, up
-//! and down of its active neurons are requested, so that these reads do not wait for the layer's other gates.
+//! Gates are resident, or stay on disk, too. Then a predictor lists neurons before, and their gates are
+//! requested. Gates, and up and down, are the two *pieces* of a unit: each is a read of its own, has as many frames,
+//! and stays or goes by itself.
 //!
 //! [`Segmented`] decides which neurons stay: it evicts those used longest ago, but none that the step needs.
 //! Its hot region is memory of artifacts that a unit loads; the border moves between calls (`state/border`).
-//! If a step needs more frames than there are (a prompt needs all neurons of its experts), it runs in batches
-//! of as many experts as fit. Down takes the batches in reverse, and finds in memory what up has used last.
+//! If a step needs more frames than there are, it runs in batches of as many experts as fit. A prompt needs all
+//! neurons of its experts, and computes gate and up of all batches first. Down takes the batches in reverse, and
+//! finds in memory what up has used last.
 //!
-//! * `step_order`: the experts of one layer in one call; `state`: units in memory and units being read;
-//!   `scales`: scales in segments of their own, which are resident.
+//! * `clusters`: the clusters of one layer in one call; `step_order`: the experts of a layer in a prompt; `state`:
+//!   units in memory and units being read; `scales`: scales in segments of their own, which are resident.
 
+mod clusters;
 mod scales;
 mod state;
 mod step_order;
@@ -34,7 +35,8 @@ use crate::error::{Error, Result};
 use crate::exec::timeline::{Timeline, What};
 use crate::exec::unit::{Launch, LayerPart, PoolThread, StepFault};
 use crate::offload::disk::{Class, Disk, Event, Priority};
-use crate::platform::memory::Region;
+use crate::platform::memory::{Addr, Region};
+use crate::sync::progress::Progress;
 use moec_ir::bundle::{BLOCK, DiskNeurons, UnitRead};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan;
@@ -43,16 +45,17 @@ use state::{Pool, State};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use step_order::{Item, Needs};
+use step_order::Item;
 
-/// Time that a thread waits for events before it looks whether another thread has taken them.
-const POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// Time that a thread waits for events before it looks whether another thread has taken them, or has made clusters
+/// ready.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Maximum number of reads in flight. The plan's staging frames have room for their buffers.
 const READS: u64 = 64;
 
 /// Experts of a layer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Layer {
     /// Number of its first expert, consecutive over all layers.
     first: u32,
@@ -88,34 +91,22 @@ impl Piece {
             Self::Gate => stored.gate(),
         }
     }
+
+    /// Whether a step over all neurons (0: gate and up, 1: down) reads it.
+    fn is_needed(self, part: u8, stored: DiskNeurons) -> bool {
+        self == Self::UpDown || part == 0 || stored.has_scales_with_gates()
+    }
 }
 
-/// Parts of neurons that a layer requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Request {
-    /// Gates of predicted neurons.
-    Gates,
-    /// Up and down of active neurons.
-    UpDown,
-    /// All that is on disk of all neurons.
-    #[default]
-    All,
-}
-
-impl Request {
-    /// Whether the request is for a piece.
-    fn names(self, piece: Piece) -> bool {
-        match self {
-            Self::Gates => piece == Piece::Gate,
-            Self::UpDown => piece == Piece::UpDown,
-            Self::All => true,
-        }
+impl Layer {
+    /// Number of an expert in the dispatch table.
+    fn expert(self, expert: i32) -> u32 {
+        usize::try_from(expert).unwrap_or(0).min(self.experts.saturating_sub(1)) as u32
     }
 
-    /// Whether a step of the request (0: gates or up, 1: down) reads a piece.
-    fn needs(self, piece: Piece, part: u8, stored: DiskNeurons) -> bool {
-        let scales = piece == Piece::Gate && self != Self::Gates && stored.has_scales_with_gates();
-        scales || self.names(piece) && (piece == Piece::UpDown || part == 0)
+    /// Blocks of the neurons of an expert: clusters.
+    const fn blocks(self) -> usize {
+        self.inter.div_ceil(BLOCK)
     }
 }
 
@@ -144,6 +135,8 @@ pub(crate) struct NeuronPager {
     report: Report,
     /// Nanoseconds that the first thread has waited.
     stalled: AtomicU64,
+    /// Progress of clusters, for threads without work.
+    progress: Progress,
     timeline: OnceLock<Arc<Timeline>>,
     hooks: Option<&'static dyn Hooks>,
 }
@@ -209,7 +202,7 @@ impl NeuronPager {
             frame_bytes: cold + disk.buffers().bytes() as u64,
             ..Report::default()
         };
-        let state = State::new(pools, tables, &layers, units);
+        let state = State::new(pools, tables, &layers);
         Ok(Self {
             disk,
             layers,
@@ -219,6 +212,7 @@ impl NeuronPager {
             _scales: scales,
             report,
             stalled: AtomicU64::new(0),
+            progress: Progress::default(),
             timeline: OnceLock::new(),
             hooks: options.hooks,
         })
@@ -236,8 +230,6 @@ impl NeuronPager {
         Report {
             hits: state.hits,
             misses: state.misses,
-            ahead: state.ahead,
-            predicted: state.ahead,
             gate_bytes: state.gate_bytes,
             current_frames: state.frames(self.layout),
             disk: self.disk.stats(),
@@ -270,18 +262,17 @@ impl NeuronPager {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests the neurons in `lists`, or all neurons of the experts of a dispatch table; `gates` alone, or
-    /// what follows them.
+    /// Begins a layer: with lists of neurons its clusters, else all neurons of the experts of a dispatch table.
     ///
     /// # Safety
-    /// As [`crate::exec::unit::ComputeUnit::submit`]; no other thread runs this step.
+    /// As [`crate::exec::unit::ComputeUnit::submit`]; no other thread runs this step. The lists stay until the
+    /// layer's last step.
     pub(crate) unsafe fn request_neurons(
         &self,
         launch: &Launch<'_>,
         thread: PoolThread,
         layer: usize,
         [rows, k]: [usize; 2],
-        gates: bool,
     ) {
         let (Some(own), Some((table, lists))) = (self.layers.get(layer), launch.args.split_first()) else {
             return;
@@ -290,24 +281,20 @@ impl NeuronPager {
         // SAFETY: the verifier has found the whole table there, aligned; the step that writes it has ended.
         let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
         let active = usize::try_from(table[0]).unwrap_or(0).min(own.experts);
-        let blocks = own.inter.div_ceil(BLOCK);
-        let words = active * blocks * (BLOCK + 1);
-        let at = lists.first().copied();
-        // SAFETY: the verifier has found room for the lists of as many experts as can be active.
-        let lists = at.map(|at| unsafe { std::slice::from_raw_parts(at.of::<i32>(), words) });
-        let request = match (gates, lists) {
-            (true, _) => Request::Gates,
-            (false, Some(_)) => Request::UpDown,
-            (false, None) => Request::All,
-        };
-        let needs = Needs { request, active: &table[layout.expert()..][..active], lists };
-        self.lock().gate_lists = at.filter(|_| gates);
-        if let Err(e) = self.begin(layer, launch.n, &needs, thread.of) {
+        let active = &table[layout.expert()..][..active];
+        if let Err(e) = self.begin(layer, launch.n, active, lists.first().copied(), thread.of) {
             launch.fail(StepFault::Disk(e));
         }
     }
 
-    fn begin(&self, layer: usize, rows: usize, needs: &Needs<'_>, threads: usize) -> Result<()> {
+    fn begin(
+        &self,
+        layer: usize,
+        rows: usize,
+        active: &[i32],
+        lists: Option<Addr>,
+        threads: usize,
+    ) -> Result<()> {
         let mut state = self.lock();
         self.handle_disk_events(&mut state);
         if state.error.is_some() {
@@ -320,18 +307,25 @@ impl NeuronPager {
             }
             state.forget();
         }
-        state.need(self.layout, layer, self.layers[layer], needs, threads);
-        if let Some(hooks) = self.hooks.filter(|_| needs.request != Request::Gates) {
-            let step_order = &state.step_order;
-            let mut needed = (0..step_order.len()).map(|at| (step_order.expert(at), step_order.units(at)));
-            hooks.needs(layer, rows, &mut needed);
+        let own = self.layers[layer];
+        if let Some(lists) = lists {
+            // SAFETY: the verifier has found room for the lists of as many experts as can be active.
+            unsafe { state.begin_clusters(self.layout, layer, own, active, (lists, rows), threads) };
+            self.report_needs(&mut state);
+        } else {
+            state.need(layer, own, active, threads);
+            if let Some(hooks) = self.hooks {
+                let all: Vec<u32> = (0..own.units).collect();
+                let mut needed = active.iter().map(|&expert| (own.expert(expert), all.as_slice()));
+                hooks.needs(layer, rows, &mut needed);
+            }
+            state.begin_part(self.layout, &self.layers, 0);
         }
-        state.begin_part(self.layout, &self.layers, 0);
         self.request(&mut state);
         state.failed()
     }
 
-    /// A thread's share of a step over the active experts: `call` runs a range of its items.
+    /// A thread's share of a step over all neurons of the active experts: `call` runs a range of its items.
     pub(crate) fn run(
         &self,
         layer_part: LayerPart,
@@ -351,13 +345,6 @@ impl NeuronPager {
             let Item { place, share, shares } = item;
             call(place * tiles + tiles * share / shares, place * tiles + tiles * (share + 1) / shares);
             let mut state = self.lock();
-            if let Some(lists) = state.gate_lists {
-                let at = lists.plus((place * shares + share) * (BLOCK + 1) * size_of::<i32>());
-                // SAFETY: `request_neurons` got lists of all blocks of all active experts there. An item of gates
-                // is one block, whose list this thread has just written, and no other writes it.
-                let list = unsafe { std::slice::from_raw_parts(at.of::<i32>(), BLOCK + 1) };
-                state.read_ahead(self.layout, &self.layers, place, list);
-            }
             state.computed(self.layout, &self.layers);
             self.request(&mut state);
         }

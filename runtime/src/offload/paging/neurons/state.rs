@@ -2,8 +2,9 @@
 
 mod border;
 
-use super::step_order::{Needs, StepOrder};
-use super::{Layer, NeuronLayout, Piece, Request, layer_of};
+use super::clusters::ClusterRun;
+use super::step_order::StepOrder;
+use super::{Layer, NeuronLayout, Piece, layer_of};
 use crate::error::{Error, Result};
 use crate::exec::unit::{ExpertPart, LayerPart};
 use crate::offload::disk::{ReadError, Ticket};
@@ -63,8 +64,13 @@ impl Pool {
     }
 
     /// Number of frames.
-    fn count(&self) -> u64 {
+    pub(super) fn count(&self) -> u64 {
         self.bytes() / self.cache.shape().gate.max(1)
+    }
+
+    /// Begins a step: units of the last one may be evicted.
+    pub(super) fn begin(&mut self) {
+        self.cache.begin();
     }
 
     /// Requests a unit from the cache. Returns the state of its piece and whether it must be read; `None` if
@@ -121,9 +127,14 @@ impl Pool {
 
 /// Mutable state, under one lock.
 pub(super) struct State {
+    /// Order of the experts in a step that computes all of their neurons.
     pub(super) step_order: StepOrder,
+    /// Clusters of neurons in a step that computes active ones.
+    pub(super) run: ClusterRun,
+    /// Whether the last requests were those of clusters.
+    pub(super) by_clusters: bool,
     /// By piece; the second is there if gates stay on disk.
-    pools: Vec<Pool>,
+    pub(super) pools: Vec<Pool>,
     tables: Arc<Tables>,
     /// Pieces of units that are still to be read, in order.
     queue: VecDeque<(Piece, u32)>,
@@ -141,18 +152,16 @@ pub(super) struct State {
     pub(super) misses: u64,
     /// Bytes of gates that were read.
     pub(super) gate_bytes: u64,
-    /// Lists of the neurons whose gates are requested: steps over gates shorten them to the active ones.
-    pub(super) gate_lists: Option<Addr>,
-    /// Units whose up and down were read before all gates of their layer were computed.
-    pub(super) ahead: u64,
     /// Experts of this layer's call whose units were counted.
     counted: usize,
 }
 
 impl State {
-    pub(super) fn new(pools: Vec<Pool>, tables: Arc<Tables>, layers: &[Layer], units: u32) -> Self {
+    pub(super) fn new(pools: Vec<Pool>, tables: Arc<Tables>, layers: &[Layer]) -> Self {
         Self {
-            step_order: StepOrder::new(layers, units),
+            step_order: StepOrder::new(layers),
+            run: ClusterRun::new(layers),
+            by_clusters: false,
             pools,
             tables,
             queue: VecDeque::new(),
@@ -163,8 +172,6 @@ impl State {
             hits: 0,
             misses: 0,
             gate_bytes: 0,
-            gate_lists: None,
-            ahead: 0,
             counted: 0,
         }
     }
@@ -185,20 +192,11 @@ impl State {
         self.error = None;
     }
 
-    /// Begins a layer.
-    pub(super) fn need(
-        &mut self,
-        layout: NeuronLayout,
-        index: usize,
-        layer: Layer,
-        needs: &Needs<'_>,
-        threads: usize,
-    ) {
-        self.step_order.set(layout, index, layer, needs, threads);
+    /// Begins a layer that computes all neurons of these experts.
+    pub(super) fn need(&mut self, index: usize, layer: Layer, active: &[i32], threads: usize) {
+        self.by_clusters = false;
+        self.step_order.set(index, layer, active, threads);
         self.counted = 0;
-        if needs.request == Request::Gates {
-            self.pools.iter_mut().for_each(|pool| pool.cache.begin());
-        }
     }
 
     /// Begins a part of the layer, with as many experts as fit.
@@ -216,12 +214,7 @@ impl State {
 
     /// Starts the next batch: as many experts as fit, at least one.
     fn next_batch(&mut self, layout: NeuronLayout, layers: &[Layer]) {
-        let (request, part) = (self.step_order.request, self.step_order.part);
-        // What gates read ahead stays until it is requested.
-        let pools = Piece::ALL.into_iter().zip(&mut self.pools);
-        pools
-            .filter(|(piece, _)| request.needs(*piece, part, layout.stored))
-            .for_each(|(_, pool)| pool.cache.begin());
+        self.pools.iter_mut().for_each(Pool::begin);
         let from = self.step_order.items();
         let Some(&layer) = layers.get(self.step_order.layer) else { return };
         while let Some(place) = self.step_order.next_place() {
@@ -236,70 +229,74 @@ impl State {
         self.step_order.sort(from);
     }
 
-    /// Requests the units that an expert needs from the cache; returns whether there is room for all of them.
+    /// Requests all units of an expert from the cache; returns whether there is room for all of them.
     fn acquire(&mut self, layout: NeuronLayout, layer: Layer, place: usize) -> bool {
-        let matrix = layer.first + self.step_order.expert(place);
-        let order = &self.step_order;
-        let (needed, request, part) = (order.needed(place), order.request, order.part);
+        let (expert, part) = (self.step_order.expert(place), self.step_order.part);
+        let matrix = layer.first + expert;
         if part == 0 && place >= self.counted {
-            for (_, pool) in
-                Piece::ALL.into_iter().zip(&self.pools).filter(|(piece, _)| request.names(*piece))
-            {
-                let held = |at: &usize| pool.cache.holds(matrix, self.step_order.unit(*at), Part::Whole);
-                let hits = needed.clone().filter(held).count();
-                self.hits += hits as u64;
-                self.misses += (needed.len() - hits) as u64;
+            for pool in &self.pools {
+                let held = |unit: &u32| pool.cache.holds(matrix, *unit, Part::Whole);
+                let hits = (0..layer.units).filter(held).count() as u64;
+                self.hits += hits;
+                self.misses += u64::from(layer.units) - hits;
             }
             self.counted = place + 1;
         }
         self.step_order.recount(place);
-        for at in needed {
-            let unit = self.step_order.unit(at);
-            let pieces = Piece::ALL.into_iter().zip(&mut self.pools);
-            for (piece, pool) in pieces.filter(|(piece, _)| request.needs(*piece, part, layout.stored)) {
-                match pool.request(layout, matrix, unit) {
-                    Ok(Some((state, load))) => {
-                        if load {
-                            self.queue.push_back((piece, matrix * layout.units + unit));
-                        }
-                        if state == UnitState::Requested {
-                            self.step_order.add_missing(layout, place, unit);
-                        }
-                    }
-                    Ok(None) => return false,
-                    Err(e) => {
-                        self.error.get_or_insert(e);
-                        return false;
-                    }
+        for unit in 0..layer.units {
+            for piece in Piece::ALL.into_iter().take(self.pools.len()) {
+                if !piece.is_needed(part, layout.stored) {
+                    continue;
+                }
+                match self.request_piece(layout, piece, matrix, unit) {
+                    Some(UnitState::Requested) => self.step_order.add_missing(place),
+                    Some(_) => {}
+                    None => return false,
                 }
             }
         }
         true
     }
 
-    /// Requests up and down of the listed neurons of a block, whose gates are computed; nothing if those of all
-    /// predicted neurons of the layer have no room.
-    pub(super) fn read_ahead(&mut self, layout: NeuronLayout, layers: &[Layer], place: usize, list: &[i32]) {
-        let expert = self.step_order.expert(place);
-        let (Some(layer), Some(pool), Some((&count, neurons))) = (
-            layers.get(self.step_order.layer),
-            self.pools.get_mut(Piece::UpDown.index()),
-            list.split_first(),
-        ) else {
-            return;
-        };
-        if self.error.is_some() || self.step_order.all_units() as u64 > pool.count() {
-            return;
-        }
-        let matrix = layer.first + expert;
-        for &neuron in neurons.iter().take(usize::try_from(count).unwrap_or(0)) {
-            let neuron = usize::try_from(neuron).unwrap_or(0).min(layer.inter.saturating_sub(1));
-            let unit = (neuron / layout.neurons_per_unit) as u32;
-            if let Ok(Some((_, true))) = pool.request(layout, matrix, unit) {
-                self.queue.push_back((Piece::UpDown, matrix * layout.units + unit));
-                self.ahead += 1;
+    /// Requests a piece of a unit from the cache, and puts it in the queue if it must be read. `None` if there is
+    /// no room beside what the step uses, or after an error.
+    fn request_piece(
+        &mut self,
+        layout: NeuronLayout,
+        piece: Piece,
+        matrix: u32,
+        unit: u32,
+    ) -> Option<UnitState> {
+        match self.pools.get_mut(piece.index())?.request(layout, matrix, unit) {
+            Ok(found) => {
+                let (state, load) = found?;
+                if load {
+                    self.queue.push_back((piece, matrix * layout.units + unit));
+                }
+                Some(state)
+            }
+            Err(e) => {
+                self.error.get_or_insert(e);
+                None
             }
         }
+    }
+
+    /// Requests a piece of a unit of an active cluster. Returns whether it is still to arrive.
+    pub(super) fn request_of_cluster(
+        &mut self,
+        layout: NeuronLayout,
+        piece: Piece,
+        matrix: u32,
+        unit: u32,
+    ) -> bool {
+        let held = self.pools.get(piece.index()).is_some_and(|p| p.cache.holds(matrix, unit, Part::Whole));
+        *(if held { &mut self.hits } else { &mut self.misses }) += 1;
+        let found = self.request_piece(layout, piece, matrix, unit);
+        if found.is_none() {
+            self.error.get_or_insert(Error::plan("the neurons of a cluster do not fit into memory"));
+        }
+        found == Some(UnitState::Requested)
     }
 
     /// The piece to be read next, and its unit.
@@ -358,9 +355,10 @@ impl State {
             let entry = (first + i) * layout.addresses + piece.index();
             self.tables.set(layer_part, entry, at.plus(i * each));
         }
-        let order = &self.step_order;
-        if index == order.layer && order.request.needs(piece, order.part, layout.stored) {
-            self.step_order.unit_arrived(layout, expert, unit);
+        if self.by_clusters {
+            self.run.unit_arrived(layout, piece, index, expert, unit);
+        } else if index == self.step_order.layer && piece.is_needed(self.step_order.part, layout.stored) {
+            self.step_order.unit_arrived(expert);
         }
     }
 }

@@ -1,18 +1,6 @@
-//! The experts of one layer in one call: their needs and the order of computation.
+//! The experts of one layer in one call that computes all of their neurons, in the order of computation.
 
-use super::{Layer, NeuronLayout, Request};
-use moec_ir::bundle::BLOCK;
-use std::ops::Range;
-
-/// Needs of a layer.
-pub(super) struct Needs<'a> {
-    /// Parts of the neurons.
-    pub(super) request: Request,
-    /// Experts in the order of the dispatch table.
-    pub(super) active: &'a [i32],
-    /// Lists of the predicted or active neurons, [`moec_ir::bundle::active_list_words`]; `None`: all neurons.
-    pub(super) lists: Option<&'a [i32]>,
-}
+use super::Layer;
 
 /// A share of an expert's items of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,24 +18,14 @@ pub(super) struct Item {
 pub(super) struct StepOrder {
     /// Index of the layer.
     pub(super) layer: usize,
-    /// Parts of the neurons that it has requested.
-    pub(super) request: Request,
-    /// 0: gates or up, 1: down.
+    /// 0: gate and up, 1: down.
     pub(super) part: u8,
-    /// By position in the dispatch table: expert, and its range in `units`.
+    /// By position in the dispatch table.
     experts: Vec<u32>,
-    ranges: Vec<Range<usize>>,
-    /// Units that are needed, by position in the expert, ascending.
-    units: Vec<u32>,
     /// Position by expert; arbitrary for inactive experts.
     places: Vec<usize>,
-    /// Counts of missing pieces of units, by position and block of neurons, and by position.
+    /// Counts of missing pieces of units, by position.
     missing: Vec<u32>,
-    missing_in_all: Vec<u32>,
-    /// Blocks of neurons of an expert.
-    blocks: usize,
-    /// Whether gates and up are computed block by block.
-    by_block: bool,
     threads: usize,
     items: Vec<Item>,
     /// Number of items that were computed.
@@ -58,64 +36,29 @@ pub(super) struct StepOrder {
 
 impl StepOrder {
     /// Creates an order with room for the experts of these layers.
-    pub(super) fn new(layers: &[Layer], units: u32) -> Self {
+    pub(super) fn new(layers: &[Layer]) -> Self {
         let experts = layers.iter().map(|l| l.experts).max().unwrap_or(0);
-        let blocks = layers.iter().map(|l| l.inter.div_ceil(BLOCK)).max().unwrap_or(0);
         Self {
             experts: Vec::with_capacity(experts),
-            ranges: Vec::with_capacity(experts),
-            units: Vec::with_capacity(experts * units as usize),
             places: vec![usize::MAX; experts],
-            missing: Vec::with_capacity(experts * blocks),
-            missing_in_all: Vec::with_capacity(experts),
-            items: Vec::with_capacity(experts * blocks.max(2)),
+            missing: Vec::with_capacity(experts),
+            items: Vec::with_capacity(2 * experts),
             ..Self::default()
         }
     }
 
-    /// Sets the experts of a call, and their needs.
-    pub(super) fn set(
-        &mut self,
-        layout: NeuronLayout,
-        index: usize,
-        layer: Layer,
-        needs: &Needs<'_>,
-        threads: usize,
-    ) {
-        self.blocks = layer.inter.div_ceil(BLOCK);
-        (self.layer, self.by_block, self.threads) = (index, needs.lists.is_some(), threads);
-        self.request = needs.request;
+    /// Sets the experts of a call, in the order of the dispatch table.
+    pub(super) fn set(&mut self, index: usize, layer: Layer, active: &[i32], threads: usize) {
+        (self.layer, self.threads) = (index, threads);
         self.begin(0);
         self.experts.clear();
-        self.ranges.clear();
-        self.units.clear();
-        for (place, &expert) in needs.active.iter().enumerate() {
-            let expert = usize::try_from(expert).unwrap_or(0).min(layer.experts.saturating_sub(1));
-            let from = self.units.len();
-            match needs.lists {
-                None => self.units.extend(0..layer.units),
-                Some(lists) => {
-                    let own = lists.chunks_exact(BLOCK + 1).skip(place * self.blocks).take(self.blocks);
-                    for list in own {
-                        let count = usize::try_from(list[0]).unwrap_or(0).min(BLOCK);
-                        for &neuron in &list[1..=count] {
-                            let neuron = usize::try_from(neuron).unwrap_or(0).min(layer.inter - 1);
-                            let unit = (neuron / layout.neurons_per_unit) as u32;
-                            if self.units.len() == from || self.units.last() != Some(&unit) {
-                                self.units.push(unit);
-                            }
-                        }
-                    }
-                }
-            }
-            self.experts.push(expert as u32);
-            self.ranges.push(from..self.units.len());
-            self.places[expert] = place;
+        for (place, &expert) in active.iter().enumerate() {
+            let expert = layer.expert(expert);
+            self.experts.push(expert);
+            self.places[expert as usize] = place;
         }
         self.missing.clear();
-        self.missing.resize(needs.active.len() * self.blocks, 0);
-        self.missing_in_all.clear();
-        self.missing_in_all.resize(needs.active.len(), 0);
+        self.missing.resize(active.len(), 0);
     }
 
     /// Begins a part, without any items.
@@ -134,64 +77,35 @@ impl StepOrder {
         self.experts.get(place).copied().unwrap_or(0)
     }
 
-    /// Range of the units that the expert at a position needs.
-    pub(super) fn needed(&self, place: usize) -> Range<usize> {
-        self.ranges.get(place).cloned().unwrap_or_default()
-    }
-
-    /// The units that the expert at a position needs.
-    pub(super) fn units(&self, place: usize) -> &[u32] {
-        self.units.get(self.needed(place)).unwrap_or_default()
-    }
-
-    /// Number of units that all experts need.
-    pub(super) fn all_units(&self) -> usize {
-        self.units.len()
-    }
-
-    /// The needed unit at an index of that range.
-    pub(super) fn unit(&self, at: usize) -> u32 {
-        self.units[at]
-    }
-
     /// The position of the next expert: down goes through them in reverse. `None` after the last.
     pub(super) fn next_place(&self) -> Option<usize> {
         let place = (self.started < self.len()).then_some(self.started)?;
         Some(if self.part == 0 { place } else { self.len() - 1 - place })
     }
 
-    /// Resets the counts of missing units at a position to 0.
+    /// Resets the count of missing units at a position to 0.
     pub(super) fn recount(&mut self, place: usize) {
-        self.missing[place * self.blocks..][..self.blocks].fill(0);
-        self.missing_in_all[place] = 0;
+        self.missing[place] = 0;
     }
 
     /// Counts a missing piece of a unit of the expert at a position.
-    pub(super) fn add_missing(&mut self, layout: NeuronLayout, place: usize, unit: u32) {
-        self.missing[place * self.blocks + unit as usize * layout.neurons_per_unit / BLOCK] += 1;
-        self.missing_in_all[place] += 1;
+    pub(super) fn add_missing(&mut self, place: usize) {
+        self.missing[place] += 1;
     }
 
     /// Records that a piece of a unit of an expert of this layer has arrived.
-    pub(super) fn unit_arrived(&mut self, layout: NeuronLayout, expert: u32, unit: u32) {
+    pub(super) fn unit_arrived(&mut self, expert: u32) {
         let Some(&place) = self.places.get(expert as usize) else { return };
-        if self.experts.get(place) != Some(&expert) {
-            return;
+        if self.experts.get(place) == Some(&expert) {
+            // An expert that has requested nothing yet has no counts.
+            self.missing[place] = self.missing[place].saturating_sub(1);
         }
-        // An expert that has requested nothing yet has no counts.
-        let block = &mut self.missing[place * self.blocks + unit as usize * layout.neurons_per_unit / BLOCK];
-        *block = block.saturating_sub(1);
-        self.missing_in_all[place] = self.missing_in_all[place].saturating_sub(1);
     }
 
     /// Adds the items of the next expert: all of its units are in memory or being read.
     pub(super) fn add_items(&mut self, place: usize) {
         self.started += 1;
-        let shares = match (self.part, self.by_block) {
-            (0, true) => self.blocks,
-            _ if self.threads > 1 => 2 * self.threads,
-            _ => 1,
-        };
+        let shares = if self.threads > 1 { 2 * self.threads } else { 1 };
         self.items.extend((0..shares).map(|share| Item { place, share, shares }));
     }
 
@@ -214,13 +128,7 @@ impl StepOrder {
 
     /// Whether the neurons of an item are in memory.
     pub(super) fn is_ready(&self, item: Item) -> bool {
-        let Item { place, share, .. } = item;
-        let missing = if self.part == 0 && self.by_block {
-            self.missing[place * self.blocks + share]
-        } else {
-            self.missing_in_all[place]
-        };
-        missing == 0
+        self.missing[item.place] == 0
     }
 
     /// Whether no more items will follow.

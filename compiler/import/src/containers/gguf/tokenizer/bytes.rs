@@ -14,15 +14,7 @@ pub(super) const PRE: &str = "tokenizer.ggml.pre";
 /// # Errors
 /// Fails if merges are missing or are not pairs, or if the way to split texts is unknown.
 pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
-    let merges = keys.texts(MERGES)?.ok_or_else(|| keys.missing(MERGES))?;
-    let pair = |merge: &&str| {
-        // The first half may begin with a space.
-        let space = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
-        let (left, right) = merge.split_at_checked(space?)?;
-        Some(json!([left, right.get(1..)?]))
-    };
-    let bad = || Error::input(format!("{} has an entry that is not a pair", keys.name(MERGES)));
-    let merges = merges.iter().map(|merge| pair(merge).ok_or_else(bad)).collect::<Result<Vec<_>>>()?;
+    let merges = merges(keys)?;
     let pre = keys
         .text(PRE)?
         .ok_or_else(|| keys.missing(PRE).because("it is required to split text before byte-pair merges"))?;
@@ -45,4 +37,20 @@ pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
         }),
         added: tokens.added(),
     })
+}
+
+/// Pairs that are merged, the first first.
+///
+/// # Errors
+/// Fails if merges are missing or are not pairs.
+pub(super) fn merges(keys: &Keys<'_>) -> Result<Vec<Value>> {
+    let merges = keys.texts(MERGES)?.ok_or_else(|| keys.missing(MERGES))?;
+    let pair = |merge: &&str| {
+        // The first half may begin with a space.
+        let space = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+        let (left, right) = merge.split_at_checked(space?)?;
+        Some(json!([left, right.get(1..)?]))
+    };
+    let bad = || Error::input(format!("{} has an entry that is not a pair", keys.name(MERGES)));
+    merges.iter().map(|merge| pair(merge).ok_or_else(bad)).collect()
 }

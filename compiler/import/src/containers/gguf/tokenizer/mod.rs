@@ -13,6 +13,8 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
 const MODEL: &str = "tokenizer.ggml.model";
+/// Gemma 4's value of it. As in llama.cpp, the first token is added before texts whatever the file says.
+const GEMMA4: &str = "gemma4";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const BOS: &str = "tokenizer.ggml.add_bos_token";
@@ -38,7 +40,8 @@ pub(super) fn config(keys: &Keys<'_>) -> Result<Map<String, Value>> {
     // If the file does not say, llama.cpp adds the first token before pieces, and for some byte-level ways to
     // split.
     let of_split = keys.text(bytes::PRE)?.and_then(splits::find).is_some_and(|split| split.begins);
-    let begins = keys.flag(BOS)?.unwrap_or(keys.text(MODEL)? == Some("llama") || of_split);
+    let model = keys.text(MODEL)?;
+    let begins = model == Some(GEMMA4) || keys.flag(BOS)?.unwrap_or(model == Some("llama") || of_split);
     map.insert("add_bos_token".to_owned(), begins.into());
     if let Some(template) = keys.text(TEMPLATE)? {
         map.insert("chat_template".to_owned(), template.into());
@@ -62,8 +65,9 @@ pub(super) fn json(keys: &Keys<'_>) -> Result<Option<Vec<u8>>> {
     let parts = match keys.text(MODEL)? {
         None | Some("none") => return Ok(None),
         Some("gpt2") => bytes::parts(keys, &Tokens::read(keys)?)?,
-        Some("llama") => pieces::parts(keys, &Tokens::read(keys)?)?,
-        Some(other) => return Err(keys.unsupported(MODEL, other, &["gpt2", "llama"])),
+        Some("llama") => pieces::by_scores(keys, &Tokens::read(keys)?)?,
+        Some(GEMMA4) => pieces::in_order(keys, &Tokens::read(keys)?)?,
+        Some(other) => return Err(keys.unsupported(MODEL, other, &["gpt2", "llama", GEMMA4])),
     };
     let Parts { normalizer, pre_tokenizer, decoder, model, added } = parts;
     let whole = json!({

@@ -1,6 +1,7 @@
-//! SentencePiece pieces that are merged by their scores, as in Llama and Mixtral.
+//! SentencePiece pieces that are merged by their scores, as in Llama and Mixtral, or in a given order, as in
+//! Gemma 4.
 
-use super::{Parts, Tokens, UNKNOWN};
+use super::{Parts, Tokens, UNKNOWN, bytes};
 use crate::containers::gguf::keys::Keys;
 use moec_base::error::{Error, Result};
 use serde_json::{Value, json};
@@ -13,11 +14,11 @@ const SPACE: &str = "▁";
 /// 16.
 const LONGEST: usize = 256;
 
-/// Returns the parts of a tokenizer of pieces.
+/// Returns the parts of a tokenizer whose pieces are merged by scores.
 ///
 /// # Errors
 /// Fails if scores are missing or do not fit.
-pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
+pub(super) fn by_scores(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
     let scores = keys.numbers(SCORES)?.ok_or_else(|| keys.missing(SCORES))?;
     if scores.len() != tokens.texts.len() {
         return Err(Error::input(format!(
@@ -28,8 +29,19 @@ pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
         ))
         .hint("the file is damaged; download it again"));
     }
+    Ok(parts(tokens, &merges(tokens, &scores), keys.flag(PREFIX)?.unwrap_or(true)))
+}
+
+/// Returns the parts of a tokenizer whose pieces are merged in a given order. No space is added before texts.
+///
+/// # Errors
+/// Fails if merges are missing or are not pairs.
+pub(super) fn in_order(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
+    Ok(parts(tokens, &bytes::merges(keys)?, false))
+}
+
+fn parts(tokens: &Tokens<'_>, merges: &[Value], prefixed: bool) -> Parts {
     let unknown = tokens.types.iter().position(|kind| *kind == UNKNOWN).map(|id| tokens.texts[id]);
-    let prefixed = keys.flag(PREFIX)?.unwrap_or(true);
     let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
     let normalizers: Vec<Value> =
         prefixed.then(|| json!({"type": "Prepend", "prepend": SPACE})).into_iter().chain([spaces]).collect();
@@ -39,7 +51,7 @@ pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
         json!({"type": "Fuse"}),
     ];
     decoders.extend(prefixed.then(|| json!({"type": "Strip", "content": " ", "start": 1, "stop": 0})));
-    Ok(Parts {
+    Parts {
         normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
         pre_tokenizer: Value::Null,
         decoder: json!({"type": "Sequence", "decoders": decoders}),
@@ -53,10 +65,10 @@ pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
             "byte_fallback": true,
             "ignore_merges": false,
             "vocab": tokens.vocabulary(),
-            "merges": merges(tokens, &scores),
+            "merges": merges,
         }),
         added: tokens.added(),
-    })
+    }
 }
 
 /// Pairs of pieces whose union is a piece, by descending score of the union. Pairs with the same union are in

@@ -34,11 +34,16 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 /// Words with the spaces between them.
 const SPACED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 
+/// Chinese characters by themselves, other words as in [`O200K`].
+const KIMI: &str = r"\p{Han}+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Words with a leading character, signs with letters after them, runs of signs, lines.
+const SIGNED: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+
 const PLAIN: Split =
     Split { names: &[], composed: false, whole_words: false, begins: false, digits: false, expressions: &[] };
 
 /// Every known rule.
-static SPLITS: [Split; 13] = [
+static SPLITS: [Split; 15] = [
     Split { names: &["gpt-2", "gpt2"], ..PLAIN },
     Split { names: &["olmo"], composed: true, ..PLAIN },
     Split { names: &["starcoder", "refact", "command-r", "smollm"], digits: true, ..PLAIN },
@@ -55,6 +60,7 @@ static SPLITS: [Split; 13] = [
     },
     Split { names: &["gpt-4o", "llama4", "minimax-m2"], expressions: &[O200K], ..PLAIN },
     Split { names: &["tekken"], whole_words: true, begins: true, expressions: &[TEKKEN], ..PLAIN },
+    Split { names: &["kimi-k2"], expressions: &[KIMI], ..PLAIN },
     Split { names: &["exaone-moe"], expressions: &[SPACED], ..PLAIN },
     // Only letters with a case count: the tokenizer lists them one by one.
     Split {
@@ -70,11 +76,18 @@ static SPLITS: [Split; 13] = [
         ..PLAIN
     },
     Split {
-        names: &["deepseek-v3"],
+        names: &["deepseek-v3"], expressions: &[r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", SIGNED], ..PLAIN
+    },
+    Split {
+        names: &["afmoe"],
         expressions: &[
-            r"\p{N}{1,3}",
-            r"[一-龥぀-ゟ゠-ヿ]+",
-            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+            // Digits in groups of three from the last one on: first whole runs, since a search from each group to
+            // the end of its run would take time by the square of its length.
+            r"\p{N}+",
+            r"^\p{N}{1,2}(?=(?:\p{N}{3})+$)|\p{N}{3}",
+            // Scripts without spaces between words: Han, kana, Thai, Lao, Khmer, Burmese, Hangul.
+            r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{30FF}\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{E40}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+",
+            SIGNED,
         ],
         ..PLAIN
     },

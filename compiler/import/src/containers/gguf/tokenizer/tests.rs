@@ -1,4 +1,4 @@
-//! Tests of tokenizers that are put together, against SentencePiece and against the purpose of splits.
+//! Tests of tokenizers that are put together, against SentencePiece, transformers and the purpose of splits.
 
 use super::splits;
 use super::*;
@@ -12,9 +12,9 @@ fn read(header: &Header<'_>) -> Text {
     Text::parse(&text, None).unwrap()
 }
 
-#[test]
-fn pieces_are_merged_like_sentencepiece() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/gguf/pieces.gguf");
+/// Compares a file's tokenizer with the ids that its reference gives texts.
+fn compare(file: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/gguf").join(file);
     let bytes = std::fs::read(path).unwrap();
     let header = Header::read(&bytes).unwrap();
     let text = read(&header);
@@ -31,6 +31,16 @@ fn pieces_are_merged_like_sentencepiece() {
     assert!(longest > 15);
     let config = config(&Keys::new("sample", &header)).unwrap();
     assert_eq!(config["add_bos_token"], true);
+}
+
+#[test]
+fn pieces_are_merged_like_sentencepiece() {
+    compare("pieces.gguf");
+}
+
+#[test]
+fn characters_of_gemma_are_merged_like_transformers() {
+    compare("gemma4.gguf");
 }
 
 /// Writes a text after its length.
@@ -89,7 +99,7 @@ fn file(pre: &str, words: &[&str]) -> Vec<u8> {
 #[test]
 fn texts_are_split_like_each_tokenizer() {
     const WORDS: [&str; 6] = ["1234", "aB", ".\n", "don't", " x", "(a"];
-    let rows: [(&str, [usize; 6]); 13] = [
+    let rows: [(&str, [usize; 6]); 15] = [
         ("gpt-2", [1, 1, 2, 3, 1, 2]),
         ("olmo", [1, 1, 2, 3, 1, 2]),
         ("smollm", [4, 1, 2, 3, 1, 2]),
@@ -103,6 +113,8 @@ fn texts_are_split_like_each_tokenizer() {
         ("gpt-4o", [2, 2, 1, 1, 1, 1]),
         ("deepseek-llm", [4, 1, 2, 3, 1, 2]),
         ("deepseek-v3", [2, 1, 1, 3, 1, 1]),
+        ("kimi-k2", [2, 2, 1, 1, 1, 1]),
+        ("afmoe", [4, 1, 1, 3, 1, 1]),
     ];
     for (pre, want) in rows {
         let bytes = file(pre, &WORDS);
@@ -110,6 +122,41 @@ fn texts_are_split_like_each_tokenizer() {
         let counts = WORDS.map(|word| text.encode(word).unwrap().len());
         assert_eq!(counts, want, "{pre}");
     }
+}
+
+/// Parts of a text, each of which is a token if texts are split there.
+fn check_parts(pre: &str, parts: &[&str]) {
+    let bytes = file(pre, parts);
+    let text = read(&Header::read(&bytes).unwrap());
+    let whole = parts.concat();
+    let ids = text.encode(&whole).unwrap();
+    let got: Vec<String> = ids.iter().map(|id| text.decode(&[*id]).unwrap()).collect();
+    assert_eq!(got, parts, "{pre}: {whole:?}");
+}
+
+/// Kimi's own rule: Chinese characters apart from other letters, and a word ends before an upper-case letter.
+#[test]
+fn chinese_characters_are_words_of_their_own_for_kimi() {
+    check_parts(
+        "kimi-k2",
+        &["get", "User", "Name", " don't", " ", "世界", "Hello", " ", "123", "45", "!\n", " a"],
+    );
+}
+
+/// Trinity's digits are in groups of three from the last one on. A number of digits that has no end in sight
+/// takes no longer than others.
+#[test]
+fn digits_are_grouped_from_the_right_for_trinity() {
+    check_parts(
+        "afmoe",
+        &["The", " ", "1", "234", "567", " (", "abc", ")", "12", " .", "foo", "\n\n", "世界"],
+    );
+    check_parts("afmoe", &["123", "456", "x", "12", " ", "1", "234"]);
+    let bytes = file("afmoe", &["777"]);
+    let text = read(&Header::read(&bytes).unwrap());
+    let started = std::time::Instant::now();
+    assert_eq!(text.encode(&"7".repeat(300_000)).unwrap().len(), 100_000);
+    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
 }
 
 /// Without a key in the file, llama.cpp adds the first token before texts for some rules.

@@ -1,0 +1,160 @@
+//! The steps of one unit, in a process that has no other: the part of a program that another host executes.
+//!
+//! The first host orders every step and brings what it reads ([`UnitSteps::write`]); it takes what the unit
+//! computes from the same places ([`UnitSteps::read`]). Weights are read here, from this host's files. Places are
+//! offsets into the unit's memory, whose order follows from the plan alone.
+
+#![expect(clippy::cast_possible_truncation, reason = "sizes of memory that was allocated")]
+
+use crate::bundle::BundleFiles;
+use crate::bundle::program::{Code, Program};
+use crate::error::{Error, Result};
+use crate::exec::accelerators::{self, AcceleratorMemories};
+use crate::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, Units};
+use crate::platform::cpu;
+use crate::platform::memory::{Addr, Region};
+use crate::sync::pool::{Binding, Pool};
+use moec_ir::plan::{ALIGN, Arg, Builtin};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+
+/// The memory of the unit, which executes nothing by itself.
+#[derive(Debug, Default)]
+struct Held(Option<Region>);
+
+impl ComputeUnit for Held {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn executes(&self, _builtin: Builtin) -> bool {
+        false
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Option<Addr>> {
+        let region = Region::new("the memory of a host", bytes)?;
+        let base = region.base();
+        self.0 = Some(region);
+        Ok(Some(base))
+    }
+
+    unsafe fn submit(&self, _launch: &Launch<'_>, _thread: PoolThread) {}
+}
+
+/// The steps of a unit with their addresses, and the threads that execute them.
+pub struct UnitSteps<'p> {
+    program: &'p Program,
+    unit: u32,
+    units: Vec<Option<Box<dyn ComputeUnit + 'p>>>,
+    memories: AcceleratorMemories,
+    base: Addr,
+    bytes: usize,
+    scratch: Region,
+    stride: usize,
+    pool: Pool,
+}
+
+impl<'p> UnitSteps<'p> {
+    /// Checks this machine, allocates the unit's memory and reads its weights.
+    ///
+    /// # Errors
+    /// A unit that the plan lacks, or that works in the CPU's memory; a machine without the target's features;
+    /// memory or threads refused; weights that cannot be read.
+    pub fn open(program: &'p Program, unit: u32, bundle: &Path, threads: Option<usize>) -> Result<Self> {
+        cpu::check(&program.target)?;
+        let memory = program.units.get(unit as usize).map(|u| u.memory).filter(|&m| m > 0);
+        let memory = memory.ok_or_else(|| Error::plan(format!("unit {unit} has no memory of its own")))?;
+        let files = BundleFiles::open(program, bundle)?;
+        let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = program.units.iter().map(|_| None).collect();
+        units[unit as usize] = Some(Box::new(Held::default()));
+        let memories = accelerators::open(program, &mut units, Some(&files))?;
+        let base = memories.arenas.get(memory as usize - 1).copied().flatten();
+        let base = base.ok_or_else(|| Error::plan("a memory without an arena"))?;
+        let bytes = memories.bytes.get(memory as usize - 1).copied().unwrap_or(0) as usize;
+        let threads = cpu::threads(threads)?;
+        let stride = program.scratch_bytes.next_multiple_of(ALIGN) + ALIGN;
+        let scratch = Region::new("scratch", stride * threads as u64)?;
+        let (stride, pool) = (stride as usize, Pool::new(threads, 0, Binding::None)?);
+        Ok(Self { program, unit, units, memories, base, bytes, scratch, stride, pool })
+    }
+
+    /// The bytes at a place of the unit's memory.
+    ///
+    /// # Errors
+    /// A place outside of it.
+    pub fn read(&mut self, offset: u64, bytes: u64) -> Result<&[u8]> {
+        let at = self.place(offset, bytes)?;
+        // SAFETY: inside of the unit's memory, which was zeroed; `&mut self` excludes its threads.
+        Ok(unsafe { std::slice::from_raw_parts(at.ptr(), bytes as usize) })
+    }
+
+    /// Writes bytes to a place of the unit's memory.
+    ///
+    /// # Errors
+    /// A place outside of it.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let at = self.place(offset, data.len() as u64)?;
+        // SAFETY: inside of the unit's memory; `&mut self` excludes its threads, and the data are elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), at.ptr(), data.len()) };
+        Ok(())
+    }
+
+    fn place(&self, offset: u64, bytes: u64) -> Result<Addr> {
+        let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes as u64);
+        end.ok_or_else(|| Error::plan(format!("{bytes} bytes at {offset} of a memory of {}", self.bytes)))?;
+        Ok(self.base.plus(offset as usize))
+    }
+
+    /// The address of an argument of a step of the unit.
+    fn address(&self, entry: u32, arg: Arg) -> Option<Addr> {
+        let memory = self.program.memory_of(self.unit) as usize - 1;
+        match arg {
+            Arg::Buffer(i, skip) => {
+                let buffer = self.program.entries.get(entry as usize)?.buffers.get(i as usize)?;
+                let arena = self.memories.arenas.get((buffer.memory as usize).checked_sub(1)?)?;
+                Some((*arena)?.plus(buffer.offset as usize + skip as usize))
+            }
+            Arg::Segment(i) | Arg::Matrices(i) => self.memories.residents.get(memory)?.of(i),
+            Arg::State(i) => self.memories.states.get(i as usize).copied().flatten(),
+        }
+    }
+
+    /// Executes a step of the unit with `n` rows, on all threads.
+    ///
+    /// # Errors
+    /// A step that is not the unit's, or no kernel; more rows than the entry point takes.
+    pub fn execute(&mut self, entry: u32, step: u32, n: usize, seq_len: usize) -> Result<()> {
+        let wrong =
+            || Error::plan(format!("entry point {entry} has no step {step} of {n} rows for this host"));
+        let of = self.program.entries.get(entry as usize).ok_or_else(wrong)?;
+        let found = of.steps.get(step as usize).filter(|s| s.unit == self.unit).ok_or_else(wrong)?;
+        let Code::Kernel(kernel) = self.program.code(found.code) else { return Err(wrong()) };
+        if n == 0 || n > of.kind.rows() {
+            return Err(wrong());
+        }
+        let args = found.args.iter().map(|&arg| self.address(entry, arg)).collect::<Option<Vec<_>>>();
+        let args = args.ok_or_else(wrong)?;
+        let (taken, fault) = (AtomicUsize::new(0), OnceLock::<StepFault>::new());
+        let launch = Launch {
+            code: Code::Kernel(kernel),
+            args: &args,
+            grid: found.grid,
+            n,
+            seq_len,
+            taken: &taken,
+            step: step as usize,
+            layer_part: None,
+            fault: &fault,
+            units: Units(&self.units),
+        };
+        let (threads, scratch, stride) = (self.pool.threads(), self.scratch.base(), self.stride);
+        self.pool.run(&|index, _| {
+            let thread = PoolThread { index, of: threads, scratch: scratch.plus(index * stride) };
+            // SAFETY: the program is verified, and all addresses are in the unit's memory. Steps are executed
+            // one after the other; threads have their own parts of the scratch.
+            unsafe { unit::kernel(kernel, &launch, thread) };
+        });
+        Ok(())
+    }
+}

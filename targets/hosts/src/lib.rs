@@ -1,0 +1,77 @@
+//! Backend of the CPUs of other hosts: they run the CPU's kernels, each on weights of its own.
+//!
+//! A program that a launcher of MPI started on as many hosts as its device has sends their steps to them
+//! ([`moec_hosts_unit`]). Without a launcher this process executes the steps of all hosts, each in a memory of its
+//! own, with the same results.
+//!
+//! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of backends.
+
+use moec_backend::{Backend, Diagnosis, Flaw, Tools};
+use moec_device::{Device, DeviceUnit, HOST_BACKEND};
+use moec_hosts_unit::{Remote, Wire as _, launched, leave, library, mpi, serve, units_of_hosts};
+use moec_ir::Op;
+use moec_mirror::{Mirror, Modelled};
+use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::{Program, Result};
+use std::path::Path;
+
+/// The backend of other hosts' CPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Hosts;
+
+impl Backend for Hosts {
+    fn name(&self) -> &'static str {
+        HOST_BACKEND
+    }
+
+    fn check(&self, device: &Device, unit: &DeviceUnit) -> std::result::Result<(), Flaw> {
+        if unit.host.is_none() || device.memory_of(unit).is_none() {
+            return Err(Flaw::new("unit.host", "the CPU of another host names its host and its memory"));
+        }
+        Ok(())
+    }
+
+    fn takes(&self, op: &Op) -> bool {
+        Mirror.takes(op)
+    }
+
+    fn host(&self, _unit: &str) -> Option<Executor> {
+        Some(Executor::Unit(Box::new(Modelled::default())))
+    }
+
+    fn attached(&self, unit: &str) -> Option<Result<Executor>> {
+        if launched().is_none() {
+            return self.host(unit).map(Ok);
+        }
+        let remote = mpi::mpi().and_then(|mpi| Remote::new(mpi));
+        Some(remote.map(|remote| Executor::Unit(Box::new(remote))))
+    }
+
+    fn doctor(&self, _tools: Tools<'_>, _targets: &[&str]) -> Vec<Diagnosis> {
+        let library = library();
+        let found = match &library {
+            Ok(library) => format!("found: moec's part for it is `{}`", library.display()),
+            Err(e) => format!("{e}; models run on one host alone"),
+        };
+        let hint =
+            "`apt install openmpi-bin libopenmpi-dev`, or `mpich libmpich-dev`, on every host".to_owned();
+        vec![Diagnosis { name: "MPI", works: library.is_ok(), found, hint }]
+    }
+
+    fn follow(&self, program: &Program, bundle: &Path, threads: Option<usize>) -> Option<Result<()>> {
+        launched()?;
+        let mpi = match mpi::mpi() {
+            Ok(mpi) if mpi.rank() == 0 => return None,
+            Ok(mpi) => mpi,
+            Err(e) => return Some(Err(e)),
+        };
+        // Processes past the last host have no part.
+        let unit = units_of_hosts(program).nth(mpi.rank() - 1);
+        let served = unit.map_or(Ok(()), |unit| serve(mpi.as_ref(), program, unit, bundle, threads));
+        Some(served.and_then(|()| leave(&mpi)))
+    }
+
+    fn leave(&self) -> Result<()> {
+        launched().map_or(Ok(()), |_| leave(mpi::mpi()?.as_ref()))
+    }
+}
