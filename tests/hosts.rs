@@ -68,6 +68,18 @@ fn hosts_give_the_bits_of_slices_on_one() {
     }
 }
 
+/// Whole experts cannot be on disk if they are cut into slices.
+#[test]
+fn budgets_of_slices_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = folder.path().join("model.toml");
+    let text =
+        format!("[model]\nsource = \"{}\"\n[memory]\nbudget = \"1 GiB\"\n", checkpoint("olmoe").display());
+    fs::write(&toml, text).unwrap();
+    let (_, error) = fails(moec().arg("build").arg(&toml).args(["--target", "native-x2", "--no-run"]));
+    assert!(error.contains("cannot be combined with `budget` under `[memory]`"), "{error}");
+}
+
 /// A host needs the bundle without the weights of others.
 #[test]
 fn hosts_read_their_own_weights() {

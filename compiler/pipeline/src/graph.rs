@@ -11,7 +11,7 @@ use moec_passes::assign_units::UnitAssignment;
 use moec_passes::hot::{self, Experts};
 use moec_passes::outline_graphs::Statics;
 use moec_passes::rewrite::Costs;
-use moec_passes::{cluster, divide, format, outline_graphs, prefetch_experts, reads, rewrite};
+use moec_passes::{cluster, divide, format, outline_graphs, prefetch_experts, reads, rewrite, slice_experts};
 use moec_sim::cache::Pin;
 
 pub(super) fn lower(given: &Inputs<'_>) -> Result<Module> {
@@ -30,6 +30,27 @@ pub(super) fn rewrite(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
     let costs = Costs { legal: &|op| target.is_legal(op), launch: target.launch_cost() };
     let options = rewrite::Options { keep, costs };
     rewrite::rewrite(module, &options).map(|_| ())
+}
+
+/// Cuts experts into slices. Other ways to place experts take whole ones, and are refused.
+pub(super) fn slice_experts(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
+    let (config, experts) = (given.config, &given.config.placement.experts);
+    let requested = [
+        (config.memory.budget.is_some(), "`budget` under `[memory]`"),
+        (config.placement.policy.is_some(), "`policy` under `[placement]`"),
+        (experts.unit().is_some_and(|unit| unit != "cpu"), "`experts` under `[placement]`"),
+        (config.experts.skip == Skip::On, "`skip` under `[experts]`"),
+        (given.units.is_some(), "a target with static graphs"),
+    ];
+    if let Some((_, what)) = requested.iter().find(|(requested, _)| *requested) {
+        return Err(Error::limit(format!(
+            "experts are cut into slices, which cannot be combined with {what}"
+        ))
+        .hint(
+            "use a target of one host, with `slices = \"auto\"` under `[placement]`, or remove the other",
+        ));
+    }
+    slice_experts::slice_experts(module, given.slices())
 }
 
 pub(super) fn outline_graphs(given: &Inputs<'_>, module: &mut Module, placed: &mut Placed) -> Result<()> {
@@ -74,27 +95,27 @@ pub(super) fn cluster(
     }
     // Other units have kernels of their own.
     let paged = given.config.memory.budget.is_some();
-    let elsewhere =
-        if given.units.is_some() || !given.list.accelerators.is_empty() || placed.placement.is_some() {
-            "other units compute experts on this target"
-        } else {
-            let memory = &given.config.memory;
-            // Predictors need neurons.
-            let predicts =
-                memory.budget.is_some() && given.config.experts.predict.is_requested() && skip == Skip::Auto;
-            let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto && !predicts;
-            let budgeted = memory.budget.zip(given.profile).filter(|_| own);
-            let decided =
-                budgeted.and_then(|(budget, p)| reads::decide(module, p, budget, given.target.disk()));
-            let by_neurons = decided.as_ref().is_some_and(|(by_neurons, _)| *by_neurons);
-            neurons.decisions.extend(decided.map(|(_, decision)| decision));
-            let skip = if by_neurons || predicts { Skip::On } else { skip };
-            let activity: &dyn cluster::Activity = match given.profile {
-                Some(profile) => profile,
-                None => &cluster::Unseen,
-            };
-            return cluster::cluster(module, skip, activity, paged);
+    let elsewhere = if given.slices() > 1 {
+        "experts are cut into slices"
+    } else if given.units.is_some() || !given.list.accelerators.is_empty() || placed.placement.is_some() {
+        "other units compute experts on this target"
+    } else {
+        let memory = &given.config.memory;
+        // Predictors need neurons.
+        let predicts =
+            memory.budget.is_some() && given.config.experts.predict.is_requested() && skip == Skip::Auto;
+        let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto && !predicts;
+        let budgeted = memory.budget.zip(given.profile).filter(|_| own);
+        let decided = budgeted.and_then(|(budget, p)| reads::decide(module, p, budget, given.target.disk()));
+        let by_neurons = decided.as_ref().is_some_and(|(by_neurons, _)| *by_neurons);
+        neurons.decisions.extend(decided.map(|(_, decision)| decision));
+        let skip = if by_neurons || predicts { Skip::On } else { skip };
+        let activity: &dyn cluster::Activity = match given.profile {
+            Some(profile) => profile,
+            None => &cluster::Unseen,
         };
+        return cluster::cluster(module, skip, activity, paged);
+    };
     if skip != Skip::On {
         return Ok(());
     }

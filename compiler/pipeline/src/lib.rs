@@ -18,7 +18,7 @@ pub use inputs::{Candidate, Change, Inputs, QualityProbe, Start, first_token};
 
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
-use moec_passes::{barriers, insert_copies, memory, schedule, slice_experts, threshold};
+use moec_passes::{barriers, insert_copies, memory, schedule, threshold};
 
 /// A pass: its name, its compilations, the IR that it changes, the reason for its place, and its function.
 #[derive(Debug)]
@@ -166,7 +166,7 @@ pub const PIPELINE: &[Pass] = &[
         name: "slice_experts",
         when: When::Slices,
         ir_level: IrLevel::Graph,
-        run: |c| slice_experts::slice_experts(&mut c.module, c.inputs.slices()),
+        run: |c| graph::slice_experts(&c.inputs, &mut c.module),
         why: "the operators are final; which unit computes a slice is part of the placement",
     },
     // The placement: contents of static graphs, and units. Shapes of a CPU are dynamic.

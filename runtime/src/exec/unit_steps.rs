@@ -21,9 +21,9 @@ use std::sync::atomic::AtomicUsize;
 
 /// The memory of the unit, which executes nothing by itself.
 #[derive(Debug, Default)]
-struct Held(Option<Region>);
+struct HostMemory(Option<Region>);
 
-impl ComputeUnit for Held {
+impl ComputeUnit for HostMemory {
     fn name(&self) -> &'static str {
         "host"
     }
@@ -67,7 +67,7 @@ impl<'p> UnitSteps<'p> {
         let memory = memory.ok_or_else(|| Error::plan(format!("unit {unit} has no memory of its own")))?;
         let files = BundleFiles::open(program, bundle)?;
         let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = program.units.iter().map(|_| None).collect();
-        units[unit as usize] = Some(Box::new(Held::default()));
+        units[unit as usize] = Some(Box::new(HostMemory::default()));
         let memories = accelerators::open(program, &mut units, Some(&files))?;
         let base = memories.arenas.get(memory as usize - 1).copied().flatten();
         let base = base.ok_or_else(|| Error::plan("a memory without an arena"))?;

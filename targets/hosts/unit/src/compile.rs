@@ -71,7 +71,7 @@ fn folder() -> Result<PathBuf> {
 }
 
 /// FNV-1a (Fowler, Noll and Vo) of all bytes.
-fn digest(parts: &[&[u8]]) -> u64 {
+pub(crate) fn digest(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.iter());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// A place of the host's memory that is read, and where its bytes belong.
 #[derive(Debug)]
-struct Wanted {
+struct PendingRead {
     to: Addr,
     bytes: usize,
 }
@@ -31,7 +31,7 @@ struct Wanted {
 #[derive(Debug, Default)]
 struct Pending {
     message: Message,
-    wanted: Vec<Wanted>,
+    reads: Vec<PendingRead>,
 }
 
 /// The CPU of another host. Its memory has addresses here, but no bytes: what is copied there goes into a
@@ -97,8 +97,8 @@ impl Remote {
         self.wire.send(self.rank, Tag::Commands, pending.message.bytes(), self.timeout)?;
         let expected = pending.message.answer();
         pending.message.clear();
-        let wanted = std::mem::take(&mut pending.wanted);
-        if wanted.is_empty() {
+        let reads = std::mem::take(&mut pending.reads);
+        if reads.is_empty() {
             return Ok(());
         }
         let answer = self.answer()?;
@@ -106,7 +106,7 @@ impl Remote {
         if data.len() as u64 != expected {
             return Err(Error::unit(&self.name, "an answer of another length"));
         }
-        for Wanted { to, bytes } in wanted {
+        for PendingRead { to, bytes } in reads {
             let (own, rest) = data.split_at(bytes);
             // SAFETY: the step that copies promised so many bytes there, which nothing else uses until it ends.
             unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), to.ptr(), bytes) };
@@ -194,7 +194,7 @@ impl ComputeUnit for Remote {
             pending.message.add(Command::Write { offset, data });
         } else if let Some(offset) = self.offset(from) {
             pending.message.add(Command::Read { offset, bytes: bytes as u64 });
-            pending.wanted.push(Wanted { to, bytes });
+            pending.reads.push(PendingRead { to, bytes });
         }
     }
 

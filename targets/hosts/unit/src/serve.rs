@@ -1,5 +1,6 @@
 //! Every host but the first: it executes the steps of its unit as the first host orders them.
 
+use crate::compile::digest;
 use crate::message::{Command, Commands, Message, answer};
 use crate::mpi::Mpi;
 use crate::wire::{Tag, Wire};
@@ -7,6 +8,7 @@ use moec_runtime::bundle::program::Program;
 use moec_runtime::exec::unit_steps::UnitSteps;
 use moec_runtime::{Error, Result};
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Longest wait for commands at a time.
@@ -20,9 +22,7 @@ const SIGN: Duration = Duration::from_millis(500);
 /// Properties that two hosts must have alike: moec's version, the plan, and the instructions of its kernels.
 pub(crate) fn name_of(program: &Program) -> String {
     let plan = program.encode().unwrap_or_default();
-    let hash = plan
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let hash = digest(&[&plan]);
     let target = &program.target;
     format!(
         "moec {}, plan {hash:016x}, {} ({})",
@@ -64,7 +64,7 @@ pub fn serve(
     bundle: &Path,
     threads: Option<usize>,
 ) -> Result<()> {
-    let mut steps = UnitSteps::open(program, unit, bundle, threads);
+    let mut steps = open(wire, program, unit, bundle, threads);
     let mut sign = Instant::now();
     loop {
         // The launcher ends this process if the first host's ends.
@@ -80,28 +80,20 @@ pub fn serve(
                             let theirs = String::from_utf8_lossy(theirs);
                             return Err(Error::Bundle(format!("it runs {own}, and the first host {theirs}")));
                         }
-                        if let Err(e) = &steps {
-                            return Err(Error::Bundle(e.to_string()));
-                        }
+                        ready(&mut steps)?;
                     }
                     Command::Leave => return Ok(false),
-                    command => {
-                        let steps = steps.as_mut().map_err(|e| Error::Bundle(e.to_string()))?;
-                        match command {
-                            Command::Write { offset, data } => steps.write(offset, data)?,
-                            Command::Execute { entry, step, rows, seq_len } => {
-                                steps.execute(entry, step, rows as usize, seq_len as usize)?;
-                                if sign.elapsed() > SIGN {
-                                    wire.send(0, Tag::Alive, &[], ANSWERING)?;
-                                    sign = Instant::now();
-                                }
-                            }
-                            Command::Read { offset, bytes } => {
-                                answers = true;
-                                data.extend(steps.read(offset, bytes)?);
-                            }
-                            Command::Greet { .. } | Command::Leave => {}
+                    Command::Write { offset, data } => ready(&mut steps)?.write(offset, data)?,
+                    Command::Execute { entry, step, rows, seq_len } => {
+                        ready(&mut steps)?.execute(entry, step, rows as usize, seq_len as usize)?;
+                        if sign.elapsed() > SIGN {
+                            wire.send(0, Tag::Alive, &[], ANSWERING)?;
+                            sign = Instant::now();
                         }
+                    }
+                    Command::Read { offset, bytes } => {
+                        answers = true;
+                        data.extend(ready(&mut steps)?.read(offset, bytes)?);
                     }
                 }
             }
@@ -116,4 +108,31 @@ pub fn serve(
             Err(e) => wire.send(0, Tag::Answer, &answer(&Err(e)), ANSWERING)?,
         }
     }
+}
+
+/// The steps, if they could be opened.
+fn ready<'a, 'p>(steps: &'a mut Result<UnitSteps<'p>>) -> Result<&'a mut UnitSteps<'p>> {
+    steps.as_mut().map_err(|e| Error::Bundle(e.to_string()))
+}
+
+/// Opens the steps, and gives signs of work meanwhile: weights may take minutes to read.
+fn open<'p>(
+    wire: &dyn Wire,
+    program: &'p Program,
+    unit: u32,
+    bundle: &Path,
+    threads: Option<usize>,
+) -> Result<UnitSteps<'p>> {
+    let (opened, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while ended.recv_timeout(SIGN) == Err(RecvTimeoutError::Timeout) {
+                // A first host that is gone is found when its commands are waited for.
+                let _ = wire.send(0, Tag::Alive, &[], ANSWERING);
+            }
+        });
+        let steps = UnitSteps::open(program, unit, bundle, threads);
+        drop(opened);
+        steps
+    })
 }
