@@ -73,6 +73,10 @@ const ROWS: &[(&str, &str)] = &[
         "moec build model.toml --target native-x2 -o model.moec",
         "moec build hosts.toml --target native-x2 -o hosts.moec",
     ),
+    (
+        "moec simulate model.moec --hosts 8,16,32,64 --network \"10 Gb/s, 100 us\"",
+        "moec simulate hosts.moec --hosts 8,16,32,64 --network \"10 Gb/s, 100 us\"",
+    ),
     ("moec synth --like NAME", "moec synth --help"),
     ("moec fit --profile", "moec fit --help"),
     ("moec calibrate --losses", "moec calibrate --help"),
@@ -83,6 +87,7 @@ const ROWS: &[(&str, &str)] = &[
 /// same command.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("curl", "queries a server; tests/serve.rs does"),
+    ("lm_eval", "queries a server; tests/serve.rs makes the requests of one"),
     ("cargo xtask", "installs, measures or builds for minutes to hours"),
     ("cargo run", "compiles everything once more"),
     ("cargo check", "compiles everything once more"),
@@ -99,6 +104,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("moec synth --like olmoe --layers 8", "writes seven gigabytes"),
     ("moec run --emulate", "an option, without a bundle"),
     ("moec profile-device --gpu", "wants an NVIDIA GPU; a test of its own plays one"),
+    ("moec profile-device --hosts", "wants a launcher; tests/host_costs.rs has two"),
     ("moec init allenai/OLMoE-1B-7B-0924", "queries a hub; a test of its own plays one"),
     ("moec init model.gguf", "wants a file that Python writes; a test of its own does the same"),
 ];

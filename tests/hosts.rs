@@ -10,11 +10,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Launchers of MPI, each with the options for several processes on one machine.
-const LAUNCHERS: [(&Need, &str, &[&str]); 2] =
+pub const LAUNCHERS: [(&Need, &str, &[&str]); 2] =
     [(&OPEN_MPI, "mpirun.openmpi", &["--oversubscribe"]), (&MPICH, "mpirun.mpich", &[])];
 
-/// Builds a family for a target, with these lines under `[placement]`.
-fn build(family: &str, folder: &Path, target: &str, placement: &str) -> PathBuf {
+/// Builds a family for a target, with these lines under `[placement]`; several hosts have slices without any.
+pub fn build(family: &str, folder: &Path, target: &str, placement: &str) -> PathBuf {
+    let slices = target != "native" && placement.is_empty();
+    let placement = if slices { "hosts = \"slices\"" } else { placement };
     let toml = folder.join(format!("{target}.toml"));
     let text = format!(
         "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n\
@@ -28,7 +30,7 @@ fn build(family: &str, folder: &Path, target: &str, placement: &str) -> PathBuf 
 }
 
 /// `moec run` of a bundle, as a launcher starts it so many times; without a launcher, once.
-fn run(bundle: &Path, launched: Option<(&str, &[&str], usize)>) -> Command {
+pub fn run(bundle: &Path, launched: Option<(&str, &[&str], usize)>) -> Command {
     let mut command = moec();
     if let Some((launcher, options, processes)) = launched {
         let program = command.get_program().to_owned();
@@ -73,8 +75,10 @@ fn hosts_give_the_bits_of_slices_on_one() {
 fn budgets_of_slices_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let toml = folder.path().join("model.toml");
-    let text =
-        format!("[model]\nsource = \"{}\"\n[memory]\nbudget = \"1 GiB\"\n", checkpoint("olmoe").display());
+    let text = format!(
+        "[model]\nsource = \"{}\"\n[memory]\nbudget = \"1 GiB\"\n[placement]\nhosts = \"slices\"\n",
+        checkpoint("olmoe").display()
+    );
     fs::write(&toml, text).unwrap();
     let (_, error) = fails(moec().arg("build").arg(&toml).args(["--target", "native-x2", "--no-run"]));
     assert!(error.contains("cannot be combined with `budget` under `[memory]`"), "{error}");
@@ -151,8 +155,8 @@ fn too_few_processes_and_other_programs_are_refused_by_name() {
     assert!(!out.status.success() && error.contains("and the first host moec"), "{error}");
 }
 
-/// The process of this rank that has the bundle's path among its arguments.
-fn process(bundle: &Path, rank: usize) -> i32 {
+/// The process of this rank that has the bundle's path among its arguments; `None`: there is none, or no longer.
+pub fn process(bundle: &Path, rank: usize) -> Option<i32> {
     let has = |file: PathBuf, text: &str| {
         fs::read(file).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).split('\0').any(|word| word == text))
     };
@@ -161,9 +165,8 @@ fn process(bundle: &Path, rank: usize) -> i32 {
         ranks.iter().any(|rank| has(folder.join("environ"), rank))
             && has(folder.join("cmdline"), &bundle.display().to_string())
     };
-    let all = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let found = all.into_iter().find(own).expect("the process runs");
-    found.file_name().unwrap().to_str().unwrap().parse().unwrap()
+    let all = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    all.into_iter().find(own)?.file_name()?.to_str()?.parse().ok()
 }
 
 /// A host that ends or stops does not leave the job waiting.
@@ -172,7 +175,9 @@ fn jobs_end_with_a_host_that_ends_or_stops() {
     let Some((_, launcher, options)) = LAUNCHERS.iter().find(|(need, ..)| need.met_or_skip()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let bundle = build("olmoe", folder.path(), "native-x2", "");
-    for (signal, says) in [(libc::SIGKILL, ""), (libc::SIGSTOP, "host 1 ")] {
+    for (signal, says) in
+        [(libc::SIGKILL, &[][..]), (libc::SIGSTOP, &["host 1 ", "hint: `MOEC_HOST_TIMEOUT`"])]
+    {
         let mut command = run(&bundle, Some((launcher, options, 2)));
         command.args(["bench", "--stdin"]).env("MOEC_HOST_TIMEOUT", "2");
         let mut child =
@@ -183,7 +188,7 @@ fn jobs_end_with_a_host_that_ends_or_stops() {
         writeln!(input, "8 4 1").unwrap();
         output.read_line(&mut line).unwrap();
         assert!(line.contains("decode_tokens_per_s"), "{line}");
-        let process = process(&bundle, 1);
+        let process = process(&bundle, 1).expect("the process runs");
         // SAFETY: a signal to a process of this test.
         assert_eq!(unsafe { libc::kill(process, signal) }, 0);
         // The job may have ended already.
@@ -195,6 +200,6 @@ fn jobs_end_with_a_host_that_ends_or_stops() {
         }
         let out = child.wait_with_output().unwrap();
         let error = String::from_utf8_lossy(&out.stderr);
-        assert!(!out.status.success() && error.contains(says), "{error}");
+        assert!(!out.status.success() && says.iter().all(|words| error.contains(words)), "{error}");
     }
 }

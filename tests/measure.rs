@@ -104,6 +104,22 @@ fn a_measured_device_is_a_target() {
     assert!(code == 2 && stderr.contains("the largest of that kind takes 16"), "{stderr}");
 }
 
+/// A recurrent state begins each measurement as the tokens before the call have left it.
+#[test]
+fn steps_of_a_hybrid_are_timed_after_a_context() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, bundle) = (dir.path().join("model.toml"), dir.path().join("m.moec"));
+    let source = checkpoint("qwen3_next");
+    std::fs::write(&config, format!("[model]\nsource = {source:?}\n[shapes]\nmax_context = 64\n")).unwrap();
+    ok(moec().arg("build").arg(&config).arg("--no-run").arg("-o").arg(&bundle));
+    let steps = ["steps", "--decode", "1", "--context", "9", "--repeat", "3", "--threads", "1", "--json"];
+    let report: Value = serde_json::from_slice(&ok(moec().args(steps).arg(&bundle)).stdout).unwrap();
+    assert_eq!((report["entry"].as_str(), report["context"].as_u64()), (Some("decode[1]"), Some(9)));
+    assert!(report["steps"].as_array().unwrap().iter().any(|s| s["op"] == "delta_rule"), "{report}");
+    let (_, stderr) = fails(moec().arg("steps").arg(&bundle).args(["--decode", "1", "--context", "64"]));
+    assert!(stderr.contains("context"), "{stderr}");
+}
+
 /// With only peaks and bandwidth requested, experts are not measured, and there is no empty table.
 #[test]
 fn device_profile_without_matmul_has_no_expert_table() {

@@ -53,6 +53,54 @@ fn bundle(folder: &Path) -> PathBuf {
     bundle
 }
 
+/// Prompts are written out with the log-probabilities that the same tokens had as an answer, as evaluation
+/// harnesses request them; the first token has none.
+#[test]
+fn prompts_are_echoed_with_their_log_probabilities() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = start(&bundle(folder.path()), &[]);
+    let ask = |body: Value| -> Value {
+        serde_json::from_str(&request(&server, &body).call().unwrap().body).unwrap()
+    };
+    let prompt = "The borrow checker rejects";
+    let fields =
+        json!({"prompt": prompt, "max_tokens": 7, "temperature": 0, "ignore_eos": true, "logprobs": 2});
+    let answer = ask(fields.clone())["choices"][0].clone();
+    let mut echoing = fields.clone();
+    echoing["echo"] = json!(true);
+    let both = ask(echoing)["choices"][0].clone();
+    let all = format!("{prompt}{}", answer["text"].as_str().unwrap());
+    assert_eq!(both["text"], all.as_str());
+    // The same text as a prompt, with nothing after it, although a slot holds all of it.
+    let scored = ask(json!({"prompt": all, "max_tokens": 0, "echo": true, "logprobs": 2, "stream": false}));
+    assert_eq!(
+        (&scored["usage"]["completion_tokens"], &scored["choices"][0]["finish_reason"]),
+        (&json!(0), &json!("length"))
+    );
+    let scored = &scored["choices"][0];
+    assert_eq!(
+        (&scored["text"], &scored["logprobs"]["tokens"]),
+        (&both["text"], &both["logprobs"]["tokens"])
+    );
+    let list = |of: &Value, name: &str| of["logprobs"][name].as_array().unwrap().clone();
+    for (of, name) in [(&both, "token_logprobs"), (scored, "token_logprobs"), (scored, "top_logprobs")] {
+        assert!(list(of, name)[0].is_null() && list(of, name).iter().skip(1).all(|v| !v.is_null()), "{of}");
+    }
+    assert_eq!(list(&both, "text_offset"), list(scored, "text_offset"));
+    let (alone, whole) = (list(&answer, "token_logprobs"), list(scored, "token_logprobs"));
+    for (answer, prompt) in alone.iter().zip(&whole[whole.len() - alone.len()..]) {
+        let (answer, prompt) = (answer.as_f64().unwrap(), prompt.as_f64().unwrap());
+        assert!((answer - prompt).abs() < 0.02, "{alone:?} {whole:?}");
+    }
+    let plain = ask(json!({"prompt": prompt, "max_tokens": 1, "echo": true, "temperature": 0}));
+    assert!(
+        plain["choices"][0]["text"].as_str().unwrap().starts_with(prompt)
+            && plain["choices"][0]["logprobs"].is_null()
+    );
+    let chat = request(&server, &json!({"prompt": prompt, "max_tokens": 0})).call().unwrap();
+    assert!(chat.status == 400 && chat.body.contains("max_tokens"), "{}", chat.body);
+}
+
 #[test]
 fn openai_client_works_with_the_server() {
     if !OPENAI.met_or_skip() {

@@ -53,7 +53,7 @@ fn bundles_with_rings_and_full_caches_agree() {
     let folder = tempfile::tempdir().unwrap();
     // More than three times around a ring of 128 rows.
     let ids = prompt(430);
-    for format in ["f32", "bf16", "q8"] {
+    for format in ["f32", "bf16", "q8", "q4"] {
         let [ring, cache] = [32, CONTEXT].map(|chunk| build(folder.path(), chunk, format));
         let saved = |bundle: &Path| json(run(bundle).args(["info", "--json"]))["memory"].clone();
         assert_eq!(saved(&cache)["kv_bytes_saved_by_windows"], 0);

@@ -8,9 +8,9 @@ import copy
 import statistics
 from dataclasses import dataclass
 
-BITS = {"bf16": 16.0, "q8": 8.5, "q4": 4.5}
+BITS = {"bf16": 16.0, "q8": 8.5, "q6": 6.5, "q5": 5.5, "q4": 4.5, "q3": 3.5, "q2": 2.5}
 """Bits per weight, those of the scales included: both q8 and Q8_0, q4 and Q4_0 have one 16-bit scale per 32."""
-PEAK = {"bf16": "bf16", "q8": "int8", "q4": "int8"}
+PEAK = {"bf16": "bf16"} | {fmt: "int8" for fmt in BITS if fmt != "bf16"}
 """Arithmetic whose peak bounds a format; f32 arithmetic where a machine has nothing faster."""
 KV_BYTES = 2
 """Bytes per number in the cache: bf16 in moec and transformers, f16 in llama.cpp."""

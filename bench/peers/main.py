@@ -11,17 +11,25 @@ import os
 import statistics
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import limits
+import roundings
 import table
 from engines import PEERS, Again, Failed, Process, Venvs, Worker, log
 from models import FERRIS, LAYERS, Models
+from roundings import Roundings
 
 FORMATS = ["bf16", "q8", "q4"]
 MAIN = {"olmoe": ["llama", "llama-read", "ik", "transformers"], "qwen3-30b-a3b": ["llama", "openvino"], "phi-tiny": ["llama", "transformers"],
         "qwen3.6-35b-a3b": ["llama", "ik"]}
 """Peers of whole models. optimum-intel exports no OLMoE."""
+HYBRIDS = ["qwen3.6-35b-a3b"]
+WIDTHS_OF = {"olmoe": 16, "qwen3.6-35b-a3b": 4}
+"""Models that are measured in every number of bits, and their layers."""
+MODES = {"warm": table.warm, "hybrids": table.hybrids, "widths": table.widths, "roundings": roundings.markdown}
+"""Comparisons with tables of their own: the option, which is the name of the method, and the function that writes the table."""
 WINDOW, WINDOWS = 512, 40
 """As in `reference_metrics.json` of ferris."""
 PAUSE = 0.3
@@ -48,10 +56,21 @@ def arguments():
     p.add_argument("--quick", action="store_true", help="first model only, 2 layers, prompts of 256 and 1024, 3 repetitions")
     p.add_argument("--warm", type=numbers, metavar="GB,GB…",
                    help="measure only the first token of warm starts, of bf16 models whose files have about so many GB")
+    p.add_argument("--hybrids", action="store_true",
+                   help="measure only models with recurrent layers, and the share of the limit that each operator reaches")
+    p.add_argument("--widths", action="store_true", help="measure only moec, in every number of bits per weight")
+    p.add_argument("--roundings", action="store_true",
+                   help="measure only what formats of fewer bits lose on ferris, moec's beside those of llama.cpp and ik_llama.cpp")
     p.add_argument("--keep", action="store_true", help="keep the files of every model, not only of the first")
     p.add_argument("--no-install", action="store_true", help="leave out peers that are not installed")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     args = p.parse_args()
+    given = lambda name: getattr(args, name) != p.get_default(name)
+    if args.hybrids and not given("models"):
+        args.models = HYBRIDS
+    if args.widths:
+        args.models = args.models if given("models") else list(WIDTHS_OF)
+        args.formats = args.formats if given("formats") else list(limits.BITS)
     if args.quick:
         args.models, args.layers = args.models[:1], args.layers or 2
         args.prompt, args.gen, args.repeat = [256, 1024], 16, 3
@@ -65,6 +84,7 @@ def arguments():
 
 WEIGHTS = {"moec": "ram", "moec-mapped": "mmap"}
 """`--weights` of a row."""
+OWN = {"moec": WEIGHTS["moec"]}
 FIRST = ",".join(str(i) for i in range(1, 9))
 """Prompt before a first token."""
 FIRSTS = 2
@@ -92,7 +112,7 @@ def median(values):
     return statistics.median(values)
 
 
-def layers_of(gb):
+def layers_with(gb):
     """Layers of OLMoE whose weights take about so many GB in bf16."""
     return max(1, round((gb - ENDS_GB) / LAYER_GB))
 
@@ -169,14 +189,14 @@ class Bench:
             "rate": rate, "limit": limit, **more,
         })
 
-    def alone(self, model, folder, fmt, target="native", section="model"):
+    def alone(self, model, folder, fmt, target="native", section="model", weights=WEIGHTS):
         """moec by itself, with weights of its own and with mapped ones: every prompt, and four sequences at once, by turns."""
         shape, args = self.models.shape(folder), self.args
         bundle = self.models.bundle(folder, fmt, args.context, target)
         tasks = [(prompt, 1) for prompt in args.prompt] + [(64, 4)]
-        found, first = {(name, *task): [] for name in WEIGHTS for task in tasks}, len(self.reports)
-        with Moec(self, bundle, "ram") as own, Moec(self, bundle, "mmap") as mapped:
-            both = dict(zip(WEIGHTS, (own, mapped)))
+        found, first = {(name, *task): [] for name in weights for task in tasks}, len(self.reports)
+        with ExitStack() as stack:
+            both = {name: stack.enter_context(Moec(self, bundle, how)) for name, how in weights.items()}
             for moec in both.values():
                 moec.time(args.prompt[0], 2)
             for _ in range(args.repeat):
@@ -190,7 +210,7 @@ class Bench:
             rate = lambda what: median([t[what] for t in times])
             if batch == 1:
                 self.row(section, name, fmt, f"prefill {prompt}", rate("prefill"),
-                         limits.prefill(self.machine, shape, fmt, prompt), model=model)
+                         limits.prefill(self.machine, shape, fmt, prompt), model=model, token_bytes=shape.weight_bytes(1, fmt))
             self.row(section, name, fmt, f"decode {batch} at {prompt}", rate("decode"),
                      limits.decode(self.machine, shape, fmt, prompt + args.gen / 2, batch), model=model)
 
@@ -218,10 +238,15 @@ class Bench:
                     self.row(section, peer, fmt, task, rate, limit, model=model, moec=mine, ratio=mine / rate)
                     log(f"  {fmt} {task}: {PEERS[peer].title} {rate:.1f}, moec {mine:.1f} tokens/s ({mine / rate:.2f}x)")
 
+    def layers_of(self, i, model):
+        """Layers that are kept of the model at place `i`."""
+        usual = WIDTHS_OF if self.args.widths else LAYERS
+        return (self.args.layers if i == 0 else None) or usual.get(model, LAYERS[model])
+
     def speed(self):
         """Whole models."""
         for i, model in enumerate(self.args.models):
-            layers = (self.args.layers if i == 0 else None) or LAYERS[model]
+            layers = self.layers_of(i, model)
             log(f"{model}, {layers} layers")
             folder = self.models.checkpoint(model, layers, self.args.context)
             for fmt in self.args.formats:
@@ -235,6 +260,50 @@ class Bench:
                 self.restricted(model, folder)
             elif not self.args.keep:
                 self.models.drop(folder)
+
+    def hybrids(self):
+        """Models with recurrent layers, beside engines that know them, and operator by operator."""
+        for i, model in enumerate(self.args.models):
+            folder = self.models.checkpoint(model, self.layers_of(i, model), self.args.context)
+            for fmt in self.args.formats:
+                log(f"{folder.name}, {fmt}")
+                self.moec_alone(model, folder, fmt, weights=OWN)
+                self.operators(model, folder, fmt)
+                for peer in self.peers(MAIN[model], fmt):
+                    self.attempt(peer, fmt, "model", lambda p=peer, f=fmt: self.pair(p, model, folder, f), model)
+                self.models.drop_bundles()
+            if not self.args.keep:
+                self.models.drop(folder)
+
+    def operators(self, model, folder, fmt):
+        """Seconds of every operator of a prompt and of a token after it, and the least that this machine needs for it."""
+        args, prompt = self.args, self.args.prompt[0]
+        bundle = self.models.bundle(folder, fmt, args.context)
+        for task, call in [(f"prefill {prompt}", ["--prefill", prompt]), (f"decode 1 at {prompt}", ["--decode", 1, "--context", prompt])]:
+            words = [args.moec, "steps", bundle, *call, "--limits", "--json", "--threads", args.threads]
+            steps, sums = json.loads(self.models.run(words, "steps"))["steps"], {}
+            for step in steps:
+                sums.setdefault(step["op"], []).append((step["seconds"], step.get("limit", {}).get("seconds", 0.0)))
+            for op, found in sums.items():
+                seconds, limit = (sum(column) for column in zip(*found))
+                # Steps without a limit of their own move rows between others.
+                self.rows.append({"section": "operators", "model": model, "format": fmt, "task": task, "op": op,
+                                  "steps": len(found), "seconds": seconds, "limit": limit})
+
+    def widths(self):
+        """moec in every number of bits per weight."""
+        for i, model in enumerate(self.args.models):
+            folder = self.models.checkpoint(model, self.layers_of(i, model), self.args.context)
+            for fmt in self.args.formats:
+                log(f"{folder.name}, {fmt}")
+                self.moec_alone(model, folder, fmt, section="widths", weights=OWN)
+                self.models.drop_bundles()
+            if not self.args.keep:
+                self.models.drop(folder)
+
+    def roundings(self):
+        """What formats lose."""
+        Roundings(self.args, self.models, self.venvs, self.rows, self.failures).run(limits.BITS)
 
     def first_tokens(self, folder, fmt):
         """Seconds to the first token of a process, where the files are in the page cache and where they are not."""
@@ -275,7 +344,7 @@ class Bench:
         """Seconds to the first token of a process whose files are in the page cache, by the size of the files: moec with its
         default weights and with mapped ones, and llama.cpp, by turns."""
         for gb in self.args.warm:
-            folder = self.models.checkpoint("olmoe", layers_of(gb), self.args.context)
+            folder = self.models.checkpoint("olmoe", layers_with(gb), self.args.context)
             try:
                 self.warm_of(folder)
             except Failed as e:
@@ -463,23 +532,24 @@ class Bench:
         return {
             "conditions": {
                 "threads": self.args.threads, "repetitions": self.args.repeat, "gen": self.args.gen,
-                "prompts": self.args.prompt, "models": {m: (self.args.layers if i == 0 else None) or LAYERS[m]
-                                                         for i, m in enumerate(self.args.models)},
+                "prompts": self.args.prompt, "models": {m: self.layers_of(i, m) for i, m in enumerate(self.args.models)},
                 "quick": self.args.quick, "load_before": self.load, "warm": self.args.warm, "date": time.strftime("%d %B %Y"),
             },
-            "machine": limits.middle(self.reports), "versions": self.versions, "failures": self.failures, "rows": self.rows,
+            "machine": limits.middle(self.reports) if self.reports else None, "versions": self.versions, "failures": self.failures, "rows": self.rows,
             "seconds": round(seconds),
         }
 
     def run(self):
         start = time.perf_counter()
         self.load = os.getloadavg()[0]
-        log("measuring the machine")
-        for _ in range(3):
-            self.profile()
-        self.limits_of(0)
-        if self.args.warm:
-            self.warm()
+        if not self.args.roundings:
+            log("measuring the machine")
+            for _ in range(3):
+                self.profile()
+            self.limits_of(0)
+        alone = next((getattr(self, mode) for mode in MODES if getattr(self.args, mode)), None)
+        if alone:
+            alone()
             return self.results(time.perf_counter() - start)
         self.quality()
         self.layer()
@@ -493,9 +563,10 @@ def main():
     args = arguments()
     args.cache.mkdir(parents=True, exist_ok=True)
     results = Bench(args).run()
-    if args.warm:
-        text = table.warm(results, PEERS)
-        written = table.insert(args.page, text, *table.WARM)
+    mode = next((mode for mode in MODES if getattr(args, mode)), None)
+    if mode:
+        text = MODES[mode](results, PEERS)
+        written = table.insert(args.page, text, *table.MARKS[mode])
         log(f"wrote the table in {args.page}" if written else f"{args.page} has no place for the table")
         print(json.dumps(results, indent=1) if args.json else text)
         return
@@ -508,4 +579,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failed as e:
+        raise SystemExit(f"error: {e}") from None

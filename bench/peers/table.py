@@ -1,8 +1,9 @@
 """The results as Markdown, and into docs/benchmarks.md between its markers."""
 
+import itertools
+
 START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
-WARM = "<!-- warm-starts -->", "<!-- /warm-starts -->"
-FORMAT = {"bf16": "bf16", "q8": "8 bits", "q4": "4 bits"}
+FORMAT = {"bf16": "bf16"} | {f"q{bits}": f"{bits} bits" for bits in (8, 6, 5, 4, 3, 2)}
 OURS = {"moec-default": "**moec**, default", "moec-mmap": "**moec**, `--weights mmap`", "moec": "**moec**", "moec-mapped": "**moec**, weights mapped", "moec-auto": "**moec**, weights `auto`"}
 QUOTED = {
     "ik": "not measured here: {why}. Elsewhere (2 cores with AMX, same shapes) it had 1.3, 3.0 and 2.4 times "
@@ -51,13 +52,16 @@ def speeds(results, peers, model, section="model"):
     rows = [r for r in results["rows"] if r["section"] == section and r.get("model", model) == model]
     good = [r for r in rows if "failed" not in r]
     tasks = ordered(r["task"] for r in good)
-    head = ["tokens/s", "bits per weight", *tasks, "error of a layer", "perplexity of ferris"]
+    # Errors of formats are measured apart, on other models.
+    rated = any(r["section"] == "quality" for r in results["rows"])
+    blank = [""] * 2 * rated
+    head = ["tokens/s", "bits per weight", *tasks, *["error of a layer", "perplexity of ferris"][: len(blank)]]
     out = [cells(*head), rule(len(head))]
     for fmt in ordered(r["format"] for r in rows):
         of_format = [r for r in good if r["format"] == fmt]
         limits = [find(of_format, task=t) for t in tasks]
         if section == "model" and of_format:
-            out.append(cells(f"*limit, {FORMAT[fmt]}*", "", *[f"*{number(r['limit'])}*" if r else "–" for r in limits], "", ""))
+            out.append(cells(f"*limit, {FORMAT[fmt]}*", "", *[f"*{number(r['limit'])}*" if r else "–" for r in limits], *blank))
         bits = f"{of_format[0]['bits']:g}" if of_format else "–"
         for engine in ordered(r["engine"] for r in rows if r["format"] == fmt):
             failed = find([r for r in rows if "failed" in r], engine=engine, format=fmt)
@@ -67,11 +71,11 @@ def speeds(results, peers, model, section="model"):
                 out.append(cells(f"{name}: {why.replace('|', '/')}", *["–"] * (len(head) - 1)))
                 continue
             found = [find(of_format, engine=engine, task=t) for t in tasks]
-            out.append(cells(name, bits, *[rate(r) for r in found], *errors(results, engine.split("-")[0], fmt)))
+            out.append(cells(name, bits, *[rate(r) for r in found], *errors(results, engine.split("-")[0], fmt)[: len(blank)]))
         if section != "model":
             mine = [find([r for r in of_format if "moec" in r], task=t) for t in tasks]
             if any(mine):
-                out.append(cells("**moec**", bits, *[number(r["moec"]) if r else "–" for r in mine], "", ""))
+                out.append(cells("**moec**", bits, *[number(r["moec"]) if r else "–" for r in mine], *blank))
     return out
 
 
@@ -129,6 +133,70 @@ def warm(results, peers):
     return "\n".join(out) + "\n"
 
 
+def machine_of(results):
+    m = results["machine"]
+    best = {}
+    for p in m["peaks"]:
+        if p["gops"] >= best.get(p["format"], {"gops": 0})["gops"]:
+            best[p["format"]] = p
+    peaks = ", ".join(f"{f} {p['gops'] / 1e3:.2f} T{'FLOP' if f != 'int8' else 'OP'}/s ({p['instruction']})" for f, p in best.items())
+    return (f"Machine: {m['description'].split(', measured')[0]}; measured in the same run, by medians: {m['read_gb_per_s']:.1f} GB/s of "
+            f"memory read ({m['read_gb_per_s_one_thread']:.1f} with one thread), {peaks}.")
+
+
+def operators(rows):
+    """Each operator of a call: its share of the time, and of the least that the machine needs; the longest first."""
+    tasks = ordered(r["task"] for r in rows)
+    seconds = lambda op: max((r["seconds"] for r in rows if r["op"] == op), default=0.0)
+    out = [cells("operator", *itertools.chain(*[(f"{t}, ms", "of the limit") for t in tasks])), rule(1 + 2 * len(tasks))]
+    for op in sorted(ordered(r["op"] for r in rows), key=seconds, reverse=True):
+        found = [find(rows, op=op, task=t) for t in tasks]
+        if all(r and r["seconds"] < 1e-3 * sum(o["seconds"] for o in rows if o["task"] == r["task"]) for r in found):
+            continue
+        one = lambda r: [number(1e3 * r["seconds"]), f"{100 * r['limit'] / r['seconds']:.0f} %" if r["limit"] else ""] if r else ["–", ""]
+        out.append(cells(f"`{op}`", *itertools.chain(*[one(r) for r in found])))
+    return out
+
+
+def hybrids(results, peers):
+    """Models with recurrent layers: speeds beside peers, then operators."""
+    rows, c = results["rows"], results["conditions"]
+    out = [
+        f"Written by `cargo xtask bench-peers --hybrids`, {c['date']}. {machine_of(results)}", "",
+        f"{c['threads']} threads, {c['gen']} tokens decoded, medians of {c['repetitions']}, moec and peer by turns.",
+    ]
+    for name, layers in c["models"].items():
+        out += ["", f"{name}, {layers} layers:", "", *speeds(results, peers, name)]
+        for fmt in ordered(r["format"] for r in rows if r["section"] == "operators"):
+            of_format = [r for r in rows if r["section"] == "operators" and (r["model"], r["format"]) == (name, fmt)]
+            out += ["", f"Operators of {name}, {FORMAT[fmt]}:", "", *operators(of_format)]
+            step = [next((r for r in of_format if r["op"] == "delta_rule" and r["task"].startswith(t)), None) for t in ("prefill", "decode")]
+            if all(step):
+                tokens = int(step[0]["task"].split()[1])
+                each = [1e6 * step[0]["seconds"] / step[0]["steps"] / tokens, 1e6 * step[1]["seconds"] / step[1]["steps"]]
+                out += ["", f"The delta rule of a layer takes {number(each[0])} µs for a token by chunks, {number(each[1])} µs by the step: "
+                        f"chunks are {each[1] / each[0]:.1f} times as fast."]
+    return "\n".join(out) + "\n"
+
+
+def widths(results, peers):
+    """moec in every number of bits per weight."""
+    rows, c = [r for r in results["rows"] if r["section"] == "widths"], results["conditions"]
+    tasks = ordered(r["task"] for r in rows)
+    out = [
+        f"Written by `cargo xtask bench-peers --widths`, {c['date']}. {machine_of(results)}", "",
+        f"{c['threads']} threads, {c['gen']} tokens decoded, medians of {c['repetitions']}; in brackets the share of the limit.",
+    ]
+    for name, layers in c["models"].items():
+        head = [f"{name}, {layers} layers", "bits per weight", "MiB of a token", *tasks]
+        out += ["", cells(*head), rule(len(head))]
+        for fmt in ordered(r["format"] for r in rows if r["model"] == name):
+            found = [find(rows, model=name, format=fmt, task=t) for t in tasks]
+            first = next(r for r in found if r)
+            out.append(cells(FORMAT[fmt], f"{first['bits']:g}", number(first["token_bytes"] / 2**20), *[rate(r) for r in found]))
+    return "\n".join(out) + "\n"
+
+
 def quality(results, peers):
     rows = [r for r in results["rows"] if r["section"] == "quality" and "failed" not in r]
     base = find(rows, engine="moec", format="bf16 weights, f32 activations") or {}
@@ -142,18 +210,11 @@ def quality(results, peers):
 
 
 def conditions(results, peers):
-    c, m = results["conditions"], results["machine"]
+    c = results["conditions"]
     models = ", ".join(f"{name} ({n} layers)" for name, n in c["models"].items())
-    best = {}
-    for p in m["peaks"]:
-        if p["gops"] >= best.get(p["format"], {"gops": 0})["gops"]:
-            best[p["format"]] = p
-    peaks = ", ".join(f"{f} {p['gops'] / 1e3:.2f} T{'FLOP' if f != 'int8' else 'OP'}/s ({p['instruction']})" for f, p in best.items())
     notes = "; ".join(f"{title(n, peers, results['versions'])}: {peers[n].note}" for n in results["versions"] if peers[n].note)
     return [
-        f"Written by `cargo xtask bench-peers{' --quick' if c['quick'] else ''}`. Machine: {m['description'].split(', measured')[0]}; "
-        f"measured in the same run, by medians: {m['read_gb_per_s']:.1f} GB/s of memory read ({m['read_gb_per_s_one_thread']:.1f} with one "
-        f"thread), {peaks}.", "",
+        f"Written by `cargo xtask bench-peers{' --quick' if c['quick'] else ''}`. {machine_of(results)}", "",
         f"Equal conditions: {c['threads']} threads; random weights in the shapes of {models}; the same weights in every engine, "
         f"every matrix in the row's format (routers and norms f32); the same token ids; one sequence unless the column says "
         f"otherwise (`decode 4 at 64`: four sequences that hold 64 tokens each, tokens of all together); {c['gen']} tokens "
@@ -204,3 +265,8 @@ def insert(path, text, start=START, end=END):
         return False
     path.write_text(f"{before}{start}\n{text}{end}{after}")
     return True
+
+
+MARKS = {mode: (f"<!-- {name} -->", f"<!-- /{name} -->") for mode, name in [
+    ("warm", "warm-starts"), ("hybrids", "bench-hybrids"), ("widths", "bench-widths"), ("roundings", "bench-roundings")]}
+"""Places of the tables that have one of their own."""

@@ -97,7 +97,7 @@ class Limits(unittest.TestCase):
 
 class WarmStarts(unittest.TestCase):
     def test_layers_follow_the_size_of_the_file(self):
-        self.assertEqual([main.layers_of(gb) for gb in (0, 1, 4, 16)], [1, 1, 4, 18])
+        self.assertEqual([main.layers_with(gb) for gb in (0, 1, 4, 16)], [1, 1, 4, 18])
 
     def test_every_way_is_warmed_and_timed_by_turns(self):
         folder = tempfile.TemporaryDirectory()
@@ -121,6 +121,33 @@ class WarmStarts(unittest.TestCase):
         text = main.table.warm(results, PEERS)
         self.assertIn("| **moec**, default | ", text)
         self.assertEqual(text.count("\n| "), 4)
+
+
+class Tables(unittest.TestCase):
+    def results(self, rows, models):
+        peak = {"format": "f32", "gops": 1.0, "instruction": "fma"}
+        machine = {"description": "a box, measured", "read_gb_per_s": 2.0, "read_gb_per_s_one_thread": 1.0, "peaks": [peak]}
+        conditions = {"threads": 2, "gen": 8, "repetitions": 3, "models": models, "date": "today"}
+        return {"rows": rows, "versions": {}, "machine": machine, "conditions": conditions}
+
+    def test_hybrids_show_speeds_operators_and_both_forms_of_the_delta_rule(self):
+        row = lambda task, rate: {"section": "model", "model": "m", "engine": "moec", "format": "q8", "bits": 8.5, "task": task,
+                                  "rate": rate, "limit": 100.0}
+        op = lambda op, task, seconds, limit: {"section": "operators", "model": "m", "format": "q8", "task": task, "op": op, "steps": 3,
+                                               "seconds": seconds, "limit": limit}
+        rows = [row("prefill 512", 50.0), row("decode 1 at 512", 25.0), op("delta_rule", "prefill 512", 0.1536, 0.0768),
+                op("delta_rule", "decode 1 at 512", 0.0006, 0.0003), op("dispatch", "prefill 512", 0.01, 0.0)]
+        text = main.table.hybrids(self.results(rows, {"m": 4}), PEERS)
+        self.assertIn("| **moec** | 8.5 | **50** (50 %) | **25** (25 %) |", text)
+        self.assertIn("| `delta_rule` | 154 | 50 % | 0.6 | 50 % |", text)
+        self.assertIn("| `dispatch` | 10 |  | – |  |", text)
+        self.assertIn("takes 100 µs for a token by chunks, 200 µs by the step: chunks are 2.0 times as fast", text)
+
+    def test_widths_show_bytes_and_shares(self):
+        row = {"section": "widths", "model": "m", "engine": "moec", "format": "q3", "bits": 3.5, "task": "decode 1 at 512", "rate": 80.0,
+               "limit": 100.0, "token_bytes": 5 * 2**20}
+        text = main.table.widths(self.results([row], {"m": 16}), PEERS)
+        self.assertIn("| 3 bits | 3.5 | 5 | **80** (80 %) |", text)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ use moec_codegen::jit::Loaded;
 use moec_codegen::spec::Attention;
 use moec_codegen::{ComputeType, KernelSpec, Machine, compile, key_order, value_order};
 use moec_ir::op::AttentionDesc;
-use moec_ir::state::CacheHead;
+use moec_ir::state::{CacheHead, rotated_channels, stores_rotated};
 use moec_ir::types::Format;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -90,6 +90,7 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     let spec = KernelSpec::Attention(Attention {
         desc,
         cache,
+        rotated: [if stores_rotated(cache) { rotated_channels(&[DIM]) } else { 1 }; 2],
         compute,
         ctx,
         rows,
@@ -143,6 +144,10 @@ fn main() -> Outcome {
         (Format::Bf16, ComputeType::F32),
         (Format::Q8, ComputeType::Bf16),
         (Format::Q8, ComputeType::F32),
+        (Format::Q5, ComputeType::Bf16),
+        (Format::Q5, ComputeType::F32),
+        (Format::Q4, ComputeType::Bf16),
+        (Format::Q4, ComputeType::F32),
         (Format::F32, ComputeType::F32),
     ];
     for machine in [Machine::host()?, Machine::x86_64_level(3)] {

@@ -167,7 +167,18 @@ fn specs() -> Vec<KernelSpec> {
     let route = |desc| KernelSpec::Router(Router { desc, logits_ld: 16 });
     let arithmetic = |desc, cache, compute, rows, splits| {
         let out_ld = if splits > 1 { 4 * splits * 18 } else { 64 };
-        KernelSpec::Attention(Attention { desc, cache, compute, ctx: 32, rows, splits, q_ld: 64, out_ld })
+        let rotated = [1; 2];
+        KernelSpec::Attention(Attention {
+            desc,
+            cache,
+            rotated,
+            compute,
+            ctx: 32,
+            rows,
+            splits,
+            q_ld: 64,
+            out_ld,
+        })
     };
     let attend = |desc| arithmetic(desc, Format::Bf16, ComputeType::F32, 4, 1);
     let heads_norm = |width, weight| Some(RowNorm { width, eps: 1e-6, weight });
@@ -179,6 +190,7 @@ fn specs() -> Vec<KernelSpec> {
             ctx: 32,
             ring: false,
             cache,
+            rotated: 1,
             values,
             norm,
             rotation,
@@ -554,8 +566,9 @@ fn the_same_kernels_give_the_same_bytes() {
 fn contradictory_kernel_specs_are_refused_by_name() {
     let machine = Machine::x86_64_level(3);
     let attend = |desc, cache| {
-        let (compute, rows, splits) = (ComputeType::F32, 4, 1);
-        KernelSpec::Attention(Attention { desc, cache, compute, ctx: 8, rows, splits, q_ld: 64, out_ld: 64 })
+        let (compute, rows, splits, rotated) = (ComputeType::F32, 4, 1, [1; 2]);
+        let (ctx, q_ld, out_ld) = (8, 64, 64);
+        KernelSpec::Attention(Attention { desc, cache, rotated, compute, ctx, rows, splits, q_ld, out_ld })
     };
     let cached = |cache, norm, each| {
         let (heads, dim, ctx, ring, values, rotation, x_ld) = (2, 16, 32, false, false, None, 32);
@@ -565,6 +578,7 @@ fn contradictory_kernel_specs_are_refused_by_name() {
             ctx,
             ring,
             cache,
+            rotated: 1,
             values,
             norm,
             rotation,
@@ -594,7 +608,7 @@ fn contradictory_kernel_specs_are_refused_by_name() {
         attend(AttentionDesc { kv_heads: 3, ..attention() }, Format::Bf16),
         attend(AttentionDesc { scale: -0.25, ..attention() }, Format::Bf16),
         attend(attention(), Format::F16),
-        cached(Format::Q4, None, 2),
+        cached(Format::Q3, None, 2),
         cached(Format::F32, None, 3),
         cached(Format::F32, Some(RowNorm { width: 8, eps: 1e-6, weight: true }), 2),
         gate_up(RowFormat { compute: ComputeType::Bf16, ld: 11 }),

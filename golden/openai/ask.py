@@ -26,12 +26,15 @@ assert client.completions.create(**hot).choices[0].text == client.completions.cr
 word = whole.choices[0].text.split()[1]
 cut = client.completions.create(**options, stop=[word]).choices[0]
 assert cut.finish_reason == "stop" and word not in cut.text and whole.choices[0].text.startswith(cut.text)
+scored = client.completions.create(**options | {"echo": True, "logprobs": 1, "max_tokens": 0})
+assert scored.choices[0].text == options["prompt"] and scored.usage.completion_tokens == 0
+assert scored.choices[0].logprobs.token_logprobs[0] is None and scored.choices[0].logprobs.token_logprobs[-1] < 0
 
 for bad, kind in [
     ({"temperature": "hot"}, openai.BadRequestError),
     ({"prompt": "borrow " * 10**4}, openai.BadRequestError),
     ({"model": "nobody"}, openai.NotFoundError),
-    ({"extra_body": {"echo": True}}, openai.BadRequestError),
+    ({"suffix": "fin"}, openai.BadRequestError),
 ]:
     try:
         client.completions.create(**options | bad)

@@ -49,7 +49,8 @@ attributes! {
     pub struct Resident as "resident" {
         /// Index into [`crate::plan::Plan::segments`].
         pub segment: u32,
-        /// Its matrices (experts), ascending; empty: the whole segment in one piece.
+        /// Its matrices (experts), ascending; empty: the whole segment in one piece. If the segment has just as
+        /// many, it has these alone, in their order.
         pub matrices: Vec<u32>,
     }
 }

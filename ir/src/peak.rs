@@ -11,10 +11,22 @@ impl Resident {
         bytes.checked_next_multiple_of(ALIGN)
     }
 
-    /// Bytes of the table of addresses that precedes the matrices: 8 for each matrix of the segment.
+    /// Entries of the table of addresses that precedes the matrices: one for each matrix of the segment, and for
+    /// each number up to the last.
+    pub fn table_entries(&self, segment: &Segment) -> u32 {
+        self.matrices.last().map_or(0, |&last| segment.extents().0.max(last.saturating_add(1)))
+    }
+
+    /// Bytes of that table, 8 for each entry.
     pub fn table_bytes(&self, segment: &Segment) -> u64 {
-        let entries = if self.matrices.is_empty() { 0 } else { u64::from(segment.extents().0) };
-        (entries * 8).next_multiple_of(ALIGN)
+        (u64::from(self.table_entries(segment)) * 8).next_multiple_of(ALIGN)
+    }
+
+    /// Numbers of the matrices, each with its index in the segment. A segment of as many matrices as are named has
+    /// these alone, in their order.
+    pub fn indices(&self, segment: &Segment) -> impl Iterator<Item = (u32, u32)> {
+        let alone = self.matrices.len() == segment.extents().0 as usize;
+        (0..).zip(&self.matrices).map(move |(i, &matrix)| (matrix, if alone { i } else { matrix }))
     }
 
     /// Bytes in all; `None` where that overflows.

@@ -137,6 +137,7 @@ fn answer(scheduler: &mut Scheduler<'_, '_, '_>, prompt: &[u32], n: usize) -> (V
         n,
         end: vec![],
         limit: None,
+        scores: None,
         draft_tokens: 0,
     };
     scheduler.submit(job).unwrap();
@@ -145,7 +146,7 @@ fn answer(scheduler: &mut Scheduler<'_, '_, '_>, prompt: &[u32], n: usize) -> (V
         match event {
             Event::Token { id, .. } => ids.push(id),
             Event::Began { shared } => had = shared,
-            Event::Ended(_) => {}
+            Event::Scored { .. } | Event::Ended(_) => {}
         }
         true
     };

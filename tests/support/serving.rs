@@ -61,6 +61,7 @@ pub fn served(
                 n,
                 end: Vec::new(),
                 limit: None,
+                scores: None,
                 draft_tokens: 0,
             };
             let sequences = scheduler.submit(job).expect("there is room");
@@ -74,7 +75,7 @@ pub fn served(
                     answer.ids.push(id);
                     answer.likely.push(log_probabilities.expect("they are requested").chosen);
                 }
-                Event::Ended(_) => {}
+                Event::Scored { .. } | Event::Ended(_) => {}
             }
             true
         };

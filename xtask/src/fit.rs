@@ -1,7 +1,7 @@
 //! `cargo xtask fit`: what `moec fit` predicts, beside measurements.
 //!
-//! First what formats lose on the project's models, which moec carries for models whose own losses are not known. Then
-//! builds under limits of memory: size, speed and loss as predicted and as measured, for docs/benchmarks.md.
+//! First what formats lose on the project's models, which moec carries for models whose own losses are not known, and
+//! a table of the forms of the KV cache. Then builds under limits of memory: size, speed and loss as predicted and as measured, for docs/benchmarks.md.
 
 use crate::quality::{BENCHMARKS, number, write_table};
 use crate::setup;
@@ -18,6 +18,9 @@ const FOLDER: &str = "target/fit";
 /// Calibration reads the one text, losses are measured on the other.
 const TEXTS: [&str; 2] = ["golden/models/ferris/eval/calibration.txt", "golden/models/ferris/eval/text.txt"];
 const MARKS: [&str; 2] = ["<!-- fit -->", "<!-- /fit -->"];
+const MARKS_OF_CACHES: [&str; 2] = ["<!-- caches -->", "<!-- /caches -->"];
+/// Tokens of text that each form of the KV cache is measured on.
+const TOKENS_OF_CACHES: &str = "32768";
 /// Limits of memory for ferris, in MiB, from the whole model to the smallest.
 const OF_FERRIS: [u32; 5] = [64, 24, 18, 15, 13];
 /// The same for OLMoE with fewer layers and random weights.
@@ -36,6 +39,22 @@ pub(crate) fn run() -> Result<(), Failed> {
     let all = MODELS.iter().map(|model| recorded(&moec, &folder, model)).collect::<Result<Vec<_>, _>>()?;
     fs::write(root().join(FILE), format!("{{\n{}\n}}\n", all.join(",\n"))).map_err(failed)?;
     stage("Wrote", FILE);
+    stage("Measuring", "forms of the KV cache");
+    let mut measure = cargo("run", Some(&llvm));
+    measure.args([
+        "--locked",
+        "--release",
+        "--quiet",
+        "--package",
+        "moec",
+        "--example",
+        "cache_losses",
+        "--",
+    ]);
+    measure.arg(configured(&folder, MODELS[0])?).arg(folder.join("ferris.trace")).arg(TOKENS_OF_CACHES);
+    let caches = shell::output(measure.arg(root().join(TEXTS[1])));
+    let caches = caches.ok_or_else(|| Failed::new("the KV cache cannot be measured"))?;
+    write_table(BENCHMARKS, MARKS_OF_CACHES, &caches)?;
 
     let held_out = half(&folder, false)?;
     let ferris = root().join("golden/models/ferris");
@@ -76,6 +95,18 @@ fn half(folder: &Path, first: bool) -> Result<PathBuf, Failed> {
 /// Records the profile of a model, and returns its losses as a member of the file.
 fn recorded(moec: &Path, folder: &Path, model: &str) -> Result<String, Failed> {
     stage("Measuring", model);
+    let toml = configured(folder, model)?;
+    let mut calibrate = program(moec);
+    calibrate.arg("calibrate").arg(&toml).arg("--text").arg(root().join(TEXTS[0]));
+    calibrate.args(["--losses", "--quiet", "--json", "-o"]);
+    let report = shell::output(calibrate.arg(folder.join(format!("{model}.trace"))));
+    let report = report.ok_or_else(|| Failed::new(format!("`{model}` cannot be calibrated")))?;
+    let losses = losses(&report).ok_or_else(|| Failed::new(format!("`{model}` has no losses")))?;
+    Ok(format!("  \"{model}\": {losses}"))
+}
+
+/// Writes the `model.toml` of a model whose losses are measured, and returns its path.
+fn configured(folder: &Path, model: &str) -> Result<PathBuf, Failed> {
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
     let (source, toml) = (root().join("golden/models").join(model), folder.join("model.toml"));
     let config = format!(
@@ -84,13 +115,7 @@ fn recorded(moec: &Path, folder: &Path, model: &str) -> Result<String, Failed> {
         half(folder, true)?.display()
     );
     fs::write(&toml, config).map_err(failed)?;
-    let mut calibrate = program(moec);
-    calibrate.arg("calibrate").arg(&toml).arg("--text").arg(root().join(TEXTS[0]));
-    calibrate.args(["--losses", "--quiet", "--json", "-o"]);
-    let report = shell::output(calibrate.arg(folder.join(format!("{model}.trace"))));
-    let report = report.ok_or_else(|| Failed::new(format!("`{model}` cannot be calibrated")))?;
-    let losses = losses(&report).ok_or_else(|| Failed::new(format!("`{model}` has no losses")))?;
-    Ok(format!("  \"{model}\": {losses}"))
+    Ok(toml)
 }
 
 /// Fits a model into memory, and returns the row of what was predicted and measured.

@@ -207,6 +207,11 @@ const COMMANDS: &[Command] = &[
         || serve::bench(&options()),
     ),
     (
+        "bench-hosts",
+        "compare one model on two hosts with one host, in network namespaces; needs root and Open MPI; takes options, `--help` lists them",
+        || peers::run(peers::HOSTS, &options()),
+    ),
+    (
         "amx-bench",
         "matrix kernels on tile registers compared with the machine's peak; a minute, on a machine with AMX",
         amx::run,
@@ -273,6 +278,7 @@ fn main() -> ExitCode {
                     | "bench-disk"
                     | "bench-neurons"
                     | "bench-serve"
+                    | "bench-hosts"
                     | "big-little"
                     | "dist"
                     | "fuzz"

@@ -1,7 +1,7 @@
 //! `cargo xtask bench-peers`, `bench-disk`, `bench-neurons` and `bench-serve`: moec compared with other
-//! engines on this machine.
+//! engines on this machine. `bench-hosts`: one model on several hosts.
 //!
-//! The comparisons themselves are Python (`bench/peers`, `bench/disk`, `bench/serve`), as the peers are;
+//! The comparisons themselves are Python (`bench/peers`, `bench/disk`, `bench/serve`, `bench/hosts`), as the peers are;
 //! nothing of it is needed to build or to run a model.
 
 use crate::setup;
@@ -15,6 +15,8 @@ pub(crate) const PEERS: &str = "bench/peers/main.py";
 pub(crate) const DISK: &str = "bench/disk/main.py";
 /// One that does not, whose gates have zeros.
 pub(crate) const NEURONS: &str = "bench/disk/neurons.py";
+/// One model on two hosts and on one.
+pub(crate) const HOSTS: &str = "bench/hosts/main.py";
 /// A comparison with several clients.
 pub(crate) const SERVE: &str = "bench/serve/main.py";
 
@@ -65,6 +67,7 @@ mod tests {
             "bench/disk/tests.py",
             "bench/disk/neuron_tests.py",
             "bench/serve/tests.py",
+            "bench/hosts/tests.py",
         ] {
             let out = program(&python).current_dir(root()).arg(tests).output().expect("Python starts");
             assert!(out.status.success(), "{tests}:\n{}", String::from_utf8_lossy(&out.stderr));

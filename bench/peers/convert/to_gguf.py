@@ -39,6 +39,8 @@ LATE = Path(__file__).resolve().parents[3] / "golden" / "gguf"
 EXACT = ("ffn_gate_inp", "_norm.", "conv")
 """Parts of names, in families of 2026, of tensors that stay f32."""
 ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+MROPE = [11, 11, 10]
+"""Pairs of channels that Qwen3.5 rotates by time, height and width."""
 BLOCK = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -196,12 +198,14 @@ def write(checkpoint, out, fmt, exact_ends, consume=False, tokenizer=None):
 
 
 def spelt(checkpoint, names):
-    """Tensors in the spelling that `golden/gguf/late.py` reads: no word for the modality, gate and up of experts apart."""
+    """Tensors in the spelling that `golden/gguf/late.py` reads: no word for the modality, gate and up of experts apart, three axes of a convolution."""
     for name in names:
         t, name = checkpoint.f32(name), name.replace("model.language_model.", "model.")
         if name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), np.split(t, 2, axis=1)):
                 yield name.replace("gate_up_proj", f"{part}.weight"), half
+        elif name.endswith("conv1d.weight") and t.ndim == 2:
+            yield name, t[:, None]
         else:
             yield name + ".weight" * name.endswith("experts.down_proj"), t
 
@@ -212,6 +216,9 @@ def write_late(checkpoint, out):
     import late
 
     config = checkpoint.config.get("text_config", checkpoint.config)
+    if config["model_type"].startswith("qwen3_5_moe"):
+        # As published. Positions of a text are the same in all sections.
+        config["rope_parameters"].setdefault("mrope_section", MROPE)
     arch, of_tensors, of_keys = late.FAMILIES[config["model_type"]]
     names = gguf.get_tensor_name_map(arch, late.layers_of(config))
     writer = gguf.GGUFWriter(str(out), gguf.MODEL_ARCH_NAMES[arch], use_temp_file=True)

@@ -150,7 +150,18 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
     for (name, desc, cache, splits) in named {
         let (q_ld, out_ld) = (desc.heads * desc.qk_dim, desc.heads * splits * (desc.v_dim + 2));
         let (compute, ctx, rows) = (ComputeType::F32, 4096, 1);
-        let spec = KernelSpec::Attention(Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld });
+        let rotated = [1; 2];
+        let spec = KernelSpec::Attention(Attention {
+            desc,
+            cache,
+            rotated,
+            compute,
+            ctx,
+            rows,
+            splits,
+            q_ld,
+            out_ld,
+        });
         all.push((format!("attention {name}"), spec));
     }
     let merge = KernelSpec::AttentionMerge(AttentionMerge {
@@ -171,6 +182,7 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
         ctx: 4096,
         ring: false,
         cache: Format::Bf16,
+        rotated: 1,
         values: false,
         norm,
         rotation: Some(rotation),

@@ -213,6 +213,11 @@ impl<'k> P<'k> {
         }
     }
 
+    /// 32 bits at any address, in every lane.
+    pub(crate) fn load_bits(self) -> I<'k> {
+        I { k: self.k, v: self.load_as(self.k.ctx.i32_type().into(), 1) }.splat(self.k.lanes())
+    }
+
     fn load_elems(self, elem: Elem, span: Span<'k>) -> BasicValueEnum<'k> {
         let (k, lanes) = (self.k, self.k.lanes() as u32);
         let ty = elem_type(k.ctx, elem, lanes);

@@ -107,6 +107,12 @@ impl<'k> Kb<'k> {
         I { k: self, v: VectorType::const_vector(&ids).into() }
     }
 
+    /// Bit `first + i` in lane `i`, 32 bits.
+    pub(crate) fn lane_bits(&'k self, first: usize) -> I<'k> {
+        let bit = |i: usize| self.ctx.i32_type().const_int(1 << (first + i), false);
+        I { k: self, v: VectorType::const_vector(&(0..self.lanes()).map(bit).collect::<Vec<_>>()).into() }
+    }
+
     /// True in the first `n` lanes.
     pub(crate) fn first_lanes(&'k self, n: usize) -> I<'k> {
         let bits: Vec<_> =

@@ -36,9 +36,11 @@ struct Shape<'a> {
 
 impl<'a> Shape<'a> {
     fn of(spec: &'a Attention) -> Option<Self> {
-        let &Attention { ref desc, cache, ctx, splits, q_ld, out_ld, .. } = spec;
+        let &Attention { ref desc, cache, rotated, ctx, splits, q_ld, out_ld, .. } = spec;
         let shape = Self { d: desc, cache, ctx, splits, q_ld, out_ld };
-        let fits = matches!(cache, Format::F32 | Format::Bf16) && desc.qk_dim.max(desc.v_dim) <= 1024;
+        let fits = matches!(cache, Format::F32 | Format::Bf16)
+            && rotated == [1; 2]
+            && desc.qk_dim.max(desc.v_dim) <= 1024;
         (fits && shape.chunk() > 0).then_some(shape)
     }
 

@@ -95,7 +95,8 @@ impl GpuKernel for Rope {
 
 impl GpuKernel for CacheWrite {
     fn launch(&self) -> Option<Launch> {
-        head_bytes(self.cache, self.ctx, self.dim).map(|_| by_head(self.heads))
+        let fits = head_bytes(self.cache, self.ctx, self.dim).filter(|_| self.rotated == 1);
+        fits.map(|_| by_head(self.heads))
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {

@@ -1,10 +1,13 @@
 //! A row of a weight in [`Layout::Rows`](moec_ir::plan::Layout), as a lane of a warp reads it.
 
 use crate::dsl::{F, HalfType, I, Kb, P, widest};
-use moec_ir::types::{Coding, Format, GROUP};
+use crate::kernels::unpack::from_planes;
+use moec_ir::types::{Codes as FormatCodes, Coding, Format, GROUP};
 
-/// Bytes that a lane reads at once, at most.
+/// Bytes that a lane reads at once, at most, but for a group of codes in planes.
 const WIDE: usize = 16;
+/// Quads of codes in a group.
+const QUADS: usize = GROUP / 4;
 
 /// A row of a weight.
 #[derive(Clone, Copy)]
@@ -43,13 +46,16 @@ impl Part<'_> {
 
 /// Whether rows by themselves come in that format.
 pub(super) const fn by_rows(format: Format) -> bool {
-    format.holds_rows()
+    format.holds_rows() || format.is_by_planes()
 }
 
 /// Bytes of a row of `cols` numbers that a lane reads at once: the alignment of rows, or 0 if that is less
-/// than a word.
+/// than a word. Of planes it reads a group, word by word.
 fn bytes_at_once(format: Format, cols: usize) -> usize {
     let bytes = format.row_bytes(cols);
+    if format.is_by_planes() {
+        return if bytes.is_multiple_of(4) { format.block_bytes() } else { 0 };
+    }
     [WIDE, 8, 4].into_iter().find(|b| bytes.is_multiple_of(*b)).unwrap_or(0)
 }
 
@@ -59,7 +65,8 @@ const fn numbers(format: Format, bytes: usize) -> usize {
         (Format::F32, _) => bytes / 4,
         (_, None) => bytes / 2,
         (_, Some(Coding::Bytes)) => bytes,
-        (_, Some(Coding::Nibbles | Coding::E2m1 | Coding::Planes)) => bytes * 2,
+        (_, Some(Coding::Nibbles | Coding::E2m1)) => bytes * 2,
+        (_, Some(Coding::Planes)) => bytes * 8 / format.spec().bits,
     }
 }
 
@@ -86,17 +93,24 @@ impl<'k> WeightRow<'k> {
     /// Words of part `part`.
     fn words(&self, part: I<'k>) -> Vec<I<'k>> {
         let bytes = bytes_at_once(self.format, self.cols);
-        self.at.bytes(part * bytes).load_words(bytes / 4)
+        let first = self.at.bytes(part * bytes);
+        if self.format.is_by_planes() {
+            return (0..bytes / 4).flat_map(|word| first.words(word).load_words(1)).collect();
+        }
+        first.load_words(bytes / 4)
     }
 
     fn scale(&self, group: I<'k>) -> F<'k> {
-        let codes = self.cols.div_ceil(GROUP) * code_bytes(self.format);
+        let codes = self.cols.div_ceil(GROUP) * self.format.block_bytes();
         half(self.at.bytes(group * 2 + codes), self.format.scales())
     }
 
     /// Group of a part of codes, and the byte of the part in its group.
     fn group(&self, part: I<'k>) -> (I<'k>, I<'k>) {
-        let (bytes, of_group) = (bytes_at_once(self.format, self.cols), code_bytes(self.format));
+        if self.format.is_by_planes() {
+            return (part, self.k.i(0));
+        }
+        let (bytes, of_group) = (bytes_at_once(self.format, self.cols), self.format.block_bytes());
         let at = part * bytes;
         (at.div(self.k.i(of_group as i64)), at & (of_group - 1))
     }
@@ -115,6 +129,12 @@ impl<'k> WeightRow<'k> {
                 let codes = words.iter().flat_map(|w| (0..4).map(|i| w.signed_byte(i).to_float()));
                 let scale = Some(self.scale(self.group(part).0));
                 Part { runs: vec![(part * count, codes.collect())], scale }
+            }
+            (Some(Coding::Planes), format) => {
+                let quad = |quad: usize| from_planes(format, quad, &|word| words[word]);
+                let codes =
+                    (0..QUADS).map(quad).flat_map(|w| (0..4).map(move |i| w.signed_byte(i).to_float()));
+                Part { runs: vec![(part * count, codes.collect())], scale: Some(self.scale(part)) }
             }
             (Some(kind), _) => {
                 let (group, byte) = self.group(part);
@@ -141,6 +161,10 @@ impl<'k> WeightRow<'k> {
         };
         let words = match kind {
             Some(Coding::Bytes) => read.iter().enumerate().map(|(i, &w)| (byte + 4 * i, w)).collect(),
+            Some(Coding::Planes) => {
+                let quad = |quad: usize| from_planes(self.format, quad, &|word| read[word]);
+                (0..QUADS).map(|i| (byte + 4 * i, quad(i))).collect()
+            }
             _ => of(false).chain(of(true)).collect(),
         };
         Codes { words, group, scale: self.scale(group), first: byte.equals(self.k.i(0)) }
@@ -153,7 +177,7 @@ impl<'k> WeightRow<'k> {
 
     /// Group `group` of codes, as 16 words of two bf16: each number after rounding to bf16.
     pub(super) fn group_as_bf16(&self, group: I<'k>) -> Vec<I<'k>> {
-        let parts = code_bytes(self.format) / bytes_at_once(self.format, self.cols).max(1);
+        let parts = self.format.block_bytes() / bytes_at_once(self.format, self.cols).max(1);
         let scale = self.scale(group);
         // Runs of all parts, the lower half of the group first.
         let mut halves = [Vec::new(), Vec::new()];
@@ -191,6 +215,7 @@ impl<'k> WeightRow<'k> {
             (Some(Coding::Bytes), _) => {
                 self.at.bytes(c).load_byte().signed_byte(0).to_float() * self.scale(group())
             }
+            (Some(Coding::Planes), format) => self.one_of_planes(format, c) * self.scale(group()),
             (Some(kind), _) => {
                 let within = c & (GROUP - 1);
                 let upper = within.ge(k.i(GROUP as i64 / 2));
@@ -201,13 +226,25 @@ impl<'k> WeightRow<'k> {
             }
         }
     }
-}
 
-/// Bytes of the codes of a group.
-const fn code_bytes(format: Format) -> usize {
-    match format.coding() {
-        Some(Coding::Bytes) => GROUP,
-        _ => GROUP / 2,
+    /// The code of column `c` in planes, read byte by byte.
+    fn one_of_planes(&self, format: Format, c: I<'k>) -> F<'k> {
+        let (k, spec) = (self.k, format.spec());
+        let (quad, byte) = ((c & (GROUP - 1)).logical_shr(2), c & 3);
+        let group = self.at.bytes(c.div(k.i(GROUP as i64)) * format.block_bytes());
+        let mut index = k.i32(0);
+        for plane in FormatCodes::planes(spec.bits) {
+            let word = (quad & (plane.width - 1)) + plane.first;
+            let packed = group.bytes(word * 4 + byte).load_byte();
+            // Later quads of a word have their bits higher up.
+            let offset = quad & (QUADS - plane.width);
+            let bits = (0..QUADS).step_by(plane.width).fold(packed, |bits, at| {
+                offset.equals(k.i(at as i64)).pick_int(packed.logical_shr(at as i64), bits)
+            });
+            index = index | (bits & ((1 << plane.width) - 1)).shl(plane.shift as i64);
+        }
+        let codes = spec.codes.map_or((0, 1), |codes| (codes.lowest, codes.step));
+        (index * usize::from(codes.1) + k.i32(i32::from(codes.0))).to_float()
     }
 }
 

@@ -1,11 +1,17 @@
-//! The KV cache: writes tokens, normalised and rotated, in the order that attention reads. Also brings blocks
-//! of it into the form of a weight panel if they are in another form.
+//! The KV cache: writes tokens, normalised and rotated, in the order that attention reads.
+
+mod codes;
+mod widen;
+
+pub(super) use codes::{ValuePanel, Values, key_scale};
+pub(super) use widen::{turn_keys, wide_panel_bytes, widen_keys, widen_values};
 
 use super::position::{self, HeadOperation, Rotation, RowNorm};
-use super::{GpuKernel, Kernel, Rule};
-use crate::dsl::{F, I, Kb, P, Span};
+use super::{GpuKernel, Kernel, Rule, hadamard};
+use crate::dsl::{F, I, Kb, P};
 use crate::machine::Isa;
 use crate::spec::Symbol;
+use codes::{fifth_bits, low_bits, panel_group_bytes, quads, quantise};
 use moec_ir::plan::{CacheOrder, Grid, Results};
 use moec_ir::state::CacheHead;
 use moec_ir::types::{Format, GROUP};
@@ -63,7 +69,8 @@ struct Token<'k> {
 type Heads<'k> = (P<'k>, usize);
 
 /// `[state, x, norm weight?, angles?, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as
-/// [`crate::key_order`] or [`crate::value_order`] says, normalised and rotated before, if so. Rows with a
+/// [`crate::key_order`] or [`crate::value_order`] says, normalised and rotated by their positions before, if so,
+/// and in the end by a Hadamard matrix. Rows with a
 /// position outside of `0 .. ctx` are skipped; in a ring those below 0 alone, and position `p` goes to row `p
 /// mod ctx`.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,6 +85,8 @@ pub struct CacheWrite {
     pub ring: bool,
     /// Format of the state.
     pub cache: Format,
+    /// Channels of a block of a head that is stored [rotated](moec_ir::state::rotate); 1: heads as they are.
+    pub rotated: usize,
     /// Whether they are values, not keys.
     pub values: bool,
     /// The norm before.
@@ -98,7 +107,7 @@ impl Kernel for CacheWrite {
     fn name(&self, s: &mut Symbol, isa: &Isa) {
         s.word("cache_write").word(if self.values { "values" } else { "keys" }).word(self.cache.name());
         s.num("p", isa.nr).num("h", self.heads).num("d", self.dim).num("ctx", self.ctx).num("x", self.x_ld);
-        s.flag("ring", self.ring);
+        s.flag("ring", self.ring).option("rot", (self.rotated > 1).then_some(self.rotated));
         s.option("n", (self.each != self.heads).then_some(self.each));
         if let Some(r) = self.rotation {
             s.rotation(r);
@@ -120,19 +129,21 @@ impl Kernel for CacheWrite {
 
     /// Scratch for a token in another format, then for the heads of tokens and the factors of their norms.
     fn scratch_bytes(&self, isa: &Isa) -> usize {
-        let &Self { dim, norm, rotation, .. } = self;
-        let is_moved = norm.is_some() || rotation.is_some();
+        let &Self { dim, rotated, norm, rotation, .. } = self;
+        let is_moved = norm.is_some() || rotation.is_some() || rotated > 1;
         small_bytes(dim) + if is_moved { isa.lanes * (prepared_ld(dim) + 1) * 4 } else { 0 }
     }
 
     fn rules(&self, isa: &Isa) -> Vec<Rule> {
-        let &Self { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld } = self;
+        let &Self { heads, dim, ctx, ring, cache, rotated, values, norm, rotation, each, x_ld } = self;
         let mut rules = vec![
             (x_ld >= heads * dim, "rows overlap"),
             (dim > 0 && ctx > 0, "an extent is zero"),
             (!ring || ctx.is_multiple_of(BLOCK), "a ring of no whole blocks"),
             (each > 0 && heads.is_multiple_of(each.max(1)), "heads that no work item has"),
-            (head_bytes(isa, cache, values, ctx, dim) > 0, "a cache of another format"),
+            // GPU kernels have an order of their own, and refuse formats themselves.
+            (isa.is_thread() || head_bytes(isa, cache, values, ctx, dim) > 0, "a cache of another format"),
+            rotation_rule(rotated, dim),
         ];
         rules.extend(position::rules(heads, dim, norm, rotation));
         rules
@@ -143,7 +154,7 @@ impl Kernel for CacheWrite {
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        let &Self { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld } = self;
+        let &Self { heads, dim, ctx, ring, cache, rotated, values, norm, rotation, each, x_ld } = self;
         let head_bytes = head_bytes(&k.isa, cache, values, ctx, dim);
         let mut args = (0..).map(|i| k.arg(i));
         let mut arg = || args.next().unwrap_or(k.scratch());
@@ -167,13 +178,15 @@ impl Kernel for CacheWrite {
             });
             k.each(tile * each, (tile + 1) * each, 1, |head| {
                 let token = Token { head: state.bytes((slots + head) * head_bytes), at };
-                if operation.is_plain() {
+                if operation.is_plain() && rotated < 2 {
                     return put((x.words(row * x_ld + head * dim), x_ld), &token);
                 }
                 k.each(0, count, 1, |i| {
                     let at = (x.words((row + i) * x_ld), row + i, head);
                     let of_row = operation.is_of_rows().then(|| factors.words(i).load());
-                    operation.head(k, at, of_row, prepared.words(i * prepared_ld(dim)), None);
+                    let to = prepared.words(i * prepared_ld(dim));
+                    operation.head(k, at, of_row, to, None);
+                    hadamard::rotate(k, to, dim, rotated);
                 });
                 put((prepared, prepared_ld(dim)), &token);
             });
@@ -193,7 +206,7 @@ impl Kernel for CacheWrite {
         // A word of values in bf16 has two tokens, and the words of a key are as far apart as tokens are in a
         // panel. So as many tokens as a vector has lanes are stored together. Where a token's numbers are
         // contiguous this gains nothing.
-        if cache == Format::Q8 || (values && cache == Format::F32) {
+        if cache.is_quantised() || (values && cache == Format::F32) {
             return k.tiles(ROWS, |tile, first, end| k.each(first, end, 1, |row| one(tile, row)));
         }
         let lanes = k.lanes();
@@ -277,7 +290,21 @@ fn put_key<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &Toke
     let t = token.at.rem(width);
     match format {
         Format::F32 => k.each(0, dim, 1, |c| panel.words(c * nr + t).store(x.words(c).load())),
-        Format::Q8 => quantise(k, x, dim, |group, _, scale| {
+        Format::Q5 | Format::Q4 => quantise(k, format, x, dim, |group, _, scale| {
+            let panel = panel.bytes(group * panel_group_bytes(format, nr));
+            panel.bytes(nr * format.block_bytes()).halves(t).store_halves(scale);
+            let quads = quads(k);
+            for (word, quads) in quads.iter().zip(&quads[4..]).map(|(a, b)| low_bits(*a, *b)).enumerate() {
+                panel.words(t).words(word * nr).store_int(quads);
+            }
+            if format == Format::Q5 {
+                let bits = (0..).zip(&quads).map(|(i, quad)| (quad.shr(4) & 0x0101_0101).shl(i));
+                if let Some(bits) = bits.reduce(|a, b| a | b) {
+                    panel.words(t).words(4 * nr).store_int(bits);
+                }
+            }
+        }),
+        Format::Q8 => quantise(k, format, x, dim, |group, _, scale| {
             let panel = panel.bytes(group * (nr * (GROUP + 2)));
             panel.bytes(nr * GROUP).halves(t).store_halves(scale);
             k.each(0, GROUP, 1, |c| small.bytes(c).copy_byte(panel.bytes(c * nr + t)));
@@ -324,9 +351,33 @@ fn put_value<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &To
                 panel(index(dim / nr), dim % nr);
             }
         }
+        Format::Q5 | Format::Q4 => {
+            let parts = Values::of(k, format, dim, block);
+            quantise(k, format, x, dim, |group, width, scale| {
+                parts.scales.halves(group * BLOCK + t).store_halves(scale);
+                let quads = quads(k);
+                // Panels of this group, one after the other.
+                for (i, of_panel) in quads.chunks_exact(nr / 4).enumerate().take(width.div_ceil(nr)) {
+                    let panel = parts.panel(k, group * (GROUP / nr) + i);
+                    let to = panel.low.bytes(t * (nr / 2));
+                    let (first, second) = of_panel.split_at(nr / 8);
+                    for (word, (&a, &b)) in first.iter().zip(second).enumerate() {
+                        to.words(word).store_int(low_bits(a, b));
+                    }
+                    if let Some(fifth) = panel.fifth {
+                        let bits = (0..).zip(of_panel).map(|(i, &quad)| fifth_bits(quad).shl(4 * i));
+                        if let Some(bits) = bits.reduce(|a, b| a | b) {
+                            let (from, to) = (small.words(GROUP / 2), fifth.bytes(t * (nr / 8)));
+                            from.store_int(bits);
+                            k.each(0, nr / 8, 1, |byte| from.bytes(byte).copy_byte(to.bytes(byte)));
+                        }
+                    }
+                }
+            });
+        }
         Format::Q8 => {
             let scales = block.bytes(dim.next_multiple_of(nr) * BLOCK);
-            quantise(k, x, dim, |group, width, scale| {
+            quantise(k, format, x, dim, |group, width, scale| {
                 scales.halves(group * BLOCK + t).store_halves(scale);
                 k.each(0, width, 1, |i| {
                     let c = group * GROUP + i;
@@ -342,165 +393,8 @@ fn put_value<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &To
     }
 }
 
-/// Quantises `dim` numbers group by group: `store(group, numbers in it, scale as bf16)` finds the codes in
-/// the scratch.
-fn quantise<'k>(k: &'k Kb<'k>, x: P<'k>, dim: usize, store: impl Fn(I<'k>, usize, I<'k>)) {
-    let lanes = k.lanes();
-    let group = |g: I<'k>, width: usize| {
-        let x = x.words(g * GROUP);
-        let parts: Vec<F<'k>> = (0..GROUP)
-            .step_by(lanes)
-            .map(|c| match width.saturating_sub(c) {
-                0 => k.fv(0.0),
-                n => x.words(c).load_vec(k.span(n)),
-            })
-            .collect();
-        let top = parts.iter().fold(k.fv(0.0), |top, p| top.max(p.abs())).lanes_max();
-        let scale = (top.splat() * (1.0 / 127.0)).to_bf16();
-        let step = scale.shl(16).as_float();
-        let inverse = step.gt(k.fv(0.0)).pick(k.fv(1.0) / step, k.fv(0.0));
-        for (i, &p) in parts.iter().enumerate() {
-            let code = (p * inverse).at_least(-127.0).at_most(127.0).to_int();
-            k.scratch().bytes(i * lanes).store_bytes(code);
-        }
-        store(g, width, scale.first());
-    };
-    k.each(0, dim / GROUP, 1, |g| group(g, GROUP));
-    if !dim.is_multiple_of(GROUP) {
-        group(k.i((dim / GROUP) as i64), dim % GROUP);
-    }
-}
-
-/// Two vectors of numbers that share words, in the format of a panel: f32 in two rows of it, or bf16 in one.
-fn store_pair<'k>(k: &'k Kb<'k>, to: P<'k>, format: Format, pair: I<'k>, column: usize, both: [F<'k>; 2]) {
-    let nr = k.isa.nr;
-    if format == Format::F32 {
-        let to = to.words(pair * (2 * nr)).words(column);
-        to.store(both[0]);
-        to.words(nr).store(both[1]);
-    } else {
-        to.words(pair * nr).words(column).store_int(both[0].pair_bf16(both[1]));
-    }
-}
-
-/// Widens panels of q8 keys to panels of `format`: tokens `first .. end` of a block, multiples of `nr`.
-pub(super) fn widen_keys<'k>(
-    k: &'k Kb<'k>,
-    [first, end]: [I<'k>; 2],
-    dim: usize,
-    from: P<'k>,
-    to: P<'k>,
-    format: Format,
-) {
-    let (nr, lanes) = (k.isa.nr, k.lanes());
-    let groups = dim.div_ceil(GROUP);
-    k.each(first, end, nr, |t| {
-        let panel = t.div(k.i(nr as i64));
-        let to = to.bytes(panel * wide_panel_bytes(&k.isa, format, dim));
-        k.each(0, groups, 1, |g| {
-            let from = from.bytes((panel * groups + g) * (nr * (GROUP + 2)));
-            let to = to.bytes(g * format.bytes(GROUP * nr));
-            for column in (0..nr).step_by(lanes) {
-                let scale = from.bytes(nr * GROUP).halves(column).load_halves().shl(16).as_float();
-                k.each(0, GROUP / 2, 1, |pair| {
-                    let codes = from.bytes(pair * (2 * nr)).bytes(column);
-                    let both = [0, nr].map(|row| codes.bytes(row).load_codes().to_float() * scale);
-                    store_pair(k, to, format, pair, column, both);
-                });
-            }
-        });
-    });
-}
-
-/// Bytes of a panel of widened keys.
-pub(super) fn wide_panel_bytes(isa: &Isa, format: Format, dim: usize) -> usize {
-    format.bytes(dim.next_multiple_of(GROUP) * isa.nr)
-}
-
-/// Widens tokens `first .. end` of a block of q8 values, multiples of `nr`, to a block of `format`.
-pub(super) fn widen_values<'k>(
-    k: &'k Kb<'k>,
-    [first, end]: [I<'k>; 2],
-    dim: usize,
-    from: P<'k>,
-    to: P<'k>,
-    format: Format,
-) {
-    let (nr, lanes) = (k.isa.nr, k.lanes());
-    let scales = from.bytes(dim.next_multiple_of(nr) * BLOCK);
-    k.each(0, dim.div_ceil(nr), 1, |panel| {
-        let from = from.bytes(panel * (nr * BLOCK));
-        let to = to.bytes(panel * format.bytes(nr * BLOCK));
-        for column in (0..nr).step_by(lanes) {
-            let group = (panel * nr + column).div(k.i(GROUP as i64));
-            let scales = scales.halves(group * BLOCK);
-            k.each(first.div(k.i(2)), end.div(k.i(2)), 1, |pair| {
-                let codes = from.bytes(pair * (2 * nr)).bytes(column);
-                let both = [0, 1].map(|row| {
-                    let scale = scales.halves(pair * 2).halves(row).load_bf16();
-                    codes.bytes(row * nr).load_codes().to_float() * scale
-                });
-                store_pair(k, to, format, pair, column, both);
-            });
-        }
-    });
-}
-
-/// Keys that are values too: their first `dim` channels, tokens `first .. end` (multiples of `nr`) of panels
-/// of keys with `key_dim` channels and `panel_bytes` each, to a block of values of the same format.
-pub(super) fn turn_keys<'k>(
-    k: &'k Kb<'k>,
-    [first, end]: [I<'k>; 2],
-    [key_dim, dim]: [usize; 2],
-    (from, panel_bytes): (P<'k>, usize),
-    to: P<'k>,
-    format: Format,
-) {
-    let (nr, lanes) = (k.isa.nr, k.lanes());
-    k.each(first, end, nr, |t| {
-        let from = from.bytes(t.div(k.i(nr as i64)) * panel_bytes);
-        // As many channels as a vector has lanes; `there` of them are in the keys.
-        let transpose_column = |c: I<'k>, count: usize| {
-            let panel = to.bytes(c.div(k.i(nr as i64)) * format.bytes(nr * BLOCK));
-            let to = panel.words(c.rem(k.i(nr as i64)));
-            let store = |row: I<'k>, channels: &[F<'k>]| {
-                for (i, x) in F::transpose(channels).into_iter().enumerate() {
-                    to.words((row + i) * nr).store(x);
-                }
-            };
-            if format == Format::F32 {
-                for column in (0..nr).step_by(lanes) {
-                    let row = |i: usize| {
-                        if i < count {
-                            from.words((c + i) * nr).words(column).load_vec(Span::Full)
-                        } else {
-                            k.fv(0.0)
-                        }
-                    };
-                    store(t + column, &(0..lanes).map(row).collect::<Vec<_>>());
-                }
-            } else {
-                let pair = |i: usize| {
-                    if 2 * i < count {
-                        split_pairs(from.words((c.div(k.i(2)) + i) * nr), lanes)
-                    } else {
-                        [k.fv(0.0); 2]
-                    }
-                };
-                store(t.div(k.i(2)), &(0..lanes / 2).flat_map(pair).collect::<Vec<_>>());
-            }
-        };
-        let whole = dim / lanes * lanes;
-        k.each(0, whole, lanes, |c| transpose_column(c, lanes));
-        if dim > whole {
-            transpose_column(k.i(whole as i64), lanes.min(key_dim - whole));
-        }
-    });
-}
-
-/// Words of channel pairs, one for each token of a panel, as words of token pairs for either channel.
-fn split_pairs(from: P<'_>, lanes: usize) -> [F<'_>; 2] {
-    let [even, odd] = from.load_vec(Span::Full).unzip(from.words(lanes).load_vec(Span::Full));
-    let (even, odd) = (even.bits(), odd.bits());
-    [(even & 0xffff) | odd.shl(16), (even.shr(16) & 0xffff) | (odd & 0xffff_0000)].map(I::as_float)
+/// Whether heads of `dim` channels have whole blocks.
+pub(super) fn rotation_rule(rotated: usize, dim: usize) -> Rule {
+    let whole = rotated.is_power_of_two() && dim.is_multiple_of(rotated.max(1));
+    (whole, "a rotation that is not of whole blocks")
 }

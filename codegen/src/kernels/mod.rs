@@ -11,6 +11,7 @@ pub(crate) mod copy_columns;
 pub(crate) mod embed;
 pub(crate) mod expert;
 pub(crate) mod gather_rows;
+mod hadamard;
 pub(crate) mod linear;
 pub(crate) mod map;
 mod micro;
@@ -27,7 +28,7 @@ pub(crate) mod routed;
 pub(crate) mod router;
 pub(crate) mod softmax;
 mod squares;
-mod unpack;
+pub(crate) mod unpack;
 pub(crate) mod zero_experts;
 
 use crate::dsl::Kb;

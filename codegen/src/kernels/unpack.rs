@@ -121,19 +121,21 @@ pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column
         // out.
         Some(Coding::Nibbles) => high_nibbles(group, nr, quad, column) ^ 0x8080_8080,
         Some(Coding::E2m1) => low_nibbles(group, nr, quad, column).e2m1(),
-        Some(Coding::Planes) => from_planes(format, group, nr, quad, column),
+        Some(Coding::Planes) => {
+            from_planes(format, quad, &|word| group.words(word * nr + column).load_ints())
+        }
         _ => group.words(quad * nr + column).load_ints(),
     }
 }
 
-/// The signed codes of one quad of a format of planes, four bytes a lane.
-fn from_planes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
+/// The signed codes of one quad of a format of planes, four bytes a lane, from the words of its group.
+pub(crate) fn from_planes<'k>(format: Format, quad: usize, word_of: &dyn Fn(usize) -> I<'k>) -> I<'k> {
     const EACH: usize = 0x0101_0101;
     const TOP: usize = 0x80 * EACH;
     let spec = format.spec();
     let part = |plane: Plane| {
         let (word, bit_offset) = plane.of_quad(quad);
-        let packed = group.words(word * nr + column).load_ints();
+        let packed = word_of(word);
         // Shifted at once to where its bits belong in a code; what comes from other bytes is masked.
         let up = plane.shift as i64 - bit_offset as i64;
         let moved = match up {
@@ -144,7 +146,7 @@ fn from_planes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usi
         moved & ((((1 << plane.width) - 1) << plane.shift) * EACH)
     };
     let bits = Codes::planes(spec.bits).map(part).reduce(|a, b| a | b);
-    let (Some(bits), Some(codes)) = (bits, spec.codes) else { return group.words(0).load_ints() };
+    let (Some(bits), Some(codes)) = (bits, spec.codes) else { return word_of(0) };
     let scaled = if codes.step == 2 { bits.shl(1) } else { bits };
     // Less the lowest code, byte by byte: a bit above each keeps borrows away, and is then the sign's inverse.
     let least = usize::from(codes.lowest.unsigned_abs());
@@ -165,7 +167,7 @@ pub(super) fn high_nibbles(group: P<'_>, nr: usize, quad: usize, column: usize) 
 }
 
 /// Byte `j` of every lane, signed, as f32.
-fn byte(words: I<'_>, j: usize) -> F<'_> {
+pub(super) fn byte(words: I<'_>, j: usize) -> F<'_> {
     let up = if j == 3 { words } else { words.shl(24 - 8 * j as i64) };
     up.shr(24).to_float()
 }

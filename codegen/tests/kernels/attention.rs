@@ -9,6 +9,7 @@ use moec_codegen::jit::Loaded;
 use moec_codegen::spec::{Attention, AttentionMerge, CacheWrite};
 use moec_codegen::{ComputeType, KernelSpec, compile};
 use moec_ir::op::AttentionDesc;
+use moec_ir::state::{rotated_channels, stores_rotated};
 use moec_ir::types::Format;
 
 /// Two kernels: operand `from` of the first is operand `to` of the second.
@@ -25,11 +26,22 @@ struct Setting {
     desc: AttentionDesc,
     ctx: usize,
     cache: Format,
+    /// Whether heads are stored rotated.
+    rotates: bool,
     compute: ComputeType,
     /// Rows per work item.
     tile: usize,
     /// (position, slot) of each row.
     rows: Vec<(i32, i32)>,
+}
+
+impl Setting {
+    /// Channels that are rotated together, of keys and of values.
+    fn rotated(&self) -> [usize; 2] {
+        let d = &self.desc;
+        let block = |extents: &[usize]| if self.rotates { rotated_channels(extents) } else { 1 };
+        if d.v_from_k { [block(&[d.qk_dim, d.v_dim]); 2] } else { [block(&[d.qk_dim]), block(&[d.v_dim])] }
+    }
 }
 
 /// Inputs of attention, whichever way the cache is split.
@@ -56,7 +68,7 @@ impl Problem {
                     *x = 1e30;
                 }
             }
-            Cache { format: s.cache, values, ctx, dim, numbers }
+            Cache { format: s.cache, rotated: s.rotated()[usize::from(values)], values, ctx, dim, numbers }
         };
         let keys = state(false, d.qk_dim);
         let values = (!d.v_from_k).then(|| state(true, d.v_dim));
@@ -117,10 +129,12 @@ impl Problem {
     }
 
     fn spec(&self, splits: usize, out_ld: usize) -> KernelSpec {
+        let rotated = self.s.rotated();
         let Setting { desc, ctx, cache, compute, tile, .. } = self.s.clone();
         KernelSpec::Attention(Attention {
             desc,
             cache,
+            rotated,
             compute,
             ctx,
             rows: tile,
@@ -190,7 +204,8 @@ fn prefill(start: i32, len: i32) -> Vec<(i32, i32)> {
 /// Cache formats with their compute types.
 fn arithmetics() -> Vec<(Format, ComputeType)> {
     let exact = FORMATS.map(|f| (f, ComputeType::F32));
-    exact.into_iter().chain([(Format::Bf16, ComputeType::Bf16), (Format::Q8, ComputeType::Bf16)]).collect()
+    let rounded = FORMATS.into_iter().filter(|f| *f != Format::F32).map(|f| (f, ComputeType::Bf16));
+    exact.into_iter().chain(rounded).collect()
 }
 
 /// Like [`check`], for pairs of kernels.
@@ -239,11 +254,24 @@ fn written(
             after[at + c % dim] = x[r * x_ld + c];
         }
     }
-    let tensor = |numbers| Cache { format: cache, values, ctx, dim, numbers };
+    let rotated = if stores_rotated(cache) { rotated_channels(&[dim]) } else { 1 };
+    let tensor = |numbers| Cache { format: cache, rotated, values, ctx, dim, numbers };
     let (pos, slot) = rows.iter().copied().unzip();
     Case {
-        spec: CacheWrite { heads, dim, ctx, ring, cache, values, norm: None, rotation: None, each, x_ld }
-            .into(),
+        spec: CacheWrite {
+            heads,
+            dim,
+            ctx,
+            ring,
+            cache,
+            rotated,
+            values,
+            norm: None,
+            rotation: None,
+            each,
+            x_ld,
+        }
+        .into(),
         n,
         operands: vec![
             Operand::Cache(tensor(before)),
@@ -337,7 +365,13 @@ fn prefill_and_decode() {
                 (batch, 1),
             ] {
                 let desc = desc(heads, kv, qk, v);
-                cases.push(Problem::new(&mut rng, Setting { desc, ctx, cache, compute, tile, rows }).case());
+                cases.push(
+                    Problem::new(
+                        &mut rng,
+                        Setting { desc, ctx, cache, rotates: stores_rotated(cache), compute, tile, rows },
+                    )
+                    .case(),
+                );
             }
         }
     }
@@ -354,7 +388,13 @@ fn windows_and_sinks() {
             [(prefill(0, 170), 24), (prefill(160, 105), 24), (vec![(69, 0), (-3, 0), (2, 1), (269, 2)], 1)]
         {
             let desc = AttentionDesc { window, sinks, ..desc(8, 2, 32, 24) };
-            cases.push(Problem::new(&mut rng, Setting { desc, ctx: 270, cache, compute, tile, rows }).case());
+            cases.push(
+                Problem::new(
+                    &mut rng,
+                    Setting { desc, ctx: 270, cache, rotates: stores_rotated(cache), compute, tile, rows },
+                )
+                .case(),
+            );
         }
     }
     check(&cases);
@@ -373,10 +413,19 @@ fn windows_wrap_around_in_a_ring() {
         for (rows, tile) in
             [(prefill(500, 60), 24), (prefill(230, 60), 5), (prefill(0, 60), 24), (few.clone(), 1)]
         {
-            let setting = Setting { desc: desc.clone(), ctx: 256, cache, compute, tile, rows };
+            let setting = Setting {
+                desc: desc.clone(),
+                ctx: 256,
+                cache,
+                rotates: stores_rotated(cache),
+                compute,
+                tile,
+                rows,
+            };
             cases.push(Problem::new(&mut rng, setting).case());
         }
-        let setting = Setting { desc, ctx: 384, cache, compute, tile: 1, rows: few };
+        let setting =
+            Setting { desc, ctx: 384, cache, rotates: stores_rotated(cache), compute, tile: 1, rows: few };
         chains.push(Problem::new(&mut rng, setting).parts(3));
     }
     check(&cases);
@@ -391,7 +440,13 @@ fn latent_values_are_part_of_the_keys() {
     for ((heads, qk, v), (cache, compute)) in shapes.into_iter().zip(arithmetics().into_iter().rev()) {
         for (rows, tile) in [(prefill(100, 20), 6), (vec![(133, 0), (5, 2)], 1)] {
             let desc = AttentionDesc { v_from_k: true, scale: 0.1, ..desc(heads, 1, qk, v) };
-            cases.push(Problem::new(&mut rng, Setting { desc, ctx: 144, cache, compute, tile, rows }).case());
+            cases.push(
+                Problem::new(
+                    &mut rng,
+                    Setting { desc, ctx: 144, cache, rotates: stores_rotated(cache), compute, tile, rows },
+                )
+                .case(),
+            );
         }
     }
     check(&cases);
@@ -410,7 +465,8 @@ fn attention_over_splits_of_the_cache_equals_the_whole() {
             let last = ctx as i32 - 1;
             let rows = vec![(last, 0), (0, 1), (-1, 0), (128, 2), (last / 2, 1)];
             let desc = AttentionDesc { window, sinks, v_from_k, ..desc(heads, kv, 40, 40) };
-            let setting = Setting { desc, ctx, cache, compute, tile: 1 + i % 2, rows };
+            let setting =
+                Setting { desc, ctx, cache, rotates: stores_rotated(cache), compute, tile: 1 + i % 2, rows };
             chains.push(Problem::new(&mut rng, setting).parts(splits));
         }
     }
@@ -435,8 +491,9 @@ fn any_shape() {
         for _ in 0..3 {
             let start = rng.below(ctx) as i32;
             let rows = prefill(start, (ctx as i32 - start).min(1 + rng.below(60) as i32));
-            let desc = desc.clone();
-            cases.push(Problem::new(&mut rng, Setting { desc, ctx, cache, compute, tile, rows }).case());
+            let (desc, rotates) = (desc.clone(), rng.below(2) == 0);
+            let setting = Setting { desc, ctx, cache, rotates, compute, tile, rows };
+            cases.push(Problem::new(&mut rng, setting).case());
         }
     }
     check(&cases);

@@ -246,7 +246,7 @@ fn norm_rotation_and_cache_write_fuse_exactly() {
                 Operand::Floats(random(&mut rng, n, dim, angles_ld)),
                 plain(),
                 plain(),
-                Operand::Cache(Cache { format: cache, values, ctx, dim, numbers }),
+                Operand::Cache(Cache { format: cache, rotated: 1, values, ctx, dim, numbers }),
                 Operand::Ints(pos),
                 Operand::Ints(slot),
             ];
@@ -258,6 +258,7 @@ fn norm_rotation_and_cache_write_fuse_exactly() {
                     ctx,
                     ring: false,
                     cache,
+                    rotated: 1,
                     values,
                     norm,
                     rotation,

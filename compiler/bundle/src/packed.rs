@@ -8,6 +8,7 @@ use moec_import::Checkpoint;
 use moec_import::map::Map;
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::{Encoding, Leaf, Module, Operand, Source, Weight, WeightExpr, WeightId};
+use moec_passes::own_experts;
 use moec_passes::trained::weight_of;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -54,10 +55,15 @@ impl Packed {
     /// for which errors may have mattered in some way that only the build knew; the codes are then settled,
     /// or read from the bundle, too, where errors were fed back.
     pub fn round(&self, weight: &Weight, values: &mut [f32]) {
-        let rounded = self
-            .segment(&weight.name)
-            .map(|(s, packed)| moec_cpu::round_as_packed(s, packed, self.fed, values));
-        if !matches!(rounded, Some(Ok(()))) {
+        let parts = || own_experts::names(&weight.name).filter_map(|name| self.segment(&name));
+        let (mut rounded, mut at) = (true, 0);
+        for (s, packed) in self.segment(&weight.name).into_iter().chain(parts()) {
+            let end = at + s.shape.iter().map(|&n| n as usize).product::<usize>();
+            let own = values.get_mut(at..end).map(|own| moec_cpu::round_as_packed(s, packed, self.fed, own));
+            rounded &= matches!(own, Some(Ok(())));
+            at = end;
+        }
+        if !rounded || at != values.len() {
             // The bundle has no such weight; NaN equals nothing.
             values.fill(f32::NAN);
         }

@@ -1,6 +1,6 @@
 //! Output of `moec inspect` on a bundle, and of `moec build --json` on its plan.
 
-use super::{divided, explain, output, packages, paging, trust};
+use super::{divided, explain, output, packages, paging, placement, trust};
 use moec_backend::UnitSizes;
 use moec_base::paths::is_inside;
 use moec_base::{Result, human};
@@ -78,6 +78,7 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
     rows.push(row("arena", text("arena")));
     rows.push(row("kernels", plan.kernels.len().to_string()));
     rows.extend(paging::rows(plan));
+    rows.extend(placement::hosts(plan));
     if let Ok(decisions) = bundle.decisions() {
         let timed = decisions.kernels.iter().filter(|d| d.by == ScheduleSource::Measured).count();
         let method = if timed > 0 { "measured" } else { "chosen by the cost model" };

@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.TRACE")]
     pub merge: Vec<PathBuf>,
     /// Also measure what each format of weights and of the KV cache loses, on text that the calibration has not
-    /// read: `moec fit --profile` predicts losses by it. Builds and runs eleven models
+    /// read: `moec fit --profile` predicts losses by it. Builds and runs thirteen models
     #[arg(long)]
     pub losses: bool,
     /// Profile to write [default: `profile` under `[calibrate]`, or the checkpoint's name and `.trace`]

@@ -126,13 +126,14 @@ fn ranges<'a>(of: impl Iterator<Item = &'a Figures>) -> Vec<Range<'a>> {
 /// Suffix of a figure's name for its unit, and the formatter of such figures.
 type UnitName = (&'static str, fn(f64) -> String);
 
-const UNITS: [UnitName; 6] = [
+const UNITS: [UnitName; 7] = [
     ("_bytes", |x| human::bytes(x as u64)),
     ("_share", |x| format!("{:.2} %", 100.0 * x)),
     ("_us", |x| format!("{x:.1} µs")),
     ("_ms", |x| format!("{x:.1} ms")),
     ("_mj", |x| format!("{x:.3} mJ")),
     ("_nats", |x| format!("{x:.4} nats")),
+    ("_tokens_per_s", |x| format!("{x:.1} tokens/s")),
 ];
 
 impl Range<'_> {

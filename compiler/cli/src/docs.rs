@@ -1,6 +1,7 @@
 //! `moec docs`: the generated pages of `docs/`. Hidden; `cargo xtask docs` calls it.
 
 mod models;
+mod units;
 
 use super::{Cli, fit, output, targets::evidence};
 use clap::CommandFactory as _;

@@ -146,6 +146,7 @@ pub fn run(args: &Args) -> Result<()> {
     let placed = placement::shown(placement, args.layer, args.expert) + &units;
     let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
     head.extend(paging::rows(&bundle.plan));
+    head.extend(placement::hosts(&bundle.plan));
     let mut text = output::table(&head);
     if args.expert.is_none() {
         text += &decided::shown(&decisions.decisions, args.layer);
@@ -180,7 +181,7 @@ fn experts(module: &Module, layer: Option<u32>) -> usize {
 }
 
 /// Layer of a weight or a state, and the rest of its name: 3 and `attn.q` for `layers.3.attn.q`.
-fn of_layer(name: &str) -> Option<(u32, &str)> {
+pub(super) fn of_layer(name: &str) -> Option<(u32, &str)> {
     let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
     Some((layer.parse().ok()?, rest))
 }
@@ -239,15 +240,16 @@ fn weights(
     shares
 }
 
-/// Format, bits per number and bytes per token of the KV cache. States without a row for each token do not
-/// count.
-fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64)> {
+/// Format, bits per number, bytes per token and rotated channels of the KV cache. States without a row for each token
+/// do not count.
+fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64, Option<u32>)> {
     let states = || states.iter().filter(|s| s.kind == StateKind::Cache);
     let first = states().next()?;
     let numbers: u64 = states().map(|s| s.shape.iter().map(|&d| u64::from(d)).product::<u64>()).sum();
     let bytes: u64 = states().map(|s| s.bytes()).sum();
     let tokens = u64::from(first.shape[0]) * u64::from(first.shape[2]);
-    Some((first.format.name(), bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1)))
+    let rotated = states().map(|s| s.rotated).filter(|&channels| channels > 1).min();
+    Some((first.format.name(), bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1), rotated))
 }
 
 /// Caches of layers with a sliding window: rows for each sequence, the most of any layer, and bytes.
@@ -276,8 +278,11 @@ fn head(
     rows.extend(weights.iter().map(|((class, format), share)| {
         row("weights", format!("{class}: {}", stored(*format, share.numbers, share.bytes)))
     }));
-    rows.extend(cache(states).map(|(format, bits, bytes)| {
-        row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
+    rows.extend(cache(states).map(|(format, bits, bytes, rotated)| {
+        let rotated = rotated.map_or_else(String::new, |channels| {
+            format!("; heads are rotated when they are stored, in blocks of {channels} channels, so that none of them is large alone")
+        });
+        row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token{rotated}"))
     }));
     let snapshots = args.layer.is_none().then(|| super::bundle::snapshots(&bundle.plan)).flatten();
     rows.extend(snapshots.map(|what| row("snapshots", what)));
@@ -394,8 +399,8 @@ fn report(
             "class": class, "format": format.name(), "weights": share.numbers, "bytes": share.bytes,
             "bits_per_weight": share.bits(), "padding_bytes": padding(*format, share.numbers, share.bytes),
         })).collect::<Vec<_>>(),
-        "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
-            "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
+        "kv_cache": cache(states).map(|(format, bits, bytes, rotated)| json!({
+            "format": format, "bits_per_number": bits, "bytes_per_token": bytes, "rotated": rotated,
         })),
         "snapshots": {
             "slot": bundle.plan.snapshots_of_slot(),

@@ -38,9 +38,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let path = &args.path;
     let shown = path.display();
-    if (args.profile.html.is_some() || args.profile.against.is_some()) && !trace::is_one(path) {
+    if args.profile.any() && !trace::is_one(path) {
         return Err(Error::usage(format!(
-            "`--html` and `--against` require a profile, and `{shown}` is not one"
+            "`--html`, `--moments` and `--against` require a profile, and `{shown}` is not one"
         ))
         .hint("`moec calibrate model.toml` records a profile"));
     }

@@ -1,12 +1,17 @@
 //! Output of `moec explain` about the placement.
 
+use super::explain::of_layer;
 use super::output;
-use moec_device::GraphForm;
-use moec_ir::placement::{ExpertTable, Placement};
-use moec_ir::plan::{Cached, DecodeUnit, ExpertLayer, ExpertPlacement, ExpertPolicy, Plan, PromptUnits};
+use moec_base::human;
+use moec_device::{GraphForm, HOST_BACKEND};
+use moec_ir::placement::{ExpertRow, ExpertTable, Placement};
+use moec_ir::plan::{
+    Cached, DecodeUnit, ExpertLayer, ExpertPlacement, ExpertPolicy, Plan, PromptUnits, StateBuf, UnitRef,
+};
 use moec_runtime::schedule::dispatch::plan;
 use moec_runtime::schedule::scheduled::Layout;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 /// Units in one layer or in all; empty if everything runs on the CPU.
@@ -194,6 +199,31 @@ pub(super) fn policy_json(plan: &Plan) -> Value {
     })
 }
 
+/// Contents of each other host, for the first table: weights, states, and what they are of; none on one host.
+pub(super) fn hosts(plan: &Plan) -> Vec<Vec<String>> {
+    let of_host = |(index, unit): (u32, &UnitRef)| {
+        let memory = plan.memories.get(unit.memory as usize).filter(|_| unit.backend == HOST_BACKEND)?;
+        let segments = memory.residents.iter().filter_map(|r| plan.segments.get(r.segment as usize));
+        let bytes: u64 = segments.clone().map(|s| s.bytes).sum();
+        let states: u64 = plan.states.iter().filter(|s| s.memory == unit.memory).map(StateBuf::bytes).sum();
+        let layers: BTreeSet<u32> = segments.filter_map(|s| Some(of_layer(&s.name)?.0)).collect();
+        let (first, last) = layers.first().zip(layers.last())?;
+        let whole = |l: &ExpertLayer| l.units.contains(&index);
+        let sliced = plan.placement.ops.iter().any(|op| op.scope.part.slice().is_some());
+        let what = if plan.experts.layers.iter().any(whole) {
+            "experts of layers"
+        } else if sliced {
+            "slices of the experts of layers"
+        } else {
+            "layers"
+        };
+        let states = if states > 0 { format!(", {} of states", human::bytes(states)) } else { String::new() };
+        let text = format!("{} of weights{states}: {what} {first} to {last}", human::bytes(bytes));
+        Some(vec![unit.name.clone(), text])
+    };
+    (0..).zip(&plan.units).filter_map(of_host).collect()
+}
+
 /// Experts of each layer by their unit or first unit; empty if experts have capacities or all run on the CPU.
 pub(super) fn units(plan: &Plan, layer: Option<u32>, expert: Option<u32>) -> String {
     let (placement, experts) = (&plan.placement, &plan.experts);
@@ -201,9 +231,26 @@ pub(super) fn units(plan: &Plan, layer: Option<u32>, expert: Option<u32>) -> Str
     let head = if experts.policy.is_fixed() { "  runs on" } else { "  starts on" };
     let mut text = String::new();
     let tables = placement.experts.iter().filter(|t| divided && layer.is_none_or(|l| l == t.layer));
+    let sliced = placement.ops.iter().filter(|op| op.scope.part.slice().is_some());
+    let sliced: BTreeSet<u32> = sliced.map(|op| op.unit).collect();
     for ExpertTable { layer, experts: all, .. } in tables {
-        let cpu = ExpertLayer { units: vec![0], starts: vec![0; all.len()], ..ExpertLayer::default() };
-        let of = experts.of_layer(Some(*layer)).map_or(&cpu, |(_, of)| of);
+        if !sliced.is_empty() {
+            let names: Vec<&str> = sliced.iter().map(|&unit| placement.unit(unit)).collect();
+            let _ = writeln!(
+                text,
+                "\nlayer {layer}: {} experts, a slice of each on {}",
+                all.len(),
+                names.join(", ")
+            );
+            continue;
+        }
+        // Experts of a whole layer that a host has are not divided.
+        let units: BTreeSet<u32> = all.iter().map(|row| row.unit).collect();
+        let start =
+            |row: &ExpertRow| (0..).zip(&units).find(|(_, unit)| **unit == row.unit).map_or(0, |(i, _)| i);
+        let starts = all.iter().map(start).collect();
+        let whole = ExpertLayer { units: units.iter().copied().collect(), starts, ..ExpertLayer::default() };
+        let of = experts.of_layer(Some(*layer)).map_or(&whole, |(_, of)| of);
         let mut rows = vec![[head, "experts"].map(str::to_owned).to_vec()];
         for &unit in &of.units {
             let own = of.on(unit).into_iter().filter(|e| expert.is_none_or(|x| x == *e));

@@ -1,9 +1,11 @@
 //! `moec profile-device`: measures this machine and writes a device file.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
+mod hosts;
 mod npu;
 
 use super::output;
+use moec_backend::Peer;
 use moec_base::progress::Progress;
 use moec_base::{Error, Result, disk, human};
 use moec_cpu::roofline::{self, GpuRates, Roofline};
@@ -30,9 +32,9 @@ const LEAST_FILE: u64 = 4 << 20;
 /// Measure this machine and write a device file
 ///
 /// Measures the peak rates of f32, bf16 and int8 arithmetic, memory bandwidth, caches, the cost of starting a
-/// step, the time of a bf16 expert by its number of rows and, with `--disk`, the read rates of a disk. The
-/// file can be used as `--target FILE` on any machine. Takes about ten seconds; other programs disturb the
-/// measurement.
+/// step, the time of a bf16 expert by its number of rows and, with `--disk`, the read rates of a disk. With
+/// `--hosts`, it measures several machines and the network between them. The file can be used as `--target FILE`
+/// on any machine. Takes about ten seconds; other programs disturb the measurement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Folder to write `NAME.toml` to [default: print it to stdout]
@@ -52,6 +54,11 @@ pub struct Args {
     /// those of that file; so do all figures if the machine has no such NPU
     #[arg(long, value_name = "TARGET", conflicts_with = "no_matmul")]
     pub npu: Option<String>,
+    /// Measure the hosts of this job and the network between them, started by a launcher of MPI: all measure
+    /// themselves at the same time, then the first its connection with each: latency by size of messages, and
+    /// bandwidth in both directions
+    #[arg(long, conflicts_with_all = ["gpu", "npu", "disk"])]
+    pub hosts: bool,
     /// Do not measure the time of an expert by its number of rows (`matmul`), which takes longest; costs are
     /// then estimated from peak rates and bandwidth
     #[arg(long)]
@@ -77,6 +84,10 @@ pub struct Args {
 /// Fails if the file exists or cannot be written, or the name is invalid.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let start = Instant::now();
+    let links = args.hosts.then(moec_targets::backends::links).transpose()?;
+    let silent = Progress::silent();
+    let is_first = links.as_ref().is_none_or(|links| links.is_first());
+    let progress = if is_first { progress } else { &silent };
     let threads = cpu::threads(args.threads).map_err(Error::from)?;
     let native = CpuTarget::new(&Device::find(NATIVE).map_err(|e| Error::bug(e.to_string()))?)
         .map_err(|e| Error::limit("moec cannot compile for this machine").because(e))?;
@@ -125,6 +136,13 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     if let Some(npu) = &npu {
         npu::add(&mut device, npu, found.read_gb_per_s.all);
     }
+    let mut peers = Vec::new();
+    if let Some(links) = &links {
+        let met = hosts::meet(links.as_ref(), &device)?;
+        let Some(joined) = met else { return Ok(()) };
+        (device, peers) = joined;
+        progress.stage("Measured", &format!("the links of {} hosts", peers.len() + 1));
+    }
     let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
     // The written text must parse: the name may be invalid.
     let device = Device::parse(&text, path.as_deref().unwrap_or(Path::new("stdout")))
@@ -141,7 +159,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         (true, path) => output::json(&report(
             &device,
             &found,
-            (disk.as_ref(), gpu.as_ref().map(|(_, gpu)| gpu), npu.as_ref()),
+            (disk.as_ref(), gpu.as_ref().map(|(_, gpu)| gpu), npu.as_ref(), &peers),
             path.as_deref(),
         )),
         (false, None) => output::data(&text),
@@ -350,7 +368,7 @@ fn mac() -> Option<String> {
 fn report(
     device: &Device,
     found: &Roofline,
-    (disk, gpu, npu): (Option<&DiskRates>, Option<&GpuRates>, Option<&npu::Npu>),
+    (disk, gpu, npu, peers): (Option<&DiskRates>, Option<&GpuRates>, Option<&npu::Npu>, &[Peer]),
     path: Option<&Path>,
 ) -> Value {
     json!({
@@ -388,6 +406,7 @@ fn report(
             })).collect::<Vec<_>>(),
         })),
         "npu": npu.map(npu::report),
+        "hosts": (!peers.is_empty()).then(|| hosts::report(peers)),
         "disk": disk.map(|disk| json!({
             "reader": disk.reader,
             "direct": disk.direct,

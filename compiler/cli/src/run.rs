@@ -88,7 +88,9 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
         .map_err(|e| Error::input("the plan cannot run on this machine").because(e))?
         .emulating(unit.emulated());
     let folder = &bundle.folder;
-    if let Some(followed) = backends::follow(&program, folder, threads(&args.args)) {
+    let all = args.key.is_some() || args.args.iter().any(|word| word == CHECK);
+    let check = if all { CheckLevel::All } else { CheckLevel::Small };
+    if let Some(followed) = backends::follow(&program, folder, threads(&args.args), check) {
         return followed.map(|()| ExitCode::SUCCESS);
     }
     let info = args.args.first().is_some_and(|subcommand| subcommand == INFO);
@@ -120,6 +122,9 @@ fn host_build(args: &Args, bundle: &Bundle, progress: &Progress) -> Result<HostB
     }
     HostBuild::of(bundle, progress)
 }
+
+/// The option of subcommands that checks all files.
+const CHECK: &str = "--check";
 
 /// The subcommand that finishes its answers when a signal comes.
 const SERVE: &str = "serve";

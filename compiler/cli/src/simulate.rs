@@ -1,11 +1,14 @@
 //! `moec simulate`.
 
+mod hosts;
+
 use super::output;
 use moec_backend::StreamStep;
 use moec_base::error::io_error;
 use moec_base::human;
 use moec_base::{Error, Result};
 use moec_bundle::read::Bundle;
+use moec_costs::hosts::Network;
 use moec_costs::run::Outcome;
 use moec_costs::timeline::Timeline;
 use moec_device::Device;
@@ -14,6 +17,7 @@ use moec_passes::hot::HotShare;
 use moec_profile::Profile;
 use moec_simulate::assigned::{self, assigned};
 use moec_simulate::bundle::{BUNDLE, Request, Simulated, simulate};
+use moec_simulate::hosts::{MOST, hosts as simulated_hosts};
 use moec_simulate::paged::{self, paged};
 use moec_simulate::perfetto;
 use moec_simulate::phone::phone;
@@ -27,12 +31,13 @@ use std::path::{Path, PathBuf};
 /// device file and the loads of a profile. Compares the plan's placement with Core ML alone, its default
 /// scheduling, and ANEMLL. With experts on disk, the runtime's own policies decide which experts are read and
 /// cached, by the routing of a profile, on modelled units and links. With NDP DIMMs, the runtime's scheduler
-/// assigns experts to units in every step. On a phone with a profile of active neurons, the NPU computes hot
+/// assigns experts to units in every step. With `--hosts`, it predicts the speed of the model on clusters of other
+/// sizes. On a phone with a profile of active neurons, the NPU computes hot
 /// neurons and the CPU cold ones; neurons that do not fit into memory are read from disk.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A bundle for `m2-ultra`, `m2-max`, `snapdragon-8-gen-3` or `snapdragon-8-plus-gen-1`, one with a memory budget, or one for
-    /// `h100-spr-ndp` or `spr-ndp`
+    /// `h100-spr-ndp` or `spr-ndp`; with `--hosts` one for CPUs
     pub bundle: PathBuf,
     /// Profile with the loads and the routing of experts [default: the mean loads stored in the bundle]
     #[arg(long, value_name = "PROFILE")]
@@ -48,7 +53,7 @@ pub struct Args {
     /// DIMMs or hot neurons]
     #[arg(long, value_name = "TOKENS")]
     pub decode: Option<u32>,
-    /// Sequences that are decoded together, with NDP DIMMs [default: the bundle's largest batch] or hot
+    /// Sequences that are decoded together, with NDP DIMMs or `--hosts` [default: the bundle's largest batch] or hot
     /// neurons [default: 1]
     #[arg(long, value_name = "SEQUENCES", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: Option<u32>,
@@ -56,6 +61,18 @@ pub struct Args {
     /// a program]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory: Option<u64>,
+    /// Compare all divisions of the model between so many hosts, each like the first of the device
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        conflicts_with_all = ["timeline", "prompt", "decode", "memory"],
+        value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST))
+    )]
+    pub hosts: Vec<u8>,
+    /// Network between these hosts: rate and round trip, such as `10 Gb/s, 100 us` [default: the device's link]
+    #[arg(long, value_name = "NETWORK", requires = "hosts")]
+    pub network: Option<Network>,
     /// Device, by name or file [default: the bundle's]
     #[arg(long, value_name = "NAME")]
     pub target: Option<String>,
@@ -83,6 +100,16 @@ pub fn run(args: &Args) -> Result<()> {
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
     let hot: Vec<HotShare> = bundle.decisions()?.decisions.iter().filter_map(HotShare::of).collect();
     let by_neurons = !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty());
+    if !args.hosts.is_empty() {
+        let request = Request { device: &device, profile: profile.as_ref(), prompt: None, decode: None };
+        let numbers: Vec<usize> = args.hosts.iter().map(|&n| n.into()).collect();
+        let simulated = simulated_hosts(&bundle, &request, &numbers, args.network, args.batch)?;
+        return if args.json {
+            output::json(&hosts::value(&device, &simulated))
+        } else {
+            output::data(&hosts::text(&device, &simulated))
+        };
+    }
     let policy = &bundle.plan.experts.policy;
     if policy.cached().is_some() {
         return Err(Error::limit("bundles with a GPU expert cache cannot be simulated")

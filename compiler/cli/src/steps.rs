@@ -13,10 +13,10 @@ use moec_ir::EntryKind;
 use moec_ir::plan::UnitRef;
 use moec_ir::plan::{Builtin, Code, Plan};
 use moec_runtime::CheckLevel;
-use moec_runtime::{Engine, Options, Program, Row};
+use moec_runtime::{Engine, LogitRows, Options, Program, Row};
 use moec_targets::backends;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -79,8 +79,16 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| backends::host(&unit.backend, &unit.name));
     let mut engine = Engine::with_units(&program, folder, host, &bundle.files(CheckLevel::Small)?, options)
         .map_err(Error::from)?;
+    // Recurrent states have no holes: every token before the call is read, and each measurement begins there.
+    let slots: BTreeSet<u32> = rows.iter().map(|r| r.slot).filter(|_| args.context > 0).collect();
+    let before: Vec<u32> = (0..args.context).map(|i| spread(i, bundle.plan.model.vocab)).collect();
+    for &slot in &slots {
+        engine.prefill(slot, 0, &before, LogitRows::None, &mut |_, _| Ok(())).map_err(Error::from)?;
+        engine.snapshot(slot).map_err(Error::from)?;
+    }
     let mut once = || {
         interrupt::check()?;
+        slots.iter().try_for_each(|&slot| engine.rewind(slot, args.context)).map_err(Error::from)?;
         let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
         engine.time_steps(index, &rows, &[rows.len() - 1], seq_len).map_err(Error::from)
     };
@@ -125,10 +133,14 @@ fn call(plan: &Plan, args: &Args) -> Result<(usize, Vec<Row>)> {
     let row = |i: usize| Row {
         slot: if separate_slots { i as u32 } else { 0 },
         pos: args.context + if separate_slots { 0 } else { i },
-        // Spread over the vocabulary (Knuth's multiplicative hashing).
-        id: (i as u32 + 1).wrapping_mul(2_654_435_761) % vocab,
+        id: spread(i, vocab),
     };
     Ok((index, (0..n).map(row).collect()))
+}
+
+/// A token, spread over the vocabulary (Knuth's multiplicative hashing).
+const fn spread(i: usize, vocab: u32) -> u32 {
+    (i as u32 + 1).wrapping_mul(2_654_435_761) % vocab
 }
 
 /// Names of the steps of an entry point, with the medians of their times, and with limits on a machine.

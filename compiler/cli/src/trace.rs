@@ -5,7 +5,7 @@ use moec_base::error::io_error;
 use moec_base::hashing::hex;
 use moec_base::{Result, human};
 use moec_profile::correlations::Correlations;
-use moec_profile::{Confidence, FormatLoss, Profile, Routing, file};
+use moec_profile::{Confidence, FormatLoss, Moments, Profile, Routing, file};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -21,12 +21,22 @@ pub(super) struct Args {
     /// Write a profile as an HTML page with heat maps
     #[arg(long, value_name = "FILE.HTML", conflicts_with = "against")]
     pub(super) html: Option<PathBuf>,
+    /// Write the mean squares of the input channels of each matrix, and the tokens that it saw, as JSON
+    #[arg(long, value_name = "FILE.JSON", conflicts_with = "against")]
+    pub(super) moments: Option<PathBuf>,
     /// Compare a profile with this one by the busiest experts of each layer (Overlap@K)
     #[arg(long, value_name = "FILE.TRACE")]
     pub(super) against: Option<PathBuf>,
     /// Numbers of busiest experts for `--against` (K of Overlap@K) [default: 4,8]
     #[arg(long, value_name = "K", value_delimiter = ',', requires = "against", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) top: Vec<u32>,
+}
+
+impl Args {
+    /// Whether one of them is given.
+    pub(super) const fn any(&self) -> bool {
+        self.html.is_some() || self.moments.is_some() || self.against.is_some()
+    }
 }
 
 /// Whether a path is to be read as a profile.
@@ -45,6 +55,9 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
     }
     if let Some(page) = &args.html {
         std::fs::write(page, heat::page(&profile)).map_err(|e| io_error("write", page, &e))?;
+    }
+    if let Some(file) = &args.moments {
+        std::fs::write(file, moments(&profile).to_string()).map_err(|e| io_error("write", file, &e))?;
     }
     if as_json {
         return output::json(&json(&profile));
@@ -122,6 +135,15 @@ fn confidence_json(of: &Confidence) -> Value {
 /// The loss of a format as JSON.
 fn loss_json(of: &FormatLoss) -> Value {
     json!({"key": of.key, "format": of.format.name(), "tokens": of.tokens, "nats_per_token": of.mean()})
+}
+
+/// The input channels of every weight: `mean_square[matrix][channel]`.
+fn moments(profile: &Profile) -> Value {
+    let of = |m: &Moments| {
+        let rows: Vec<&[f32]> = (0..m.matrices()).map(|matrix| m.of(matrix)).collect();
+        json!({"tokens": m.tokens, "mean_square": rows})
+    };
+    profile.weights.iter().map(|(name, m)| (name.clone(), of(m))).collect()
 }
 
 /// A profile as JSON, without the channels.

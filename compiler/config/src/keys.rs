@@ -2,8 +2,8 @@
 
 use super::value::{Value, ValueError};
 use super::{
-    Activations, Capacity, Config, Gamma, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold,
-    UnitSetting,
+    Activations, Capacity, Config, Gamma, HostPlacement, KvCache, Overflow, Predict, Rounding, Size, Skip,
+    Threshold, UnitSetting,
 };
 use moec_base::human;
 use moec_ir::Format;
@@ -192,8 +192,11 @@ pub const KEYS: &[Key] = &[
         section: "memory",
         name: "kv_cache",
         default: "\"auto\"",
-        range: "\"auto\", \"bf16\", \"f32\" or \"q8\"",
-        help: &["Storage of the KV cache. `auto` is bf16, or f32 where activations or attention are f32."],
+        range: "\"auto\", \"bf16\", \"f32\", \"q8\", \"q5\" or \"q4\"",
+        help: &[
+            "Storage of the KV cache. `auto` is bf16, or f32 where activations or attention are f32. `q8`, `q5` and",
+            "`q4` store heads rotated, which loses less; only the CPU has kernels for them.",
+        ],
         set: |c, v| KvCache::parse(v.text()?).map(|k| c.memory.kv_cache = k).ok_or(ValueError::Range),
     },
     Key {
@@ -640,6 +643,26 @@ pub const KEYS: &[Key] = &[
         set: |c, v| {
             let unit = UnitSetting::parse(v.text()?).filter(|h| matches!(h, UnitSetting::Unit(_)));
             unit.map(|h| c.placement.hot = h).ok_or(ValueError::Range)
+        },
+    },
+    Key {
+        section: "placement",
+        name: "hosts",
+        default: "\"auto\"",
+        range: "\"auto\", \"alone\", \"slices\", \"stages\" or \"owners\"",
+        help: &[
+            "Division of the model between the hosts of a target with several. `slices`: each host has a slice of every expert.",
+            "`stages`: each has consecutive layers with their states. `owners`: each has whole experts of every layer. With `alone`",
+            "the first host has everything. `auto` takes the one that decodes fastest by costs, of those that fit.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let found = HostPlacement::ALL.into_iter().find(|h| h.name() == text);
+            c.placement.hosts = match text {
+                "auto" => None,
+                _ => Some(found.ok_or(ValueError::Range)?),
+            };
+            Ok(())
         },
     },
     Key {

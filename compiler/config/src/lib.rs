@@ -388,6 +388,8 @@ pub struct PlacementConfig {
     pub policy: Option<&'static System>,
     /// Experts of a layer that the memory of a hot unit holds; `None`: as many as fit.
     pub cached: Option<u32>,
+    /// Division of the model between the hosts of a device; `None`: the compiler chooses.
+    pub hosts: Option<HostPlacement>,
     /// Slices of their inner channels that all experts are cut into; `None`: one for each host.
     pub slices: Option<u32>,
     /// Refinement of the run-time assignment of experts to units.
@@ -410,10 +412,39 @@ impl PlacementConfig {
             hot: UnitSetting::Unit("cpu".to_owned()),
             policy: None,
             cached: None,
+            hosts: None,
             slices: None,
             refine: Refine::Full,
             prefill: PromptUnits::Auto,
             moves: true,
+        }
+    }
+}
+
+/// Division of one model between the hosts of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HostPlacement {
+    /// Everything on the first host.
+    Alone,
+    /// A slice of every expert on each host, everything else on the first.
+    Slices,
+    /// Consecutive layers on each host, with their states; the embedding and the head on the first.
+    Stages,
+    /// Whole experts of every layer on each host, everything else on the first.
+    Owners,
+}
+
+impl HostPlacement {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Alone, Self::Slices, Self::Stages, Self::Owners];
+
+    /// Name in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::Slices => "slices",
+            Self::Stages => "stages",
+            Self::Owners => "owners",
         }
     }
 }
@@ -486,6 +517,9 @@ pub struct Quality {
 pub struct Memory {
     /// Storage of the KV cache.
     pub kv_cache: KvCache,
+    /// Whether the KV cache holds [rotated](moec_ir::state::rotate) heads; `None`, as in every build: its format
+    /// decides. No key sets it: measurements compare.
+    pub rotate_cache: Option<bool>,
     /// Memory limit of a run in bytes; experts that do not fit stay on disk. `None`: all experts stay in
     /// memory.
     pub budget: Option<u64>,
@@ -506,6 +540,7 @@ impl Default for Memory {
         let (policy, pin) = (None, Pin::Auto);
         Self {
             kv_cache: KvCache::Auto,
+            rotate_cache: None,
             budget: None,
             device_budget: None,
             policy,
@@ -526,13 +561,17 @@ pub enum KvCache {
     Bf16,
     /// Exact.
     F32,
-    /// 8 bits in groups of 32, each with a scale of its own.
+    /// 8 bits of rotated heads, in groups of 32 with a scale each.
     Q8,
+    /// The same with 5 bits.
+    Q5,
+    /// The same with 4 bits.
+    Q4,
 }
 
 impl KvCache {
     /// All variants, in the order of messages.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::Bf16, Self::F32, Self::Q8];
+    pub const ALL: [Self; 6] = [Self::Auto, Self::Bf16, Self::F32, Self::Q8, Self::Q5, Self::Q4];
 
     /// Name in `model.toml`.
     pub const fn name(self) -> &'static str {
@@ -541,6 +580,8 @@ impl KvCache {
             Self::Bf16 => "bf16",
             Self::F32 => "f32",
             Self::Q8 => "q8",
+            Self::Q5 => "q5",
+            Self::Q4 => "q4",
         }
     }
 
@@ -554,6 +595,8 @@ impl KvCache {
         match format {
             Format::Bf16 | Format::F16 => Self::Bf16,
             Format::F32 => Self::F32,
+            Format::Q5 => Self::Q5,
+            Format::Q4 => Self::Q4,
             _ => Self::Q8,
         }
     }
@@ -580,6 +623,8 @@ impl Config {
             KvCache::Auto | KvCache::Bf16 => Format::Bf16,
             KvCache::F32 => Format::F32,
             KvCache::Q8 => Format::Q8,
+            KvCache::Q5 => Format::Q5,
+            KvCache::Q4 => Format::Q4,
         }
     }
 

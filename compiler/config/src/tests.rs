@@ -350,8 +350,8 @@ fn wrong_files_are_refused_by_line_and_key() {
             "`dir/model.toml:2:15`: `weights.activations` is `\"f16\"`, expected \"auto\", \"f32\", \"bf16\" or \"i8\" | the default is \"auto\"",
         ),
         (
-            "[memory]\nkv_cache = \"q4\"",
-            "`dir/model.toml:2:12`: `memory.kv_cache` is `\"q4\"`, expected \"auto\", \"bf16\", \"f32\" or \"q8\" | the default is \"auto\"",
+            "[memory]\nkv_cache = \"q3\"",
+            "`dir/model.toml:2:12`: `memory.kv_cache` is `\"q3\"`, expected \"auto\", \"bf16\", \"f32\", \"q8\", \"q5\" or \"q4\" | the default is \"auto\"",
         ),
         (
             "[model]\nsource = \"\"",

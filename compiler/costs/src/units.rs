@@ -77,10 +77,20 @@ impl<'a> UnitList<'a> {
         Self { device, accelerators, has_near_data }
     }
 
-    /// Units that the hosts' slices of experts are for: the CPU of each, this host's first.
+    /// The CPU of each host, the first host's first.
     pub fn hosts(&self) -> Vec<u32> {
         let others = self.accelerators.iter().filter(|a| a.unit.host.is_some()).map(|a| a.index);
         std::iter::once(0).chain(others).collect()
+    }
+
+    /// Share of each host in the rate at which all of them read weights; equal where the device does not say.
+    pub fn host_shares(&self) -> Vec<f64> {
+        let hosts = self.hosts();
+        let rate = |&unit: &u32| self.device.bandwidth_of(self.device.units.get(unit as usize)?);
+        let rates = hosts.iter().map(rate).collect::<Option<Vec<f64>>>();
+        let rates = rates.unwrap_or_else(|| vec![1.0; hosts.len()]);
+        let sum: f64 = rates.iter().sum();
+        rates.into_iter().map(|rate| rate / sum).collect()
     }
 
     /// The unit that a key of `[placement]` names, by its name or else its kind; `None` for `auto`.

@@ -7,7 +7,7 @@ use moec_base::progress::Progress;
 use moec_bundle::toolchain::{Missing, Route};
 use moec_bundle::write::{self, Summary};
 use moec_bundle::{cargo, destination, workspace};
-use moec_config::{Config, PlacementConfig, Predict, Rounding, Size, Threshold, UnitSetting};
+use moec_config::{Config, HostPlacement, PlacementConfig, Predict, Rounding, Size, Threshold, UnitSetting};
 use moec_costs::units::{UnitList, Units};
 use moec_cpu::{CpuTarget, WeightImportance};
 use moec_device::{Device, UnitKind};
@@ -15,7 +15,7 @@ use moec_import::{Checkpoint, ImportOptions, ModelSpec};
 use moec_ir::plan::Plan;
 use moec_measure::quality::Measured;
 use moec_measure::tuner::Tuner;
-use moec_measure::{calibrate, chunk, gamma, mix, thresholds};
+use moec_measure::{calibrate, chunk, gamma, hosts, mix, thresholds};
 use moec_passes::decisions::Decision;
 use moec_passes::tune::KernelTimer;
 use moec_passes::{gpu_expert_cache, tier};
@@ -95,6 +95,8 @@ pub fn build(
     inputs.gamma = gamma;
     let (chunk, chunk_decision) = chunk::choose(&inputs)?.unzip();
     inputs.chunk = chunk;
+    let (division, hosts_decision) = hosts::choose(&inputs)?.unzip();
+    inputs.division = division;
 
     let mut compilation = Compilation::new(inputs);
     compilation.timer = tuner.map(|tuner| Box::new(tuner) as Box<dyn KernelTimer>);
@@ -114,12 +116,18 @@ pub fn build(
     let importance = weighed.map(|w| &w.importance);
     compiled.decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
     compiled.decisions.expert_use = used.unwrap_or_default();
-    let before =
-        mix.into_iter().chain(thresholds.into_iter().flatten()).chain(gamma_decision).chain(chunk_decision);
+    let before = mix.into_iter().chain(thresholds.into_iter().flatten());
+    let before = before.chain(gamma_decision).chain(chunk_decision).chain(hosts_decision);
     compiled.decisions.decisions.splice(..0, before);
     check_size(&compiled, config.weights.size)?;
     if let Some(note) = idle(&compiled.plan, &device) {
         progress.stage("Note", &note);
+    }
+    if division == Some(HostPlacement::Alone) && config.placement.hosts.is_none() {
+        progress.stage(
+            "Note",
+            "the first host computes everything, because that is fastest: `moec explain BUNDLE` shows the costs; `hosts` under `[placement]` in `model.toml` overrides the decision",
+        );
     }
     moec_base::interrupt::check()?;
     let entry = profile.as_ref().map(|profile| calibrate::entry(&config, profile)).transpose()?;

@@ -24,15 +24,21 @@
 //!
 //! No result changes: every expert computes the same rows on any unit, and `combine` adds them in the order
 //! of the router's choices.
+//!
+//! **Hosts** of one device divide the model in one of the ways of [`HostPlacement`].
 
 mod dense;
 mod leaving;
+mod owners;
+mod stages;
 
 use crate::decisions::Decision;
 use leaving::Leaving;
 use moec_backend::CommandStreams;
 use moec_base::error::{Error, Result};
+use moec_config::HostPlacement;
 use moec_costs::units::{DynamicUnit, Named, UnitList};
+use moec_device::HOST_BACKEND;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpAssignment, Placement};
 use moec_ir::plan::{
     Arg, Code, ExpertLayer, ExpertPlacement, ExpertPolicy, ExpertTable, Memory, MemoryLink, Plan, UnitRef,
@@ -62,6 +68,8 @@ pub struct UnitAssignment {
     pub rest: u32,
     /// Units of the slices of experts, by slice; slices past the last are on the CPU.
     pub slices: Vec<u32>,
+    /// Units of whole layers, by layer; empty if layers are not divided between hosts.
+    pub stages: Vec<u32>,
     /// Units of experts; no layer has segments before `layout`.
     pub experts: ExpertPlacement,
 }
@@ -78,6 +86,7 @@ impl Default for UnitAssignment {
             mixer: 0,
             rest: 0,
             slices: Vec::new(),
+            stages: Vec::new(),
             experts: ExpertPlacement::default(),
         }
     }
@@ -107,6 +116,14 @@ impl UnitAssignment {
         };
         let sliced = kernels().filter_map(|(s, node)| Some((node?.scope.part.slice()?, s.unit)));
         let slices: BTreeMap<u32, u32> = sliced.collect();
+        let is_host = |unit: u32| plan.units.get(unit as usize).is_some_and(is_host);
+        let staged = kernels().filter_map(|(s, node)| {
+            let scope = &node.filter(|n| !matches!(n.op, Op::ExpertFfn { .. }))?.scope;
+            let whole = scope.part.slice().is_none() && is_host(s.unit);
+            scope.layer.filter(|_| whole).map(|layer| (layer, s.unit))
+        });
+        let staged: BTreeMap<u32, u32> = staged.collect();
+        let layers = staged.last_key_value().map_or(0, |(&last, _)| last + 1);
         // The first kernel step embeds tokens.
         let rest = kernels().next().map(|(s, _)| s.unit);
         Self {
@@ -117,6 +134,7 @@ impl UnitAssignment {
             mixer: mixes(Role::Mixer).unwrap_or(0),
             rest: rest.unwrap_or(0),
             slices: slices.into_values().collect(),
+            stages: (0..layers).map(|layer| staged.get(&layer).copied().unwrap_or(0)).collect(),
             experts: plan.experts.clone(),
         }
     }
@@ -133,7 +151,7 @@ impl UnitAssignment {
 
     /// The unit of a node outside of static graphs; [`ExpertPlacement::of_layer`] has the units of experts.
     pub fn of_node(&self, node: &Node) -> u32 {
-        if let Some(unit) = self.of_slice(node) {
+        if let Some(unit) = self.of_host(node) {
             return unit;
         }
         match node.op {
@@ -148,10 +166,24 @@ impl UnitAssignment {
         }
     }
 
-    /// The unit of the slice of experts that a node belongs to.
-    pub fn of_slice(&self, node: &Node) -> Option<u32> {
-        let slice = node.scope.part.slice()?;
-        Some(self.slices.get(slice as usize).copied().unwrap_or(0))
+    /// The unit of the host that has a node's slice of experts, or its layer.
+    pub fn of_host(&self, node: &Node) -> Option<u32> {
+        match node.scope.part.slice() {
+            Some(slice) => Some(self.slices.get(slice as usize).copied().unwrap_or(0)),
+            None => self.stages.get(node.scope.layer? as usize).copied(),
+        }
+    }
+
+    /// True if a unit is of another host than the first.
+    pub fn is_host(&self, unit: u32) -> bool {
+        self.units.get(unit as usize).is_some_and(is_host)
+    }
+
+    /// Memories of other hosts that hold a part of the model.
+    pub fn memories_of_hosts(&self) -> BTreeSet<u32> {
+        let experts = self.experts.layers.iter().flat_map(|l| &l.units);
+        let units = self.slices.iter().chain(&self.stages).chain(experts).copied();
+        units.filter(|&unit| self.is_host(unit)).map(|unit| self.memory(unit)).collect()
     }
 
     /// The unit of a role's nodes, experts aside.
@@ -207,8 +239,13 @@ impl UnitAssignment {
     }
 }
 
+/// True if a unit is of another host than the first.
+fn is_host(unit: &UnitRef) -> bool {
+    unit.backend == HOST_BACKEND
+}
+
 /// Assigns attention, mixers, experts and the rest to units and records that in the placement. Without static
-/// graphs it creates the placement. A run takes at most `budget` bytes of the memory of the unit that experts
+/// graphs it creates the placement. Several hosts divide the model as `hosts` says. A run takes at most `budget` bytes of the memory of the unit that experts
 /// are for. Returns the units, and a decision for each layer of which experts leave the CPU or could have
 /// left it.
 ///
@@ -219,6 +256,7 @@ pub fn assign_units(
     placement: &mut Option<Placement>,
     list: &UnitList<'_>,
     config: &moec_config::PlacementConfig,
+    hosts: HostPlacement,
     budget: Option<u64>,
     loads: Option<&Loads>,
 ) -> Result<(UnitAssignment, Vec<Decision>)> {
@@ -248,8 +286,16 @@ pub fn assign_units(
         assignment.mixer = accelerator.index;
         assign(module, placed, accelerator, Role::Mixer, "requested by `placement.mixer`")?;
     }
+    if hosts == HostPlacement::Stages {
+        decisions.extend(stages::stages(module, placed, list, &mut assignment)?);
+        return Ok((assignment, decisions));
+    }
+    if hosts == HostPlacement::Owners {
+        decisions.extend(owners::owners(module, placed, list, &mut assignment)?);
+        return Ok((assignment, decisions));
+    }
     if module.entries.iter().flat_map(|g| &g.nodes).any(|n| n.scope.part.slice().is_some()) {
-        assignment.slices = list.hosts();
+        assignment.slices = if hosts == HostPlacement::Slices { list.hosts() } else { Vec::new() };
         slice_rows(module, placed, list, &assignment)?;
         return Ok((assignment, decisions));
     }
@@ -579,7 +625,7 @@ fn slice_rows(
 ) -> Result<()> {
     for graph in &module.entries {
         for node in &graph.nodes {
-            let Some(unit) = assignment.of_slice(node) else { continue };
+            let Some(unit) = assignment.of_host(node) else { continue };
             if let Some(accelerator) = list.accelerator(unit) {
                 runs(accelerator, node)?;
             }

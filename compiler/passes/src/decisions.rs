@@ -15,8 +15,8 @@ pub const VERSION: u32 = 2;
 /// Fields of a schedule that a kernel reads, by name.
 pub type ScheduleFields = BTreeMap<String, usize>;
 
-/// Numbers by name. A name ends in its unit (`_bytes`, `_share` of 1, `_us`, `_ms`, `_mj`, `_nats`); any
-/// other is a count.
+/// Numbers by name. A name ends in its unit (`_bytes`, `_share` of 1, `_us`, `_ms`, `_mj`, `_nats`,
+/// `_tokens_per_s`); any other is a count.
 pub type Figures = BTreeMap<String, f64>;
 
 /// The file.
@@ -58,8 +58,9 @@ pub struct ExpertUse {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// The pass that decided (`moec passes` lists them). Otherwise `size`, `threshold`, `gamma` or
-    /// `prefill_chunk`, which `model.toml` requests before passes run, or `legalise` for the changes that a backend makes to a graph.
+    /// The pass that decided (`moec passes` lists them). Otherwise `size`, `threshold`, `gamma`,
+    /// `prefill_chunk` or `hosts`, which are decided before passes run, or `legalise` for the changes that a backend
+    /// makes to a graph.
     pub pass: String,
     /// Subject of the decision. The same thing in several layers, or of several weights, has one subject.
     pub subject: String,

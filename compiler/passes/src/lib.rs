@@ -19,6 +19,7 @@ pub mod insert_copies;
 pub mod layout;
 pub mod memory;
 pub mod outline_graphs;
+pub mod own_experts;
 pub mod parts;
 pub mod plan_expert_schedule;
 pub mod predict;

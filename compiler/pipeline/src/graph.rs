@@ -11,7 +11,9 @@ use moec_passes::assign_units::UnitAssignment;
 use moec_passes::hot::{self, Experts};
 use moec_passes::outline_graphs::Statics;
 use moec_passes::rewrite::Costs;
-use moec_passes::{cluster, divide, format, outline_graphs, prefetch_experts, reads, rewrite, slice_experts};
+use moec_passes::{
+    cluster, divide, format, outline_graphs, own_experts, prefetch_experts, reads, rewrite, slice_experts,
+};
 use moec_sim::cache::Pin;
 
 pub(super) fn lower(given: &Inputs<'_>) -> Result<Module> {
@@ -34,6 +36,16 @@ pub(super) fn rewrite(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
 
 /// Cuts experts into slices. Other ways to place experts take whole ones, and are refused.
 pub(super) fn slice_experts(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
+    check_alone(given, "experts are cut into slices", &[])?;
+    slice_experts::slice_experts(module, given.slices())
+}
+
+/// Refuses requests that cannot be combined with a division of the model between hosts: those that concern
+/// experts, and `more`.
+///
+/// # Errors
+/// Fails with the name of one that there is.
+pub(super) fn check_alone(given: &Inputs<'_>, division: &str, more: &[(bool, &str)]) -> Result<()> {
     let (config, experts) = (given.config, &given.config.placement.experts);
     let requested = [
         (config.memory.budget.is_some(), "`budget` under `[memory]`"),
@@ -42,15 +54,17 @@ pub(super) fn slice_experts(given: &Inputs<'_>, module: &mut Module) -> Result<(
         (config.experts.skip == Skip::On, "`skip` under `[experts]`"),
         (given.units.is_some(), "a target with static graphs"),
     ];
-    if let Some((_, what)) = requested.iter().find(|(requested, _)| *requested) {
-        return Err(Error::limit(format!(
-            "experts are cut into slices, which cannot be combined with {what}"
-        ))
-        .hint(
+    if let Some((_, what)) = requested.iter().chain(more).find(|(requested, _)| *requested) {
+        return Err(Error::limit(format!("{division}, which cannot be combined with {what}")).hint(
             "use a target of one host, with `slices = \"auto\"` under `[placement]`, or remove the other",
         ));
     }
-    slice_experts::slice_experts(module, given.slices())
+    Ok(())
+}
+
+/// Gives each host the experts that are assigned to it as weights of their own.
+pub(super) fn own_experts(module: &mut Module, assignment: &UnitAssignment) -> Result<()> {
+    own_experts::own_experts(module, &assignment.experts)
 }
 
 pub(super) fn outline_graphs(given: &Inputs<'_>, module: &mut Module, placed: &mut Placed) -> Result<()> {

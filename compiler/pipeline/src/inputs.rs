@@ -4,7 +4,7 @@ use super::{Compilation, Stops};
 use moec_base::error::{Error, Result};
 use moec_base::paths::{KERNELS, TOKENIZER};
 use moec_base::progress::Progress;
-use moec_config::{Config, Gamma};
+use moec_config::{Config, Gamma, HostPlacement};
 use moec_costs::units::{UnitList, UnitPreference, Units};
 use moec_cpu::{CACHE_BLOCK, CpuTarget};
 use moec_import::lower;
@@ -44,6 +44,8 @@ pub struct Inputs<'a> {
     pub gamma: Option<f64>,
     /// Tokens per prefill step that costs chose, if `model.toml` leaves them to these.
     pub chunk: Option<usize>,
+    /// Division between hosts that costs chose, if `model.toml` leaves it to these.
+    pub division: Option<HostPlacement>,
     /// Applies no rule: weights and nodes stay as `lower` made them, for callers that read them by name.
     pub as_lowered: bool,
 }
@@ -126,14 +128,23 @@ impl<'a> Inputs<'a> {
             thresholds: Thresholds::default(),
             gamma: None,
             chunk: None,
+            division: None,
             as_lowered: false,
         }
     }
 
-    /// Slices that every expert is cut into: as requested, else one for each host of the device.
+    /// Division of the model between the hosts of the device: as requested, else what costs chose, else slices.
+    pub fn hosts(&self) -> HostPlacement {
+        match self.list.hosts().len() {
+            1 => HostPlacement::Alone,
+            _ => self.config.placement.hosts.or(self.division).unwrap_or(HostPlacement::Slices),
+        }
+    }
+
+    /// Slices that every expert is cut into: as requested, else one for each host that has some.
     pub fn slices(&self) -> usize {
-        let slices = self.config.placement.slices.map_or(self.list.hosts().len(), |n| n as usize);
-        slices.max(1)
+        let hosts = if self.hosts() == HostPlacement::Slices { self.list.hosts().len() } else { 1 };
+        self.config.placement.slices.map_or(hosts, |n| n as usize).max(1)
     }
 
     /// The checkpoint.

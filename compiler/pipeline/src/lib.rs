@@ -18,6 +18,7 @@ pub use inputs::{Candidate, Change, Inputs, QualityProbe, Start, first_token};
 
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
+use moec_config::HostPlacement;
 use moec_passes::{barriers, insert_copies, memory, schedule, threshold};
 
 /// A pass: its name, its compilations, the IR that it changes, the reason for its place, and its function.
@@ -59,6 +60,8 @@ pub enum When {
     Thresholds,
     /// Models whose experts are cut into slices, for hosts or by request.
     Slices,
+    /// Targets with several hosts, each with whole experts.
+    Owners,
     /// All but those whose values are read by name, so that each must exist.
     NotAsLowered,
 }
@@ -78,6 +81,7 @@ impl When {
             Self::Memories => "where units have memories of their own",
             Self::Thresholds => "where gates have thresholds",
             Self::Slices => "where experts are cut into slices",
+            Self::Owners => "where hosts have whole experts",
             Self::NotAsLowered => "unless values are looked at by name",
         }
     }
@@ -101,6 +105,7 @@ impl When {
             Self::Memories => placed.assignment.memories.len() > 1,
             Self::Thresholds => !given.thresholds.by_layer.is_empty(),
             Self::Slices => given.slices() > 1,
+            Self::Owners => given.hosts() == HostPlacement::Owners,
             Self::NotAsLowered => !given.as_lowered,
         }
     }
@@ -204,6 +209,13 @@ pub const PIPELINE: &[Pass] = &[
         ir_level: IrLevel::Placement,
         run: |c| placement::assign_units(&c.inputs, &c.module, &mut c.placed),
         why: "operators outside static graphs go to the CPU or units with dynamic shapes",
+    },
+    Pass {
+        name: "own_experts",
+        when: When::Owners,
+        ir_level: IrLevel::Graph,
+        run: |c| graph::own_experts(&mut c.module, &c.placed.assignment),
+        why: "it is known which host has which experts; each stores its own alone",
     },
     Pass {
         name: "plan_expert_schedule",

@@ -1,8 +1,8 @@
 //! Runs the passes that place the model on units.
 
-use super::{Candidate, Inputs, Placed};
+use super::{Candidate, Inputs, Placed, graph};
 use moec_base::error::{Error, Result};
-use moec_config::{Capacity, ExpertsConfig};
+use moec_config::{Capacity, ExpertsConfig, HostPlacement, UnitSetting};
 use moec_costs::units::{UnitPreference, expert_sizes_on};
 use moec_ir::Module;
 use moec_ir::placement::Overflow;
@@ -128,8 +128,19 @@ pub(super) fn assign_units(given: &Inputs<'_>, module: &Module, placed: &mut Pla
     };
     let loads = placed.loads.as_ref().or(known.as_ref());
     let (config, budget) = (&given.config.placement, given.config.memory.device_budget);
+    let hosts = given.hosts();
+    if [HostPlacement::Stages, HostPlacement::Owners].contains(&hosts) {
+        let elsewhere = |setting: &UnitSetting| setting.unit().is_some_and(|unit| unit != "cpu");
+        let more = [
+            (given.slices() > 1, "`slices` under `[placement]`"),
+            (elsewhere(&config.attention), "`attention` under `[placement]`"),
+            (elsewhere(&config.mixer), "`mixer` under `[placement]`"),
+            (elsewhere(&config.rest), "`rest` under `[placement]`"),
+        ];
+        graph::check_alone(given, &format!("`hosts` under `[placement]` is `{}`", hosts.name()), &more)?;
+    }
     (placed.assignment, placed.of_experts) =
-        assign_units::assign_units(module, &mut placed.placement, &given.list, config, budget, loads)?;
+        assign_units::assign_units(module, &mut placed.placement, &given.list, config, hosts, budget, loads)?;
     Ok(())
 }
 

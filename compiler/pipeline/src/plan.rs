@@ -4,9 +4,11 @@ use super::{Inputs, Neurons, Placed, Planned};
 use moec_base::error::{Error, Result};
 use moec_ir::Module;
 use moec_ir::plan::{ArtifactBytes, CoreClass};
+use moec_ir::state::stores_rotated;
 use moec_passes::assign_units::UnitAssignment;
 use moec_passes::decisions::Decision;
 use moec_passes::hot::HotShare;
+use moec_passes::layout::CacheForm;
 use moec_passes::tune::{self, KernelTimer};
 use moec_passes::{fuse, gpu_expert_cache, layout, size_expert_cache};
 use moec_runtime::platform::cpu;
@@ -16,7 +18,9 @@ const DISK_GB_PER_S: f64 = 2.0;
 
 pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Result<Planned> {
     let artifacts = given.artifacts()?;
-    let cache = given.config.kv_format();
+    let format = given.config.kv_format();
+    let rotates = given.config.memory.rotate_cache.unwrap_or(stores_rotated(format));
+    let cache = CacheForm { format, rotates };
     let (statics, assignment) = (&placed.statics, &placed.assignment);
     // A host build has no budget of its own: nodes of its Graph read experts from SSD. The GPU's expert cache
     // uses scores even without a budget.

@@ -41,6 +41,8 @@ struct Channels {
     all: Vec<f32>,
     /// Index of its input's correlations, and the means `[cols]` over all matrices if these share an input.
     input: Option<(usize, Vec<f32>)>,
+    /// Number of its first matrix in the recorded weight.
+    first: usize,
 }
 
 impl Importance {
@@ -81,14 +83,16 @@ impl Importance {
             if let Some(mut all) = known.squares(&weight.expr)?.filter(fits) {
                 all.chunks_exact_mut(cols.max(1)).for_each(normalise);
                 let mean = |input: usize| {
-                    let shared =
-                        profile.correlations.get(input).is_some_and(|c| c.matrices() < weight.matrices());
-                    let mut mean = known.recorded(&weight.expr).filter(|_| shared)?.mean();
+                    let recorded = known.recorded(&weight.expr)?;
+                    let correlations = profile.correlations.get(input)?;
+                    let mut mean =
+                        (correlations.matrices() < recorded.matrices()).then(|| recorded.mean())?;
                     normalise(&mut mean);
                     Some(mean)
                 };
                 let input = known.input(&weight.expr).map(|i| (i, mean(i).unwrap_or_default()));
-                found.insert(weight.name.clone(), Channels { cols, all, input });
+                let first = some_matrices(&weight.expr).map_or(0, |(_, first)| first);
+                found.insert(weight.name.clone(), Channels { cols, all, input, first });
             }
         }
         let own = table::table(module).filter(|w| uses_feedback(w.format) && select(w));
@@ -125,9 +129,10 @@ impl Importance {
         let (input, mean) = channels.input.as_ref()?;
         let correlations = self.correlations.get(*input).filter(|c| c.cols == channels.cols)?;
         if mean.is_empty() {
-            let enough = correlations.tokens.get(matrix).is_some_and(|&n| n >= ENOUGH);
+            let recorded = channels.first + matrix;
+            let enough = correlations.tokens.get(recorded).is_some_and(|&n| n >= ENOUGH);
             return enough
-                .then(|| feedback(correlations, matrix, self.importance(weight, matrix)?))
+                .then(|| feedback(correlations, recorded, self.importance(weight, matrix)?))
                 .flatten();
         }
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,6 +191,10 @@ impl RecordedWeights<'_> {
         self.weights.iter().find(|(_, known, _)| *known == expr).or_else(|| match expr {
             WeightExpr::Concat { axis: Axis::Rows, of } => of.first().and_then(|first| self.known(first)),
             WeightExpr::Slice { axis: Axis::Rows, of, .. } => self.known(of),
+            WeightExpr::Split { .. } => {
+                let parts = joined(expr).and_then(<[WeightExpr]>::first);
+                self.known(some_matrices(parts.map_or(expr, whole))?.0)
+            }
             _ => None,
         })
     }
@@ -211,6 +220,16 @@ impl RecordedWeights<'_> {
                 of.first().map_or(Ok(None), |first| self.squares(first))
             }
             WeightExpr::Slice { axis: Axis::Rows, of, .. } => self.squares(of),
+            WeightExpr::Split { heads, .. } => {
+                if let Some(parts) = joined(expr) {
+                    let all: Result<Vec<_>> = parts.iter().map(|part| self.squares(whole(part))).collect();
+                    return Ok(all?.into_iter().collect::<Option<Vec<_>>>().map(|parts| parts.concat()));
+                }
+                let Some((of, first)) = some_matrices(expr) else { return Ok(None) };
+                let cols = of.shape().ok().and_then(|s| s.last().copied()).unwrap_or(0);
+                let all = self.squares(of)?;
+                Ok(all.and_then(|all| Some(all.get(first * cols..(first + heads) * cols)?.to_vec())))
+            }
             WeightExpr::Concat { axis: Axis::Cols, of } => {
                 let mut all = Vec::new();
                 for part in of {
@@ -238,6 +257,26 @@ impl RecordedWeights<'_> {
             _ => Ok(None),
         }
     }
+}
+
+/// The matrices that an expression has some of, one after the other, and the number of the first.
+fn some_matrices(expr: &WeightExpr) -> Option<(&WeightExpr, usize)> {
+    let WeightExpr::Split { heads, of } = expr else { return None };
+    let WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of } = &**of else { return None };
+    let WeightExpr::Join(whole) = &**of else { return None };
+    Some((whole, start / (len / heads.max(&1)).max(1)))
+}
+
+/// Parts whose matrices an expression has one after the other.
+fn joined(expr: &WeightExpr) -> Option<&[WeightExpr]> {
+    let WeightExpr::Split { of, .. } = expr else { return None };
+    let WeightExpr::Concat { axis: Axis::Rows, of } = &**of else { return None };
+    of.iter().all(|part| matches!(part, WeightExpr::Join(_))).then_some(of)
+}
+
+/// The matrices whose rows are joined.
+fn whole(part: &WeightExpr) -> &WeightExpr {
+    if let WeightExpr::Join(of) = part { of } else { part }
 }
 
 /// Mean squares `[matrices, cols]`; for a matrix with too few tokens, those of all matrices together.

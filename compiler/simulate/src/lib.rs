@@ -9,12 +9,15 @@
 //!
 //! [`phone`] decodes by hot and cold neurons, with the runtime's policies of them.
 //!
+//! [`hosts`] compares the divisions of a model between numbers of hosts.
+//!
 //! [`assigned`] has the runtime's scheduler give experts to units in every step, with NDP DIMMs.
 #![expect(clippy::cast_possible_truncation, reason = "a simulator: times and counts of one model")]
 
 pub mod assigned;
 pub mod bundle;
 pub mod costs;
+pub mod hosts;
 pub mod paged;
 pub mod perfetto;
 pub mod phone;

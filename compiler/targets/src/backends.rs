@@ -3,12 +3,12 @@
 //! What a backend does is after [`Backend`]: nothing else in the compiler knows one by name, the CPU's aside,
 //! whose kernels, packed weights and object code every bundle has.
 
-use moec_backend::{Backend, Bench, CommandStreams, GpuKernels, Runner, StaticGraphs};
+use moec_backend::{Backend, Bench, CommandStreams, GpuKernels, Links, Runner, StaticGraphs};
 use moec_base::error::{Error, Result};
 use moec_device::{CPU_BACKEND, Device, DeviceUnit};
 use moec_ir::plan::Plan;
-use moec_runtime::Program;
 use moec_runtime::exec::accelerators::Executor;
+use moec_runtime::{CheckLevel, Program};
 use std::path::Path;
 
 /// Every backend.
@@ -89,8 +89,13 @@ pub fn attached(backend: &str, unit: &str) -> Option<Result<Executor>> {
 ///
 /// # Errors
 /// A part that cannot be executed; a first process that cannot be reached.
-pub fn follow(program: &Program, bundle: &Path, threads: Option<usize>) -> Option<Result<()>> {
-    let followed = used(program).find_map(|backend| backend.follow(program, bundle, threads))?;
+pub fn follow(
+    program: &Program,
+    bundle: &Path,
+    threads: Option<usize>,
+    check: CheckLevel,
+) -> Option<Result<()>> {
+    let followed = used(program).find_map(|backend| backend.follow(program, bundle, threads, check))?;
     Some(followed.map_err(Error::from))
 }
 
@@ -142,6 +147,19 @@ pub fn bench() -> Result<(&'static str, Box<dyn Bench>)> {
     let found = BACKENDS.iter().find_map(|f| Some((f.name(), f.bench()?)));
     let (name, opened) = found.ok_or_else(|| Error::bug("no backend has units that are measured"))?;
     Ok((name, opened?))
+}
+
+/// Connections with the processes that a launcher started together with this one, to be measured.
+///
+/// # Errors
+/// There are no others, or they cannot be reached.
+pub fn links() -> Result<Box<dyn Links>> {
+    let found = BACKENDS.iter().find_map(|f| f.links());
+    let opened = found.ok_or_else(|| {
+        Error::usage("no launcher of MPI has started this process with others")
+            .hint("`mpirun -n 2 moec profile-device --hosts` measures two processes; `--hostfile` names other machines")
+    })?;
+    opened.map_err(Error::from)
 }
 
 /// Libraries of a plan's `run` besides the runtime, to drive the units that have steps; `None`: nothing.

@@ -209,13 +209,14 @@ fn state(c: &mut Cursor<'_>) -> Parsed<StateBuf> {
     } else {
         return c.expected("`rows`, `keys` or `values`");
     };
+    let rotated = if c.eat_word("rotated")? { c.int("the channels of a block")? } else { 1 };
     let memory = if c.eat_word("memory")? { c.int("the index of a memory")? } else { 0 };
     let kind = state_kind(c)?;
     let snapshots = match kind {
         Some(_) => with_attrs(c, |c, a| a.int(c, "snapshots"))?,
         None => 0,
     };
-    Ok(StateBuf { name, memory, shape, format, order, kind: kind.unwrap_or_default(), snapshots })
+    Ok(StateBuf { name, memory, shape, format, order, rotated, kind: kind.unwrap_or_default(), snapshots })
 }
 
 fn entry(c: &mut Cursor<'_>) -> Parsed<Entry> {

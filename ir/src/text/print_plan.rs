@@ -259,7 +259,11 @@ impl fmt::Display for Plan {
         }
         for (i, s) in self.states.iter().enumerate() {
             let memory = elsewhere(s.memory, " memory ");
-            write!(f, "state {i} {} {}{:?} {}{memory}", quote(&s.name), s.format, s.shape, order(s.order))?;
+            write!(f, "state {i} {} {}{:?} {}", quote(&s.name), s.format, s.shape, order(s.order))?;
+            if s.rotated != 1 {
+                write!(f, " rotated {}", s.rotated)?;
+            }
+            f.write_str(&memory)?;
             // A cache without snapshots, as all are, is not worth a word.
             if (s.kind, s.snapshots) != (StateKind::Cache, 0) {
                 write!(f, " {} {{snapshots = {}}}", s.kind, s.snapshots)?;

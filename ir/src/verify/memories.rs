@@ -59,8 +59,10 @@ pub(super) fn check_residents(plan: &Plan) -> Result<(), VerifyError> {
             previous = Some(r.segment);
             let segment = plan.segments.get(r.segment as usize);
             let matrices = segment.map(|s| s.extents().0);
-            let inside =
-                matrices.is_some_and(|matrices| r.matrices.last().is_none_or(|&last| last < matrices));
+            let inside = matrices.is_some_and(|matrices| {
+                let alone = r.matrices.len() == matrices as usize;
+                alone || r.matrices.last().is_none_or(|&last| last < matrices)
+            });
             require(inside && r.matrices.is_sorted_by(|a, b| a < b), at, || {
                 format!("matrices {:?} of segment {}", r.matrices, r.segment)
             })?;

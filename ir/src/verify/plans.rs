@@ -130,7 +130,7 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
         })?;
         let fits = s.checked_bytes().is_some_and(|n| n > 0 && isize::try_from(n).is_ok());
         require(fits, at, || format!("extents {:?} of {} in the order {:?}", s.shape, s.format, s.order))?;
-        let [slots, _, rows, _] = s.shape;
+        let [slots, _, rows, dim] = s.shape;
         let (needed, context) = (plan.model.slots, plan.model.max_context);
         let holds = |tokens: u64| {
             require(slots >= needed && u64::from(rows) >= tokens, at, || {
@@ -158,6 +158,10 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
                 })?;
             }
         }
+        let blocks = s.rotated.is_power_of_two() && dim % s.rotated == 0;
+        require(blocks && (s.rotated == 1 || !s.kind.needs_snapshots()), at, || {
+            format!("heads of {dim} channels of a {} rotated in blocks of {}", s.kind.name(), s.rotated)
+        })?;
         let most = if s.kind.needs_snapshots() { context } else { 0 };
         require(s.snapshots <= most, at, || {
             format!("{} snapshots, and a state of the kind {} has {most} at most", s.snapshots, s.kind.name())

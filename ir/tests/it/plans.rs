@@ -123,6 +123,7 @@ pub(crate) fn plan() -> Plan {
             shape: [2, 1, 16, 4],
             format: Format::Bf16,
             order: CacheOrder::Values { nr: 8, block: 32 },
+            rotated: 1,
             kind: StateKind::Cache,
             snapshots: 0,
         }],

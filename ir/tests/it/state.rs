@@ -1,11 +1,9 @@
 //! Offsets of the numbers of a KV cache.
 
 use moec_ir::plan::{CacheOrder, StateBuf};
-use moec_ir::state::CacheHead;
+use moec_ir::state::{CACHED, CacheHead, rotate, rotated_channels, stores_rotated};
 use moec_ir::{Format, StateKind};
 use std::collections::HashSet;
-
-const CACHED: [Format; 3] = [Format::F32, Format::Bf16, Format::Q8];
 
 fn orders() -> Vec<CacheOrder> {
     let panels = [2, 8, 32];
@@ -19,13 +17,17 @@ fn every_cache_element_has_its_own_address() {
         for format in CACHED {
             for (ctx, dim) in [(1, 1), (16, 32), (40, 5), (33, 80)] {
                 let head = CacheHead { format, order, ctx, dim };
-                let bytes = head.bytes().unwrap();
+                let Some(bytes) = head.bytes() else {
+                    // Fifth bits of a narrower panel are no whole byte.
+                    assert_eq!((format, order), (Format::Q5, CacheOrder::Values { nr: 2, block: 16 }));
+                    continue;
+                };
                 let size = match format {
                     Format::F32 => 4,
-                    Format::Q8 => 1,
+                    Format::Q8 | Format::Q5 | Format::Q4 => 1,
                     _ => 2,
                 };
-                let mut taken = HashSet::new();
+                let (mut taken, mut fifth) = (HashSet::new(), HashSet::new());
                 let mut scales = HashSet::new();
                 for t in 0..ctx {
                     for c in 0..dim {
@@ -34,19 +36,23 @@ fn every_cache_element_has_its_own_address() {
                             place.at + size <= bytes && place.at.is_multiple_of(size),
                             "{head:?} {t} {c}"
                         );
-                        assert!(taken.insert(place.at), "{head:?} {t} {c}");
+                        assert!(taken.insert((place.at, place.shift)), "{head:?} {t} {c}");
+                        assert_eq!(place.fifth.is_some(), format == Format::Q5);
+                        if let Some((at, bit)) = place.fifth {
+                            assert!(at < bytes && bit < 8 && fifth.insert((at, bit)), "{head:?} {t} {c}");
+                        }
                         scales.extend(place.scale.map(|at| (at, t, c / 32)));
                     }
                 }
                 // One scale per token and group; scales overlap neither each other nor the codes.
-                let groups = if format == Format::Q8 { ctx * dim.div_ceil(32) } else { 0 };
+                let groups = if format.is_quantised() { ctx * dim.div_ceil(32) } else { 0 };
                 let places: HashSet<usize> = scales.iter().map(|s| s.0).collect();
                 assert_eq!((scales.len(), places.len()), (groups, groups), "{head:?}");
-                assert!(
-                    places
-                        .iter()
-                        .all(|&at| at + 2 <= bytes && !taken.contains(&at) && !taken.contains(&(at + 1)))
-                );
+                let codes: HashSet<usize> = taken.iter().map(|code| code.0).collect();
+                let bits: HashSet<usize> = fifth.iter().map(|bit| bit.0).collect();
+                assert!(codes.is_disjoint(&bits), "{head:?}");
+                let is_free = |at: usize| at < bytes && !codes.contains(&at) && !bits.contains(&at);
+                assert!(places.iter().all(|&at| is_free(at) && is_free(at + 1)), "{head:?}");
             }
         }
     }
@@ -61,6 +67,7 @@ fn memory_reads_back_as_the_tensor() {
             shape: [2, 3, 20, 6],
             format: Format::F32,
             order,
+            rotated: 1,
             kind: StateKind::Cache,
             snapshots: 0,
         };
@@ -99,10 +106,60 @@ fn unsupported_cache_formats_have_no_size() {
     let keys = CacheOrder::Keys { nr: 4 };
     assert!(bytes(Format::F32, keys).is_some());
     assert_eq!(bytes(Format::F16, keys), None);
-    assert_eq!(bytes(Format::Q4, keys), None);
+    assert_eq!(bytes(Format::Q6, keys), None);
     assert_eq!(bytes(Format::Bf16, CacheOrder::Rows), None);
     assert_eq!(bytes(Format::F32, CacheOrder::Keys { nr: 0 }), None);
     assert_eq!(bytes(Format::Bf16, CacheOrder::Values { nr: 4, block: 0 }), None);
     assert_eq!(bytes(Format::Bf16, CacheOrder::Values { nr: 4, block: 3 }), None);
     assert_eq!(CacheHead { format: Format::F32, order: keys, ctx: usize::MAX, dim: 4 }.bytes(), None);
+}
+
+/// Sylvester's matrix has the sign of the parity of the bits that row and column share.
+#[test]
+fn rotation_is_the_orthonormal_hadamard_matrix_and_its_own_inverse() {
+    for block in [1_usize, 2, 8, 64] {
+        let numbers: Vec<f32> = (0..2 * block).map(|i| (i as f32 * 0.7).sin()).collect();
+        let mut rotated = numbers.clone();
+        rotate(&mut rotated, block);
+        for (i, &x) in rotated.iter().enumerate() {
+            let of_block = &numbers[i / block * block..][..block];
+            let sign = |j: usize| if ((i % block) & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+            let sum: f32 = of_block.iter().enumerate().map(|(j, y)| sign(j) * y).sum();
+            assert!((x - sum / (block as f32).sqrt()).abs() < 1e-5, "{block} {i}");
+        }
+        rotate(&mut rotated, block);
+        assert!(rotated.iter().zip(&numbers).all(|(a, b)| (a - b).abs() < 1e-5), "{block}");
+    }
+    let blocks = [&[128_usize][..], &[80], &[576, 512], &[33, 31], &[]].map(rotated_channels);
+    assert_eq!(blocks, [128, 16, 64, 1, 1]);
+    assert_eq!(CACHED.map(stores_rotated), [false, false, true, true, true]);
+}
+
+#[test]
+fn codes_of_few_bits_are_read_with_their_scales_and_turned_back() {
+    let order = CacheOrder::Values { nr: 8, block: 2 };
+    let head = CacheHead { format: Format::Q5, order, ctx: 2, dim: 8 };
+    assert_eq!(head.bytes(), Some(2 * (5 + 2)));
+    let mut memory = vec![0; 14];
+    let place = head.offsets(1, 6);
+    assert_eq!((place.at, place.shift, place.fifth, place.scale), (6, 4, Some((9, 6)), Some(12)));
+    memory[6] = 0x30;
+    memory[9] = 1 << 6;
+    memory[12..].copy_from_slice(&[0x00, 0x40]);
+    // 16 + 3 less 16, twice.
+    assert_eq!(head.read(&memory, place), Some(6.0));
+    let state = StateBuf {
+        name: "v".into(),
+        memory: 0,
+        shape: [1, 1, 2, 8],
+        format: Format::Q5,
+        order,
+        rotated: 2,
+        kind: StateKind::Cache,
+        snapshots: 0,
+    };
+    // The other channels have the code −16.
+    let read = state.read(&memory).unwrap();
+    let root = 2.0_f32.sqrt();
+    assert!((read[14] - (6.0 - 32.0) / root).abs() < 1e-4 && (read[15] - (6.0 + 32.0) / root).abs() < 1e-4);
 }

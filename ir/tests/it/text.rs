@@ -192,6 +192,7 @@ fn kinds_of_states_are_printed_as_words() {
         shape: [2, 3, 4, 5],
         format: Format::F32,
         order: CacheOrder::Rows,
+        rotated: 1,
         kind: StateKind::Recurrent,
         snapshots: 2,
     });

@@ -303,6 +303,9 @@ fn bad_plans_are_refused() {
     refuse_plan("states[0]", "f16", |p| p.states[0].format = Format::F16);
     refuse_plan("states[0]", "Keys", |p| p.states[0].order = CacheOrder::Keys { nr: 0 });
     refuse_plan("states[0]", "do not hold", |p| p.model.max_context = 17);
+    for blocks in [0, 3, 8] {
+        refuse_plan("states[0]", "rotated in blocks", |p| p.states[0].rotated = blocks);
+    }
     let folded = |p: &mut Plan, kind| {
         let shape = [2, 3, 1, 5];
         p.states[0] = StateBuf {
@@ -311,6 +314,7 @@ fn bad_plans_are_refused() {
             shape,
             format: Format::F32,
             order: CacheOrder::Rows,
+            rotated: 1,
             kind,
             snapshots: 16,
         };

@@ -3,7 +3,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "figures for readers, and ids within the vocabulary")]
 
 use super::args::Bench;
-use super::{Context, Failure, Io, assigned, interrupt, paging, size};
+use super::{Context, Failure, Io, assigned, hosts, interrupt, paging, size};
 use crate::bundle::BundleReader;
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
@@ -70,6 +70,9 @@ pub(super) fn run(
         if let Some(did) = engine.assigned() {
             assigned::add(&mut value, &did);
         }
+        if let Some(traffic) = engine.traffic() {
+            hosts::add(&mut value, &traffic);
+        }
         io.say(&format!("{value}\n"))?;
         return Ok(());
     }
@@ -109,6 +112,9 @@ pub(super) fn run(
     }
     if let Some(did) = engine.assigned() {
         io.say(&format!("{}\n", assigned::line(&did)))?;
+    }
+    if let Some(traffic) = engine.traffic() {
+        io.say(&format!("{}\n", hosts::line(&traffic)))?;
     }
     Ok(())
 }
@@ -195,6 +201,9 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         }
         if let Some(did) = engine.assigned() {
             assigned::add(&mut value, &did);
+        }
+        if let Some(traffic) = engine.traffic() {
+            hosts::add(&mut value, &traffic);
         }
         io.say(&format!("{value}\n"))?;
     }
@@ -397,6 +406,7 @@ fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
             n: n + 1,
             end: Vec::new(),
             limit: None,
+            scores: None,
             draft_tokens: 0,
         };
         scheduler.submit(job)?;

@@ -9,6 +9,7 @@ pub mod args;
 mod assigned;
 mod bench;
 mod generate;
+mod hosts;
 mod info;
 pub mod interrupt;
 pub mod limits;

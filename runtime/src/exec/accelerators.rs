@@ -46,7 +46,8 @@ pub(crate) struct AcceleratorMemories {
     pub(crate) mapped: Vec<bool>,
 }
 
-/// Allocates the memories of a program's units, and copies the weights there that units read in them.
+/// Allocates the memories of a program's units, and copies the weights there that units read in them, of files
+/// that are checked first.
 ///
 /// # Errors
 /// Memory refused; a unit that lacks the memory of the plan; weight files that cannot be read.
@@ -54,6 +55,7 @@ pub(crate) fn open<'p>(
     program: &'p Program,
     units: &mut [Option<Box<dyn ComputeUnit + 'p>>],
     files: Option<&BundleFiles>,
+    check: CheckLevel,
 ) -> Result<AcceleratorMemories> {
     let count = program.memories.len();
     let mut accelerators = AcceleratorMemories {
@@ -76,7 +78,7 @@ pub(crate) fn open<'p>(
         .collect();
     let store = match files {
         Some(files) if !needed.is_empty() => {
-            Some(MappedStore::of(program, files, CheckLevel::Sizes, &|i| needed.contains(&i))?)
+            Some(MappedStore::of(program, files, check, &|i| needed.contains(&i))?)
         }
         _ => None,
     };
@@ -176,16 +178,16 @@ fn copy_segment(
         return Ok(to);
     }
     let bytes = segment.matrix_bytes().ok_or_else(missing)?;
-    let matrix = segment.extents().0 as usize;
+    let entries = resident.table_entries(segment) as usize;
     let table = place(resident.table_bytes(segment));
     let all = store.matrices(resident.segment).ok_or_else(missing)?;
-    let mut addresses: Vec<Option<Addr>> = vec![None; matrix];
-    for &matrix in &resident.matrices {
+    let mut addresses: Vec<Option<Addr>> = vec![None; entries];
+    for (matrix, index) in resident.indices(segment) {
         let to = place(bytes);
         // SAFETY: the table has an address for each matrix of the segment, whose bytes the store maps. The
         // destination has as many bytes, which nothing else uses.
         unsafe {
-            let from = all.of::<Addr>().add(matrix as usize).read();
+            let from = all.of::<Addr>().add(index as usize).read();
             unit.copy(from, to, bytes as usize);
             forget(from, bytes as usize);
         }
@@ -197,7 +199,7 @@ fn copy_segment(
     let first = addresses.iter().flatten().next().copied().ok_or_else(missing)?;
     let addresses: Vec<Addr> = addresses.into_iter().map(|a| a.unwrap_or(first)).collect();
     // SAFETY: the table has room for an address of each matrix.
-    unsafe { unit.copy(Addr::read_only(addresses.as_ptr().cast()), table, matrix * size_of::<Addr>()) };
+    unsafe { unit.copy(Addr::read_only(addresses.as_ptr().cast()), table, entries * size_of::<Addr>()) };
     Ok(table)
 }
 

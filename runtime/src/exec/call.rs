@@ -168,24 +168,21 @@ pub(crate) fn bind(
         downs.extend(step.args.iter().filter_map(|&arg| Some((neurons_of(program, arg)?, i))));
     }
     let computed = assigner.map(|assigner| computed(entry, assigner));
-    for step in &entry.steps {
-        let elsewhere = |d: &&u32| unit_of(**d).is_some_and(|unit| unit != step.unit);
-        for &d in step.deps.iter().filter(elsewhere) {
-            if let (Some(event @ None), Some(unit)) = (event_of.get_mut(d as usize), unit_of(d)) {
-                *event = Some(bound.events.len());
-                bound.events.push(unit as usize);
-            }
+    let awaited = awaited(entry);
+    for &d in awaited.iter().flatten() {
+        if let (Some(event @ None), Some(unit)) = (event_of.get_mut(d as usize), unit_of(d)) {
+            *event = Some(bound.events.len());
+            bound.events.push(unit as usize);
         }
     }
-    for (i, step) in entry.steps.iter().enumerate() {
+    for ((i, step), awaited) in entry.steps.iter().enumerate().zip(&awaited) {
         let first = bound.args.len();
         for &arg in &step.args {
             let addr = places.of(program, entry, step.unit, arg);
             bound.args.push(addr.ok_or_else(|| Error::plan(format!("{arg:?} names nothing")))?);
         }
         let from = bound.waits.len();
-        let elsewhere = step.deps.iter().filter(|&&d| unit_of(d).is_some_and(|unit| unit != step.unit));
-        bound.waits.extend(elsewhere.filter_map(|&d| event_of.get(d as usize).copied().flatten()));
+        bound.waits.extend(awaited.iter().filter_map(|&d| event_of.get(d as usize).copied().flatten()));
         let here = program.memory_of(step.unit) == 0;
         bound.steps.push(BoundStep {
             unit: step.unit as usize,
@@ -209,6 +206,25 @@ pub(crate) fn bind(
         });
     }
     Ok(bound)
+}
+
+/// By step, the steps of other units that it waits for. Units end their steps in order, so the last of each unit
+/// serves, and none if an earlier step of the same unit has waited as long.
+fn awaited(entry: &Entry) -> Vec<Vec<u32>> {
+    let mut ended: HashMap<(u32, u32), u32> = HashMap::new();
+    let of = |step: &Step| {
+        let mut own = Vec::new();
+        for &d in step.deps.iter().rev() {
+            let Some(unit) = entry.steps.get(d as usize).map(|s| s.unit) else { continue };
+            let last = ended.entry((step.unit, unit)).or_default();
+            if unit != step.unit && *last <= d {
+                *last = d + 1;
+                own.push(d);
+            }
+        }
+        own
+    };
+    entry.steps.iter().map(of).collect()
 }
 
 /// Layer, counted over those on disk, whose neurons an argument names, if these are read one by one.
@@ -375,7 +391,12 @@ impl Walk<'_> {
             if step.barrier {
                 barrier.wait();
             }
-            self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
+            let waits = &self.bound.waits[step.waits.clone()];
+            if thread.index == 0 {
+                self.events.wait_timed(waits);
+            } else {
+                self.events.wait_all(waits);
+            }
             if let (0, Some(_), Some(assigner)) = (thread.index, step.computed, self.assigner) {
                 let fail = |fault| drop(self.fault.set(fault));
                 // SAFETY: all steps on the experts of the last dispatched layer have ended, and those of the

@@ -7,6 +7,7 @@ use crate::exec::call::{Bound, Places, bind};
 use crate::exec::capacity_limit::SetCounters;
 use crate::exec::overflow::{OverflowCounters, Overflowed};
 use crate::exec::timeline::Timeline;
+use crate::exec::traffic::HostTraffic;
 use crate::exec::unit::{ComputeUnit, Units};
 use crate::kv::states::States;
 use crate::offload::border::Border;
@@ -313,6 +314,16 @@ impl<'p> Engine<'p> {
         let loads = self.units.iter().flatten().map(|unit| unit.loads()).find(|loads| loads.bytes > 0);
         let report = self.pager.as_ref().map(AnyPager::report)?;
         Some(paging::Report { loads: loads.unwrap_or_default(), locked: self.locked, ..report })
+    }
+
+    /// Messages between this host and others since the engine was opened; `None` if there are no others.
+    pub fn traffic(&self) -> Option<HostTraffic> {
+        let of_units = self.units.iter().flatten().filter_map(|unit| unit.traffic());
+        let sum = of_units.reduce(|mut sum, of| {
+            sum += of;
+            sum
+        });
+        Some(HostTraffic { waited: self.events.waited(), ..sum? })
     }
 
     /// Tokens in a slot; 0 if there is no such slot.

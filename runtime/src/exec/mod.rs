@@ -26,5 +26,6 @@ pub mod overflow;
 pub mod timeline;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod trace;
+pub mod traffic;
 pub mod unit;
 pub mod unit_steps;

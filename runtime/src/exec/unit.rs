@@ -4,7 +4,9 @@ use crate::bundle::BundleReader;
 use crate::bundle::abi::KernelFn;
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
+use crate::exec::cpu::CpuUnit;
 use crate::exec::graphs::LoadCounts;
+use crate::exec::traffic::HostTraffic;
 use crate::platform::memory::Addr;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Grid, Span};
@@ -235,6 +237,11 @@ pub trait ComputeUnit: Send + Sync {
         LoadCounts::default()
     }
 
+    /// Messages to the other host that the unit belongs to; `None`: it is of this host.
+    fn traffic(&self) -> Option<HostTraffic> {
+        None
+    }
+
     /// Does a thread's share of a step, or begins it. Every thread of the unit calls this once per step; the
     /// shares are disjoint and cover the step.
     ///
@@ -347,6 +354,25 @@ pub(crate) unsafe fn kernel_items(
             f(launch.args.as_ptr().cast(), launch.n as i64, begin as i64, end as i64, thread.scratch.ptr());
         }
     }
+}
+
+/// Whether a builtin computes on the values of one memory alone, as a kernel does: groups of chosen experts, and
+/// angles.
+pub const fn computes(builtin: Builtin) -> bool {
+    matches!(builtin, Builtin::RopeAngles { .. } | Builtin::Dispatch { candidates: None, .. })
+}
+
+/// Executes such a builtin ([`computes`]) as the CPU does. True if the step is one.
+///
+/// # Safety
+/// As [`ComputeUnit::submit`].
+pub unsafe fn computed(launch: &Launch<'_>, thread: PoolThread) -> bool {
+    let Code::Builtin(builtin) = launch.code else { return false };
+    if computes(builtin) {
+        // SAFETY: the caller's promise.
+        unsafe { CpuUnit::default().submit(launch, thread) };
+    }
+    computes(builtin)
 }
 
 /// Executes a `copy` step by [`ComputeUnit::copy`]. True if the step was one.

@@ -14,6 +14,7 @@ use crate::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, Units}
 use crate::platform::cpu;
 use crate::platform::memory::{Addr, Region};
 use crate::sync::pool::{Binding, Pool};
+use crate::weights::store::CheckLevel;
 use moec_ir::plan::{ALIGN, Arg, Builtin};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -56,19 +57,25 @@ pub struct UnitSteps<'p> {
 }
 
 impl<'p> UnitSteps<'p> {
-    /// Checks this machine, allocates the unit's memory and reads its weights.
+    /// Checks this machine and the files of the unit's weights, allocates its memory and reads them.
     ///
     /// # Errors
     /// A unit that the plan lacks, or that works in the CPU's memory; a machine without the target's features;
     /// memory or threads refused; weights that cannot be read.
-    pub fn open(program: &'p Program, unit: u32, bundle: &Path, threads: Option<usize>) -> Result<Self> {
+    pub fn open(
+        program: &'p Program,
+        unit: u32,
+        bundle: &Path,
+        threads: Option<usize>,
+        check: CheckLevel,
+    ) -> Result<Self> {
         cpu::check(&program.target)?;
         let memory = program.units.get(unit as usize).map(|u| u.memory).filter(|&m| m > 0);
         let memory = memory.ok_or_else(|| Error::plan(format!("unit {unit} has no memory of its own")))?;
         let files = BundleFiles::open(program, bundle)?;
         let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = program.units.iter().map(|_| None).collect();
         units[unit as usize] = Some(Box::new(HostMemory::default()));
-        let memories = accelerators::open(program, &mut units, Some(&files))?;
+        let memories = accelerators::open(program, &mut units, Some(&files), check)?;
         let base = memories.arenas.get(memory as usize - 1).copied().flatten();
         let base = base.ok_or_else(|| Error::plan("a memory without an arena"))?;
         let bytes = memories.bytes.get(memory as usize - 1).copied().unwrap_or(0) as usize;
@@ -100,6 +107,28 @@ impl<'p> UnitSteps<'p> {
         Ok(())
     }
 
+    /// Zeroes a place of the unit's memory.
+    ///
+    /// # Errors
+    /// A place outside of it.
+    pub fn zero(&mut self, offset: u64, bytes: u64) -> Result<()> {
+        let at = self.place(offset, bytes)?;
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::write_bytes(at.ptr(), 0, bytes as usize) };
+        Ok(())
+    }
+
+    /// Copies bytes of the unit's memory to another place of it.
+    ///
+    /// # Errors
+    /// A place outside of it.
+    pub fn copy(&mut self, from: u64, to: u64, bytes: u64) -> Result<()> {
+        let (from, to) = (self.place(from, bytes)?, self.place(to, bytes)?);
+        // SAFETY: both are inside of the unit's memory; `&mut self` excludes its threads.
+        unsafe { std::ptr::copy(from.ptr(), to.ptr(), bytes as usize) };
+        Ok(())
+    }
+
     fn place(&self, offset: u64, bytes: u64) -> Result<Addr> {
         let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes as u64);
         end.ok_or_else(|| Error::plan(format!("{bytes} bytes at {offset} of a memory of {}", self.bytes)))?;
@@ -123,21 +152,26 @@ impl<'p> UnitSteps<'p> {
     /// Executes a step of the unit with `n` rows, on all threads.
     ///
     /// # Errors
-    /// A step that is not the unit's, or no kernel; more rows than the entry point takes.
+    /// A step that is not the unit's, or does not compute; more rows than the entry point takes; a router's
+    /// choice that is no expert.
     pub fn execute(&mut self, entry: u32, step: u32, n: usize, seq_len: usize) -> Result<()> {
         let wrong =
             || Error::plan(format!("entry point {entry} has no step {step} of {n} rows for this host"));
         let of = self.program.entries.get(entry as usize).ok_or_else(wrong)?;
         let found = of.steps.get(step as usize).filter(|s| s.unit == self.unit).ok_or_else(wrong)?;
-        let Code::Kernel(kernel) = self.program.code(found.code) else { return Err(wrong()) };
-        if n == 0 || n > of.kind.rows() {
+        let code = self.program.code(found.code);
+        let computes = match code {
+            Code::Kernel(_) => true,
+            Code::Builtin(builtin) => unit::computes(builtin),
+        };
+        if !computes || n == 0 || n > of.kind.rows() {
             return Err(wrong());
         }
         let args = found.args.iter().map(|&arg| self.address(entry, arg)).collect::<Option<Vec<_>>>();
         let args = args.ok_or_else(wrong)?;
         let (taken, fault) = (AtomicUsize::new(0), OnceLock::<StepFault>::new());
         let launch = Launch {
-            code: Code::Kernel(kernel),
+            code,
             args: &args,
             grid: found.grid,
             n,
@@ -153,8 +187,13 @@ impl<'p> UnitSteps<'p> {
             let thread = PoolThread { index, of: threads, scratch: scratch.plus(index * stride) };
             // SAFETY: the program is verified, and all addresses are in the unit's memory. Steps are executed
             // one after the other; threads have their own parts of the scratch.
-            unsafe { unit::kernel(kernel, &launch, thread) };
+            unsafe {
+                match code {
+                    Code::Kernel(kernel) => unit::kernel(kernel, &launch, thread),
+                    Code::Builtin(_) => drop(unit::computed(&launch, thread)),
+                }
+            }
         });
-        Ok(())
+        fault.into_inner().map_or(Ok(()), |fault| Err(fault.error(self.program, entry as usize)))
     }
 }

@@ -152,7 +152,15 @@ fn sample(
         Ok(Box::new(sampler) as Box<dyn Choose>)
     });
     let samplers = samplers.collect::<Result<_>>()?;
-    let job = Job { prompt: prompt.to_vec(), samplers, n, end: end.to_vec(), limit: None, draft_tokens: 0 };
+    let job = Job {
+        prompt: prompt.to_vec(),
+        samplers,
+        n,
+        end: end.to_vec(),
+        limit: None,
+        scores: None,
+        draft_tokens: 0,
+    };
     let setting = Setting { slots: first..first.saturating_add(many as u32), ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
     let ids = scheduler.submit(job)?;
@@ -164,7 +172,7 @@ fn sample(
             return false;
         };
         match event {
-            Event::Began { .. } => {}
+            Event::Began { .. } | Event::Scored { .. } => {}
             Event::Token { id, log_probabilities } => {
                 c.ids.push(id);
                 c.log_probability += log_probabilities.map_or(0.0, |l| l.chosen);

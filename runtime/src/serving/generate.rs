@@ -124,6 +124,7 @@ pub fn generate_by(
         n,
         end: end.to_vec(),
         limit: None,
+        scores: None,
         draft_tokens,
     };
     scheduler.submit(job)?;
@@ -144,7 +145,7 @@ pub fn generate_by(
                 out.held = shared;
                 true
             }
-            Event::Ended(_) => true,
+            Event::Scored { .. } | Event::Ended(_) => true,
         })?;
         match step.done {
             StepWork::Idle => break,

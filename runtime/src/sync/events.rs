@@ -3,7 +3,7 @@
 //! Threads of one unit wait for each other at barriers. Units wait for each other at events: each step that a
 //! step of another unit depends on has one. It occurs when every thread of its unit has done its share.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ pub(crate) struct Events {
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
+    /// Nanoseconds that [`Events::wait_timed`] took.
+    waited: AtomicU64,
 }
 
 impl Events {
@@ -33,6 +35,7 @@ impl Events {
             sleepers: AtomicUsize::new(0),
             lock: Mutex::new(()),
             wake: Condvar::new(),
+            waited: AtomicU64::new(0),
         }
     }
 
@@ -67,6 +70,29 @@ impl Events {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Waits for several events.
+    pub(crate) fn wait_all(&self, events: &[usize]) {
+        for &event in events {
+            self.wait(event);
+        }
+    }
+
+    /// Waits for several events, and counts the time.
+    pub(crate) fn wait_timed(&self, events: &[usize]) {
+        if events.is_empty() {
+            return;
+        }
+        let begin = Instant::now();
+        self.wait_all(events);
+        let nanoseconds = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.waited.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Time of all calls of [`Events::wait_timed`].
+    pub(crate) fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.load(Ordering::Relaxed))
+    }
+
     fn spin_until(&self, left: &AtomicUsize) -> bool {
         if self.spin.is_zero() {
             return false;
@@ -97,6 +123,7 @@ mod tests {
             let mut events = Events::new(2 * STEPS, threads + 1);
             events.reset((0..2 * STEPS).map(|i| if i % 2 == 0 { threads } else { 1 }));
             let (events, sum) = (&events, &AtomicUsize::new(0));
+            assert!(events.waited().is_zero());
             std::thread::scope(|scope| {
                 for _ in 0..threads {
                     scope.spawn(move || {
@@ -110,7 +137,7 @@ mod tests {
                     });
                 }
                 for step in 0..STEPS {
-                    events.wait(2 * step);
+                    events.wait_timed(&[2 * step]);
                     assert_eq!(sum.load(Ordering::Relaxed), (step + 1) * threads);
                     if step % 97 == 0 {
                         std::thread::sleep(Duration::from_micros(80)); // lets the others sleep
@@ -118,6 +145,7 @@ mod tests {
                     events.arrive(2 * step + 1);
                 }
             });
+            assert!(!events.waited().is_zero());
         }
     }
 }

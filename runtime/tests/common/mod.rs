@@ -348,6 +348,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             shape: [SLOTS as u32, 1, CTX as u32, 1],
             format: Format::F32,
             order: CacheOrder::Rows,
+            rotated: 1,
             kind: StateKind::Cache,
             snapshots: 0,
         }],

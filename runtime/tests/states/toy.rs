@@ -244,6 +244,7 @@ pub(crate) fn state(name: &str, shape: [usize; 4], kind: StateKind, snapshots: u
         shape: shape.map(|n| n as u32),
         format: Format::F32,
         order: CacheOrder::Rows,
+        rotated: 1,
         kind,
         snapshots,
     }

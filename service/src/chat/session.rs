@@ -87,8 +87,15 @@ impl<'e, 'p> Session<'e, 'p> {
     ) -> Result<Answer> {
         sampler.begin(prompt);
         let samplers: Vec<Box<dyn Choose>> = vec![Box::new(sampler)];
-        let job =
-            Job { prompt: prompt.to_vec(), samplers, n, end: ends.to_vec(), limit: None, draft_tokens: 0 };
+        let job = Job {
+            prompt: prompt.to_vec(),
+            samplers,
+            n,
+            end: ends.to_vec(),
+            limit: None,
+            scores: None,
+            draft_tokens: 0,
+        };
         let names = self.scheduler.submit(job)?;
         let mut out = Answer {
             ids: Vec::new(),
@@ -116,6 +123,7 @@ impl<'e, 'p> Session<'e, 'p> {
                     };
                     over.is_none()
                 }
+                Event::Scored { .. } => true,
                 Event::Ended(end) => {
                     over = Some(End::of(end, out.ids.last().is_some_and(|id| ends.contains(id))));
                     true

@@ -25,6 +25,8 @@ pub(super) struct Piece {
     pub(super) text: String,
     /// Log-probabilities of its token.
     pub(super) log_probabilities: Option<LogProbabilities>,
+    /// The first token of a prompt, if its text is that of this piece and log-probabilities are requested.
+    pub(super) first: Option<u32>,
     /// Number of characters before that token's own text, certain or not.
     pub(super) offset: usize,
     /// Reason that it is the last piece.
@@ -57,6 +59,67 @@ struct Choice<'t> {
     stops: Stops,
     /// Number of characters of its tokens so far.
     chars: usize,
+    /// The prompt that comes before it, if it is requested and not yet complete.
+    echo: Option<Echo<'t>>,
+    /// Whether the prompt is all that is requested: its own token is dropped.
+    prompt_only: bool,
+}
+
+impl Choice<'_> {
+    /// Appends pieces of the prompt; those with nothing to say are left out.
+    fn put(&mut self, index: usize, pieces: Option<Vec<Piece>>, ready: &mut VecDeque<Piece>) {
+        for piece in pieces.into_iter().flatten() {
+            let (choice, offset) = (index, self.chars);
+            self.chars += piece.text.chars().count();
+            if !piece.text.is_empty() || piece.log_probabilities.is_some() || piece.first.is_some() {
+                ready.push_back(Piece { choice, offset, ..piece });
+            }
+        }
+    }
+}
+
+/// A prompt as the beginning of an answer.
+struct Echo<'t> {
+    ids: Vec<u32>,
+    stream: TextStream<'t>,
+    /// Number of tokens that are written.
+    done: usize,
+    /// Whether its tokens have log-probabilities. Nothing predicts the first.
+    scored: bool,
+}
+
+impl Echo<'_> {
+    /// The pieces up to the last of these tokens, which begin at position `at`. Those that are written are left
+    /// out.
+    fn scored(&mut self, at: usize, found: Vec<LogProbabilities>) -> Answer<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        if self.done == 0 {
+            pieces.push(self.token(None)?);
+        }
+        for of in found.into_iter().skip(self.done.saturating_sub(at)) {
+            pieces.push(self.token(Some(of))?);
+        }
+        Ok(pieces)
+    }
+
+    /// The piece of the next token.
+    fn token(&mut self, log_probabilities: Option<LogProbabilities>) -> Answer<Piece> {
+        let Some(&id) = self.ids.get(self.done) else { return Ok(Piece::default()) };
+        self.done += 1;
+        let first = (self.scored && log_probabilities.is_none()).then_some(id);
+        Ok(Piece { text: self.stream.push(id)?, log_probabilities, first, ..Piece::default() })
+    }
+
+    /// The pieces of all other tokens.
+    fn rest(mut self) -> Answer<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        while self.done < self.ids.len() {
+            pieces.push(self.token(None)?);
+        }
+        let text = self.stream.finish()?;
+        pieces.push(Piece { text, ..Piece::default() });
+        Ok(pieces)
+    }
 }
 
 /// All answers to a request. Unfinished ones are cancelled when it is dropped.
@@ -117,10 +180,24 @@ impl<'t> Answers<'t> {
                     text: Some(stream),
                     stops: Stops::new(options.stop.clone()),
                     chars: 0,
+                    echo: options.echo.then(|| Echo {
+                        ids: prompt.clone(),
+                        stream: if options.special { text.stream_with_special() } else { text.stream() },
+                        done: 0,
+                        scored: options.scores().is_some(),
+                    }),
+                    prompt_only: options.prompt_only,
                 });
             }
-            let job =
-                Job { prompt, samplers, n, end: end.clone(), limit: Some(server.limit), draft_tokens: 0 };
+            let job = Job {
+                prompt,
+                samplers,
+                n,
+                end: end.clone(),
+                limit: Some(server.limit),
+                scores: options.scores(),
+                draft_tokens: 0,
+            };
             let number = server.tickets.fetch_add(1, Ordering::Relaxed);
             let submission =
                 Submission { ticket: number, job, first: p * options.n, replies: replies.clone() };
@@ -175,7 +252,9 @@ impl<'t> Answers<'t> {
     /// Converts an event of a choice to pieces.
     fn take(&mut self, index: usize, event: Event) -> Answer<()> {
         let Some(choice) = self.choices.get_mut(index) else { return Ok(()) };
-        let Some(stream) = &mut choice.text else { return Ok(()) };
+        if choice.text.is_none() {
+            return Ok(());
+        }
         let mut piece = Piece { choice: index, ..Piece::default() };
         match event {
             Event::Began { shared } if index.is_multiple_of(self.each) => {
@@ -184,7 +263,18 @@ impl<'t> Answers<'t> {
             }
             // The other answers to a prompt copy its states from the first one.
             Event::Began { .. } => {}
+            Event::Scored { at, log_probabilities } => {
+                let pieces = choice.echo.as_mut().map(|echo| echo.scored(at, log_probabilities));
+                choice.put(index, pieces.transpose()?, &mut self.ready);
+            }
+            Event::Token { .. } if choice.prompt_only => {
+                let pieces = choice.echo.take().map(Echo::rest);
+                choice.put(index, pieces.transpose()?, &mut self.ready);
+            }
             Event::Token { id, log_probabilities } => {
+                let pieces = choice.echo.take().map(Echo::rest);
+                choice.put(index, pieces.transpose()?, &mut self.ready);
+                let Some(stream) = &mut choice.text else { return Ok(()) };
                 self.usage.answers += 1;
                 self.record.token();
                 piece.log_probabilities = log_probabilities;
@@ -203,6 +293,8 @@ impl<'t> Answers<'t> {
             }
             Event::Ended(End::Failed(e)) => return Err(e.into()),
             Event::Ended(end) => {
+                let pieces = choice.echo.take().map(Echo::rest);
+                choice.put(index, pieces.transpose()?, &mut self.ready);
                 let rest = choice.text.take().map(TextStream::finish).transpose()?.unwrap_or_default();
                 let mut text = choice.stops.push(&rest);
                 let hit = choice.stops.found().is_some();
@@ -247,7 +339,8 @@ mod tests {
     fn expired_answers_end_with_their_text_so_far() {
         let text = Text::parse(tokenizer().as_bytes(), None).unwrap();
         let (_sender, events) = unbounded_channel();
-        let choice = Choice { text: Some(text.stream()), stops: Stops::new(Vec::new()), chars: 0 };
+        let (text_of, stops) = (Some(text.stream()), Stops::new(Vec::new()));
+        let choice = Choice { text: text_of, stops, chars: 0, echo: None, prompt_only: false };
         let mut answers = Answers {
             events,
             _tickets: Vec::new(),

@@ -75,7 +75,7 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<ChatReque
     let messages = messages(fields)?;
     let tools = Tools::read(fields)?;
     let template = server.template(tools.shown().is_some())?;
-    let mut options = Options::read(fields, server)?;
+    let mut options = Options::read(fields, server, false)?;
     let most_probable = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)?;
     if fields.boolean("logprobs")? {
         options.sampling.log_probabilities = Some(most_probable.unwrap_or(0));

@@ -44,13 +44,11 @@ pub(super) struct CompletionRequest {
 pub(super) async fn read(server: &Server, body: &Value) -> Answer<CompletionRequest> {
     let fields = Fields::of(body, "the body")?;
     let text = server.text()?;
-    for (name, absent) in [("echo", Value::Bool(false)), ("suffix", Value::String(String::new()))] {
-        if fields.get(name).is_some_and(|v| *v != absent) {
-            let message = format!("`{name}` is not supported; hint: leave it out");
-            return Err(ApiError::bad(name, message).code("unsupported_parameter"));
-        }
+    if fields.get("suffix").is_some_and(|v| *v != Value::String(String::new())) {
+        let message = "`suffix` is not supported; hint: leave it out";
+        return Err(ApiError::bad("suffix", message).code("unsupported_parameter"));
     }
-    let mut options = Options::read(fields, server)?;
+    let mut options = Options::read(fields, server, fields.boolean("echo")?)?;
     options.sampling.log_probabilities = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)?;
     if let Some(best_of) = fields.integer("best_of", 1, server.slots)?
         && best_of != options.n
@@ -60,6 +58,9 @@ pub(super) async fn read(server: &Server, body: &Value) -> Answer<CompletionRequ
     }
     // OpenAI's default for this endpoint.
     options.tokens = options.tokens.or(Some(16));
+    // The model computes the prompt together with the choice of a token after it.
+    options.prompt_only = options.tokens == Some(0);
+    options.tokens = options.tokens.map(|n| n.max(1));
     options.continues_prompt = true;
     let prompts = prompts(fields, server, &text).await?;
     Ok(CompletionRequest { text, prompts, options })
@@ -116,7 +117,7 @@ impl Completion {
 
 impl ResponseFormat for Completion {
     fn piece(&mut self, piece: &Piece, names: &Names) -> Option<Value> {
-        let log_probabilities = piece.log_probabilities.as_ref().map(|l| of_token(l, piece.offset, names));
+        let log_probabilities = of_piece(piece, names);
         let choice = json!({
             "index": piece.choice,
             "text": piece.text,
@@ -131,8 +132,8 @@ impl ResponseFormat for Completion {
             let all: String = pieces.iter().map(|p| p.text.as_str()).collect();
             let mut lists: Option<Value> = None;
             for piece in &pieces {
-                if let Some(l) = &piece.log_probabilities {
-                    join(lists.get_or_insert_with(|| json!({})), of_token(l, piece.offset, names));
+                if let Some(lists_of) = of_piece(piece, names) {
+                    join(lists.get_or_insert_with(|| json!({})), lists_of);
                 }
             }
             let finish = pieces.last().and_then(|p| p.finish);
@@ -149,6 +150,13 @@ impl ResponseFormat for Completion {
         object["usage"] = answers.usage.json();
         object
     }
+}
+
+/// Log-probabilities at a piece's token, as lists with one entry. The first token of a prompt has none.
+fn of_piece(piece: &Piece, names: &Names) -> Option<Value> {
+    let first = |id: u32| json!({"tokens": [name(&names.bytes(id))], "token_logprobs": [null], "top_logprobs": [null], "text_offset": [piece.offset]});
+    let token = piece.log_probabilities.as_ref().map(|l| of_token(l, piece.offset, names));
+    token.or_else(|| piece.first.map(first))
 }
 
 /// Log-probabilities of a token, as lists with one entry.

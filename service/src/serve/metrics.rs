@@ -1,6 +1,7 @@
 //! Metrics of the server, in the text form that Prometheus reads.
 
 use moec_runtime::exec::overflow::Overflowed;
+use moec_runtime::exec::traffic::HostTraffic;
 use moec_runtime::serving::scheduler::{Counters, End, Load};
 use moec_runtime::{Engine, Memory};
 use std::fmt::Write as _;
@@ -48,6 +49,7 @@ struct State {
     load: Option<Load>,
     experts: u64,
     overflowed: Option<Overflowed>,
+    traffic: Option<HostTraffic>,
     refused: u64,
     waited: Histogram,
     first_token: Histogram,
@@ -75,8 +77,10 @@ impl Metrics {
     /// Publishes the counters of the scheduler and its engine.
     pub(super) fn publish(&self, counters: Counters, load: Load, engine: &Engine<'_>) {
         let (experts, overflowed) = (engine.decoded_experts(), engine.overflowed());
+        let traffic = engine.traffic();
         self.with(|s| {
             (s.counters, s.load, s.experts, s.overflowed) = (counters, Some(load), experts, overflowed);
+            s.traffic = traffic;
         });
     }
 
@@ -192,6 +196,19 @@ impl Metrics {
             let name = "moec_expert_rows_past_capacity_expected";
             let help = "Rows past a capacity that the plan predicts for so many rows.";
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {}", o.expected);
+        }
+        if let Some(t) = s.traffic {
+            let rows: [(&str, &str, u64); 3] = [
+                ("moec_host_sent_bytes_total", "Bytes that were sent to other hosts.", t.sent),
+                ("moec_host_received_bytes_total", "Bytes that came from other hosts.", t.received),
+                ("moec_host_round_trips_total", "Messages to other hosts that were answered.", t.round_trips),
+            ];
+            for (name, help, value) in rows {
+                let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
+            }
+            let (name, time) = ("moec_host_wait_seconds_total", t.waited.as_secs_f64());
+            let help = "Time in which the CPU waited for other hosts.";
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {time}");
         }
         for (name, help, time) in [
             ("moec_prompt_seconds_total", "Time of calls with prompts.", c.prompt_time),

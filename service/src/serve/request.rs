@@ -32,6 +32,10 @@ pub(super) struct Options {
     /// Whether texts continue their prompts, so that a first word has its space; else each is a text of its
     /// own.
     pub(super) continues_prompt: bool,
+    /// Whether an answer begins with its prompt.
+    pub(super) echo: bool,
+    /// Whether it is the prompt alone.
+    pub(super) prompt_only: bool,
     pub(super) stream: bool,
     /// Whether the last event of a stream has the usage.
     pub(super) usage: bool,
@@ -52,11 +56,11 @@ const NUMBERS: [Number; 7] = [
 ];
 
 impl Options {
-    /// Reads the options.
+    /// Reads the options. `echo`: answers begin with their prompts, and may be these alone.
     ///
     /// # Errors
     /// Values of a wrong type, or out of range.
-    pub(super) fn read(fields: Fields<'_>, server: &Server) -> Answer<Self> {
+    pub(super) fn read(fields: Fields<'_>, server: &Server, echo: bool) -> Answer<Self> {
         if let Some(model) = fields.string("model")?.filter(|m| *m != server.model) {
             let message = format!("there is no model `{model}` here; hint: this is `{}`", server.model);
             let mut e = ApiError::new(axum::http::StatusCode::NOT_FOUND, message).code("model_not_found");
@@ -86,7 +90,7 @@ impl Options {
                 format!("a string of `stop` has {long} bytes; hint: each may have {MAX_STOP_BYTES} at most");
             return Err(ApiError::bad("stop", message));
         }
-        let tokens = |name| fields.integer(name, 1, u32::MAX as usize);
+        let tokens = |name| fields.integer(name, usize::from(!echo), u32::MAX as usize);
         let tokens = tokens("max_completion_tokens")?.or(tokens("max_tokens")?);
         let stream = fields.boolean("stream")?;
         let of_stream = fields.object("stream_options")?;
@@ -104,10 +108,17 @@ impl Options {
             ignore_eos,
             special: false,
             continues_prompt: false,
+            echo,
+            prompt_only: false,
             stream,
             usage,
             record: Arc::default(),
         })
+    }
+
+    /// Number of the most probable tokens that are requested at each token of the prompt.
+    pub(super) fn scores(&self) -> Option<usize> {
+        self.sampling.log_probabilities.filter(|_| self.echo)
     }
 
     /// Number of tokens that may follow a prompt: as many as requested, at most what the context leaves.

@@ -106,6 +106,7 @@ pub(super) fn work(
             let now = Instant::now();
             match &event {
                 Event::Began { .. } => metrics.waited(now - waiter.submitted),
+                Event::Scored { .. } => {}
                 Event::Token { .. } => match waiter.last.replace(now) {
                     None => metrics.first_token(now - waiter.submitted),
                     Some(last) => metrics.next_token(now - last),

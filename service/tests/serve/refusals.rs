@@ -25,7 +25,7 @@ pub(crate) fn refusals(at: &str) {
         (json!({"prompt": "a", "n": 4}), 400, "n", "from 1 to 3"),
         (json!({"prompt": "a", "stop": 3}), 400, "stop", "array of strings"),
         (json!({"prompt": "a", "stop": ["b", "é".repeat(129)]}), 400, "stop", "hint: each may have 256"),
-        (json!({"prompt": "a", "echo": true}), 400, "echo", "not supported"),
+        (json!({"prompt": "a", "echo": 1}), 400, "echo", "true or false"),
         (json!({"prompt": "a", "suffix": "b"}), 400, "suffix", "not supported"),
         (json!({"prompt": "a", "logprobs": 21}), 400, "logprobs", "from 0 to 20"),
         (json!({"prompt": "a", "logit_bias": {"x": 1}}), 400, "logit_bias", "token ids"),

@@ -13,7 +13,7 @@
 //! * [`Backend::takes`]: which operators units without static graphs run, with dynamic shapes;
 //! * [`GpuKernels`]: GPU kernels, which units launch in place of the CPU's: for which of them, and read back;
 //! * [`CommandStreams`]: NDP command streams, by which a unit computes experts: costs, files and execution;
-//! * [`Bench`]: a unit of this machine, to be measured;
+//! * [`Bench`]: a unit of this machine, to be measured; [`Links`]: connections with other hosts, too;
 //! * [`Runner`]: additions of a bundle's `run` to the runtime, which drive such units;
 //! * [`Backend::subcommands`]: subcommands of `moec`;
 //! * [`Backend::doctor`], [`Backend::serve`]: which [`Tools`] it needs, whether they are there, and what a
@@ -29,6 +29,7 @@ pub mod error;
 pub mod experts;
 pub mod find;
 pub mod gpu_kernels;
+pub mod links;
 pub mod runner;
 pub mod sizes;
 pub mod streams;
@@ -43,6 +44,7 @@ pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use experts::{DenseNeurons, LayerExperts};
 pub use gpu_kernels::{Assembled, GpuKernels, KernelsRead};
+pub use links::{Links, Peer, Trip};
 pub use runner::{Runner, RunnerCrate};
 pub use sizes::{ArtifactSizes, UnitSizes};
 pub use streams::{
@@ -60,10 +62,10 @@ pub use verify::{Check, FunctionReport, Trial};
 use moec_device::{Device, DeviceUnit};
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan};
 use moec_ir::{Module, Op, Scope, Weight};
-use moec_runtime::Program;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::accelerators::Executor;
 use moec_runtime::exec::graphs::Graphs;
+use moec_runtime::{CheckLevel, Program};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -127,6 +129,7 @@ pub trait Backend: Sync + std::fmt::Debug {
         _program: &Program,
         _bundle: &Path,
         _threads: Option<usize>,
+        _check: CheckLevel,
     ) -> Option<moec_runtime::Result<()>> {
         None
     }
@@ -153,6 +156,15 @@ pub trait Backend: Sync + std::fmt::Debug {
     /// # Errors
     /// The reason that the machine has no usable unit.
     fn bench(&self) -> Option<Result<Box<dyn Bench>>> {
+        None
+    }
+
+    /// Connections with the processes that a launcher started together with this one, to be measured; `None`: there are
+    /// no others, or they are not this backend's.
+    ///
+    /// # Errors
+    /// The reason that they cannot be reached.
+    fn links(&self) -> Option<moec_runtime::Result<Box<dyn Links>>> {
         None
     }
 

@@ -65,12 +65,6 @@ impl CpuTarget {
         if !self.isa.is_thread() {
             return self.compute(format, rows);
         }
-        if format.is_by_planes() {
-            return Err(Unsupported(format!(
-                "`{}` has no kernels for weights of {format}; it has them for q8, q4 and bf16",
-                self.name
-            )));
-        }
         let many = rows > gpu::FEW_ROWS && gpu::on_tensor_cores(format, depth);
         let rounds = self.activations != Activations::F32 && format != Format::F32 && !format.is_by_channel();
         Ok(if many && rounds { ComputeType::Bf16 } else { ComputeType::F32 })

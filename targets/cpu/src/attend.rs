@@ -25,6 +25,8 @@ pub struct CacheView<'a> {
     pub ring: bool,
     /// Storage.
     pub format: Format,
+    /// Channels of a block of a head that is stored [rotated](moec_ir::state::rotate); 1: none.
+    pub rotated: usize,
     /// Whether attention reads it as values.
     pub values: bool,
 }
@@ -46,11 +48,12 @@ impl CpuTarget {
     pub(crate) fn cache_write(s: &mut Selection, node: &NodeView<'_>) -> Result<()> {
         let (_, x_ld) = node.value(1)?;
         let (cache, [_, heads, ctx, dim]) = cache(node, 0)?;
-        let (format, values, ring) = (cache.format, cache.values, cache.ring);
+        let (format, rotated, values, ring) = (cache.format, cache.rotated, cache.values, cache.ring);
         // A single row of decoding can be split over threads only by heads.
         let each = if node.one_row_per_sequence { 1 } else { heads };
         let (norm, rotation) = (None, None);
-        let spec = CacheWrite { heads, dim, ctx, ring, cache: format, values, norm, rotation, each, x_ld };
+        let spec =
+            CacheWrite { heads, dim, ctx, ring, cache: format, rotated, values, norm, rotation, each, x_ld };
         let work = Work::Kernel(spec.into());
         s.launches.push(Launch { work, args: (0..4).map(Role::In).collect() });
         Ok(())
@@ -64,13 +67,15 @@ impl CpuTarget {
     ) -> Result<()> {
         let (q, q_ld) = node.value(0)?;
         let (cached, [_, _, ctx, _]) = cache(node, 1)?;
-        let (cache, count) = (cached.format, q.rows());
+        let (format, count) = (cached.format, q.rows());
+        let values = if desc.v_from_k { cached } else { cache(node, 2)?.0 };
+        let rotated = [cached.rotated, values.rotated];
         let heads = desc.heads;
         let rows =
             if node.one_row_per_sequence { 1 } else { (QUERIES / shared(desc)).clamp(1, count.max(1)) };
         let seen = desc.window.map_or(ctx, |w| w.min(ctx));
         let splits = if node.one_row_per_sequence { parts(desc, seen, count) } else { 1 };
-        let compute = match cache {
+        let compute = match format {
             Format::F32 => ComputeType::F32,
             // Threads widen what they read of the cache.
             _ if self.isa.is_thread() => ComputeType::F32,
@@ -83,13 +88,14 @@ impl CpuTarget {
         let cols = node.out()?.cols();
         let (v_dim, has_sinks) = (desc.v_dim, desc.sinks);
         if splits == 1 {
-            let spec = Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld: cols };
+            let spec =
+                Attention { desc, cache: format, rotated, compute, ctx, rows, splits, q_ld, out_ld: cols };
             s.kernel(spec, args(n), 1);
             return Ok(());
         }
         let out_ld = heads * splits * (v_dim + 2);
         let parts = s.temp(Type::f32([count, out_ld]));
-        let spec = Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld };
+        let spec = Attention { desc, cache: format, rotated, compute, ctx, rows, splits, q_ld, out_ld };
         let mut first = args(n - sinks);
         first.push(parts);
         s.launches.push(Launch { work: Work::Kernel(spec.into()), args: first });

@@ -302,7 +302,7 @@ pub struct Cache {
     pub source: String,
 }
 
-/// A link between two units or memories, by their names.
+/// A link between two units or memories, by their names; those of two hosts are a network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
@@ -312,7 +312,8 @@ pub struct Link {
     pub to: String,
     /// 10⁹ bytes per second in that direction.
     pub gb_per_s: f64,
-    /// Microseconds from the start of a transfer to its first byte.
+    /// Microseconds from the start of a transfer to its first byte. Between hosts, that and the other direction's
+    /// are a round trip.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<f64>,
     /// Source.

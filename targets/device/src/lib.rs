@@ -181,9 +181,23 @@ impl Device {
         unit.memory.as_deref().filter(|m| Some(*m) != self.cpu_memory())
     }
 
+    /// 10⁹ bytes per second that programs read on a unit: its own figure, else that of its memory, where the file has
+    /// one.
+    pub fn bandwidth_of(&self, unit: &DeviceUnit) -> Option<f64> {
+        let memory = unit.memory.as_deref().or(self.cpu_memory());
+        let memory = self.memories.iter().find(|m| Some(m.name.as_str()) == memory);
+        let of_memory = || memory?.bandwidth.last().map(Bandwidth::rate);
+        unit.bandwidth().or_else(of_memory).filter(|&rate| rate > 0.0)
+    }
+
+    /// The link from one unit or memory to another.
+    pub fn link(&self, from: &str, to: &str) -> Option<&Link> {
+        self.links.iter().find(|l| l.from == from && l.to == to)
+    }
+
     /// Microseconds that `bytes` bytes take from one memory to another; `None` where no link leads there.
     pub fn transfer_us(&self, from: &str, to: &str, bytes: f64) -> Option<f64> {
-        let link = self.links.iter().find(|l| l.from == from && l.to == to)?;
+        let link = self.link(from, to)?;
         Some(link.latency_us.unwrap_or(0.0) + bytes / (link.rate() * 1e3))
     }
 

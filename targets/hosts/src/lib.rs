@@ -6,13 +6,18 @@
 //!
 //! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of backends.
 
-use moec_backend::{Backend, Diagnosis, Flaw, Tools};
+mod measure;
+
+use measure::Job;
+use moec_backend::{Backend, Diagnosis, Flaw, Links, Tools};
 use moec_device::{Device, DeviceUnit, HOST_BACKEND};
-use moec_hosts_unit::{Remote, Wire as _, launched, leave, library, mpi, serve, units_of_hosts};
+use moec_hosts_unit::{
+    Delayed, Part, Remote, Wire as _, launched, leave, library, mpi, serve, units_of_hosts,
+};
 use moec_ir::Op;
-use moec_mirror::{Mirror, Modelled};
+use moec_mirror::Modelled;
 use moec_runtime::exec::accelerators::Executor;
-use moec_runtime::{Program, Result};
+use moec_runtime::{CheckLevel, Program, Result};
 use std::path::Path;
 
 /// The backend of other hosts' CPUs.
@@ -31,8 +36,9 @@ impl Backend for Hosts {
         Ok(())
     }
 
+    /// Everything but what reads the first host's disk.
     fn takes(&self, op: &Op) -> bool {
-        Mirror.takes(op)
+        !op.reads_disk()
     }
 
     fn host(&self, _unit: &str) -> Option<Executor> {
@@ -58,20 +64,41 @@ impl Backend for Hosts {
         vec![Diagnosis { name: "MPI", works: library.is_ok(), found, hint }]
     }
 
-    fn follow(&self, program: &Program, bundle: &Path, threads: Option<usize>) -> Option<Result<()>> {
+    fn follow(
+        &self,
+        program: &Program,
+        bundle: &Path,
+        threads: Option<usize>,
+        check: CheckLevel,
+    ) -> Option<Result<()>> {
         launched()?;
         let mpi = match mpi::mpi() {
             Ok(mpi) if mpi.rank() == 0 => return None,
             Ok(mpi) => mpi,
             Err(e) => return Some(Err(e)),
         };
-        // Processes past the last host have no part.
+        ignore_signals();
         let unit = units_of_hosts(program).nth(mpi.rank() - 1);
-        let served = unit.map_or(Ok(()), |unit| serve(mpi.as_ref(), program, unit, bundle, threads));
+        let part = Part { bundle, unit, threads, check };
+        let served = Delayed::from_environment(mpi.as_ref()).and_then(|wire| serve(&wire, program, part));
         Some(served.and_then(|()| leave(&mpi)))
+    }
+
+    fn links(&self) -> Option<Result<Box<dyn Links>>> {
+        launched()?;
+        Some(mpi::mpi().map(|mpi| Box::new(Job(mpi)) as Box<dyn Links>))
     }
 
     fn leave(&self) -> Result<()> {
         launched().map_or(Ok(()), |_| leave(mpi::mpi()?.as_ref()))
+    }
+}
+
+/// Ignores requests to end: the first host decides, which may have answers to finish. A launcher sends them to
+/// all processes.
+fn ignore_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: `signal` takes two numbers, and no handler is given.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }

@@ -83,7 +83,7 @@ impl ComputeUnit for Modelled {
     }
 
     fn executes(&self, builtin: Builtin) -> bool {
-        matches!(builtin, Builtin::Copy { .. })
+        matches!(builtin, Builtin::Copy { .. }) || unit::computes(builtin)
     }
 
     fn take(&mut self, bytes: u64) -> Result<Option<Addr>, Error> {
@@ -116,8 +116,8 @@ impl ComputeUnit for Modelled {
             }
             Code::Builtin(builtin) => {
                 // SAFETY: the caller's promise; the unit has one thread.
-                let copied = unsafe { unit::copied(self, launch) };
-                if !copied {
+                let executed = unsafe { unit::copied(self, launch) || unit::computed(launch, thread) };
+                if !executed {
                     launch.fail(StepFault::Unknown(UnknownStep { unit: NAME, step: launch.step, builtin }));
                 }
             }

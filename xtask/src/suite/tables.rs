@@ -20,6 +20,11 @@ pub(super) const ALONE: &[(&str, &str, &str)] = &[
         "damaged_files_are_reported_or_read_correctly",
         "it has as many threads as there are cores",
     ),
+    (
+        "host_faults",
+        "jobs_end_after_faults_at_random_moments",
+        "the moments are drawn from the time that one job takes, and hosts must give signs within a second",
+    ),
     ("moec-runtime/owned", "", "reads that stall have deadlines of seconds, and free memory is looked at"),
 ];
 
@@ -72,6 +77,8 @@ pub(super) const PARTIAL: &[(&str, &str)] = &[
     ("decode", "late families with big-little decoding and best-of-N"),
     ("mirror", "late families with half of their experts on the unit"),
     ("paging", "late families from disk"),
+    ("host_goldens", "two thirds of the models, MPICH, pairs of hosts and threads"),
+    ("host_faults", "44 of 50 random moments"),
 ];
 
 /// Programs other than the end-to-end tests whose tests are started one by one, and why.

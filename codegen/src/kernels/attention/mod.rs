@@ -18,12 +18,13 @@ use crate::machine::Isa;
 use crate::spec::{ComputeType, Symbol};
 use moec_ir::op::AttentionDesc;
 use moec_ir::plan::Grid;
+use moec_ir::state::CACHED;
 use moec_ir::types::{Format, GROUP};
 
 /// A maximum below every score: not infinite, so that differences of two are numbers.
 const LOWEST: f32 = -1e30;
 
-/// Most queries of a tile that are multiplied by q8 as f32, whatever was requested.
+/// Most queries of a tile that are multiplied by codes as f32, whatever was requested.
 const FEW: usize = 8;
 
 /// Shape, fixed at build time.
@@ -31,6 +32,7 @@ const FEW: usize = 8;
 struct Shape<'a> {
     d: &'a AttentionDesc,
     cache: Format,
+    rotated: [usize; 2],
     compute: ComputeType,
     ctx: usize,
     rows: usize,
@@ -41,9 +43,9 @@ struct Shape<'a> {
 
 impl<'a> Shape<'a> {
     fn of(spec: &'a Attention) -> Self {
-        let &Attention { desc: ref d, cache, compute, ctx, rows, splits, q_ld, out_ld } = spec;
-        let shape = Self { d, cache, compute, ctx, rows, splits, q_ld, out_ld };
-        let few = cache == Format::Q8 && !d.v_from_k && shape.queries() <= FEW;
+        let &Attention { desc: ref d, cache, rotated, compute, ctx, rows, splits, q_ld, out_ld } = spec;
+        let shape = Self { d, cache, rotated, compute, ctx, rows, splits, q_ld, out_ld };
+        let few = cache.is_quantised() && !d.v_from_k && shape.queries() <= FEW;
         // Widening a block would take longer than its few queries do.
         Self { compute: if few { ComputeType::F32 } else { compute }, ..shape }
     }
@@ -61,7 +63,7 @@ impl<'a> Shape<'a> {
     /// Whether codes are multiplied by f32 without widening, with their scales applied to the results: fewest
     /// steps for a byte from memory. Otherwise they are widened first, once for all queries.
     fn direct(&self) -> bool {
-        self.cache == Format::Q8 && self.compute == ComputeType::F32 && !self.d.v_from_k
+        self.cache.is_quantised() && self.compute == ComputeType::F32 && !self.d.v_from_k
     }
 
     /// Whether products run on tile registers: of tiles of several rows, in pairs of bf16.
@@ -69,11 +71,11 @@ impl<'a> Shape<'a> {
         isa.tiles && self.compute == ComputeType::Bf16 && self.rows > 1
     }
 
-    /// Format of the panels that the microkernel reads: q8 is widened to what the queries are in.
+    /// Format of the panels that the microkernel reads: codes are widened to what the queries are in.
     fn panels(&self) -> Format {
         match (self.cache, self.compute) {
-            (Format::Q8, ComputeType::Bf16) => Format::Bf16,
-            (Format::Q8, _) => Format::F32,
+            (format, ComputeType::Bf16) if format.is_quantised() => Format::Bf16,
+            (format, _) if format.is_quantised() => Format::F32,
             (format, _) => format,
         }
     }
@@ -107,6 +109,9 @@ pub struct Attention {
     pub desc: AttentionDesc,
     /// Format of the states.
     pub cache: Format,
+    /// Channels of a block of a head that keys, and values, are stored [rotated](moec_ir::state::rotate) in; 1:
+    /// as they are. Queries are rotated as keys are, and results back.
+    pub rotated: [usize; 2],
     /// Format of queries and weights.
     pub compute: ComputeType,
     /// Tokens of the states.
@@ -127,12 +132,14 @@ impl Kernel for Attention {
     }
 
     fn name(&self, s: &mut Symbol, isa: &Isa) {
-        let Self { desc, cache, compute, ctx, rows, splits, q_ld, out_ld } = self;
+        let Self { desc, cache, rotated, compute, ctx, rows, splits, q_ld, out_ld } = self;
         s.word("attention").num("h", desc.heads).num("kv", desc.kv_heads).num("d", desc.qk_dim);
         s.num("v", desc.v_dim).float("s", desc.scale).option("w", desc.window);
         s.flag("chunked", desc.chunked).flag("sinks", desc.sinks).flag("latent", desc.v_from_k);
         s.word(cache.name()).word(compute.name()).num("p", isa.nr).num("r", *rows).num("n", *splits);
         s.num("q", *q_ld).num("o", *out_ld).num("ctx", *ctx);
+        let [keys, values] = rotated.map(|block| (block > 1).then_some(block));
+        s.option("rk", keys).option("rv", values);
     }
 
     fn grid(&self, _isa: &Isa) -> Grid {
@@ -164,13 +171,16 @@ impl Kernel for Attention {
                 "an empty window, or chunks without one",
             ),
             (d.scale > 0.0, "a factor that does not keep the order of scores"),
-            (matches!(s.cache, Format::F32 | Format::Bf16 | Format::Q8), "a cache of another format"),
+            (CACHED.contains(&s.cache), "a cache of another format"),
             (
-                matches!(
-                    (s.cache, s.compute),
-                    (_, ComputeType::F32) | (Format::Bf16 | Format::Q8, ComputeType::Bf16)
-                ),
+                s.compute == ComputeType::F32 || (s.compute == ComputeType::Bf16 && s.cache != Format::F32),
                 "an arithmetic that the cache is not stored for",
+            ),
+            cache::rotation_rule(s.rotated[0], d.qk_dim),
+            cache::rotation_rule(s.rotated[1], d.v_dim),
+            (
+                !d.v_from_k || s.rotated[0] == s.rotated[1],
+                "values rotated otherwise than the keys that they are",
             ),
         ]
     }
@@ -229,6 +239,8 @@ struct Scratch {
     /// Words from row to row of results.
     output: usize,
     queries: usize,
+    /// A query in f32, before it is rounded.
+    query_f32: usize,
     firsts: usize,
     ends: usize,
     maxima: usize,
@@ -266,7 +278,8 @@ impl Scratch {
             (count, count.min(isa.mr), 0)
         };
         let wide = s.panels();
-        let widened = s.cache == Format::Q8 && !s.direct();
+        let widened = s.cache.is_quantised() && !s.direct();
+        let rounds_rotated = s.rotated[0] > 1 && s.compute == ComputeType::Bf16;
         let keys = if widened { BLOCK / isa.nr * cache::wide_panel_bytes(isa, wide, s.d.qk_dim) } else { 0 };
         let values = if widened || s.d.v_from_k { cache::value_block_bytes(isa, wide, s.d.v_dim) } else { 0 };
         let mut scratch = Self {
@@ -274,6 +287,7 @@ impl Scratch {
             score,
             output,
             queries: take(held * query),
+            query_f32: take(if rounds_rotated { s.d.qk_dim.next_multiple_of(lanes) } else { 0 }),
             firsts: take(count),
             ends: take(count),
             maxima: take(count),

@@ -2,9 +2,10 @@
 
 use super::{Call, LOWEST};
 use crate::dsl::{F, I, Kb, P, Span};
-use crate::kernels::cache::{self, BLOCK};
+use crate::kernels::cache::{self, BLOCK, ValuePanel, Values};
 use crate::kernels::micro::{outer, pairs, product, variants, widened};
 use crate::kernels::panel::Panel;
+use crate::kernels::{hadamard, unpack};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
 use crate::spec::ComputeType;
@@ -67,9 +68,17 @@ impl<'k> Call<'_, 'k> {
         self.each_query(first, end, head, |query, row, head| {
             let from = self.q.words(row * self.s.q_ld + head * d.qk_dim);
             let to = self.at(s.queries).words(query * s.query);
+            let rotated = |to: P<'k>| {
+                k.copy(from, to, d.qk_dim);
+                hadamard::rotate(k, to, d.qk_dim, self.s.rotated[0]);
+                to
+            };
             match self.s.compute {
+                ComputeType::Bf16 if self.s.rotated[0] > 1 => {
+                    k.round_row(rotated(self.at(s.query_f32)), to, d.qk_dim);
+                }
                 ComputeType::Bf16 => k.round_row(from, to, d.qk_dim),
-                _ => k.copy(from, to, d.qk_dim),
+                _ => _ = rotated(to),
             }
             if self.s.direct() {
                 k.zero(to.words(d.qk_dim), self.s.query_words() - d.qk_dim);
@@ -104,17 +113,17 @@ impl<'k> Call<'_, 'k> {
         let row = if d.window.is_some() { token.rem(k.i(around)) } else { token };
         let mut keys = keys.bytes(row.div(k.i(nr as i64)) * stored);
         let mut key_panel = stored;
-        let widen = cached == Format::Q8 && !self.s.direct();
+        let widen = cached.is_quantised() && !self.s.direct();
         if widen {
             let to = self.at(self.scratch.keys);
-            cache::widen_keys(k, [lo, hi], d.qk_dim, keys, to, wide);
+            cache::widen_keys(k, [lo, hi], d.qk_dim, (keys, cached), to, wide);
             (keys, key_panel) = (to, cache::wide_panel_bytes(isa, wide, d.qk_dim));
         }
         let at = row.div(k.i(BLOCK as i64)) * cache::value_block_bytes(isa, cached, d.v_dim);
         let own = self.at(self.scratch.values);
         let values = match values.map(|v| v.bytes(at)) {
             Some(values) if widen => {
-                cache::widen_values(k, [lo, hi], d.v_dim, values, own, wide);
+                cache::widen_values(k, [lo, hi], d.v_dim, (values, cached), own, wide);
                 own
             }
             Some(values) => values,
@@ -182,7 +191,7 @@ impl<'k> Call<'_, 'k> {
         k.each(first, end, nr, |column| {
             let weights = block.keys.bytes(column.div(k.i(nr as i64)) * block.key_panel);
             let sums = if self.s.direct() {
-                grouped(k, &rows, weights, self.s.query_words() / GROUP)
+                grouped(k, &rows, (weights, self.s.cache), self.s.query_words() / GROUP)
             } else {
                 let (depth, format, compute) = (self.s.d.qk_dim, self.s.panels(), self.s.compute);
                 product(
@@ -274,8 +283,8 @@ impl<'k> Call<'_, 'k> {
             _ => self.at(s.scores).words(first),
         };
         let rows: Vec<P<'k>> = (0..group.len).map(|i| weights.words(i * s.score)).collect();
-        let size = if direct { nr } else { format.bytes(nr) };
-        let values = block.values.bytes(first * size);
+        let size = format.bytes(nr);
+        let stored = Values::of(k, self.s.cache, self.s.d.v_dim, block.values);
         let outputs = self.at(s.outputs).words(group.first * s.output);
         k.each(0, self.s.d.v_dim.div_ceil(nr), 1, |panel| {
             if direct {
@@ -288,10 +297,11 @@ impl<'k> Call<'_, 'k> {
                     [0, 1].map(|half| output(i, half).load_vec(Span::Full) * rescale)
                 })
                 .collect();
-            let from = values.bytes(panel * (size * BLOCK));
             let sums = if direct {
-                accumulate(k, rows.len(), end - first, sums, &codes(k, &rows, from))
+                let codes = of_values(k, &rows, stored.panel(k, panel), first);
+                accumulate(k, rows.len(), end - first, sums, &codes)
             } else {
+                let from = block.values.bytes(first * size).bytes(panel * (size * BLOCK));
                 let steps = if format == Format::Bf16 { (end - first).div(k.i(2)) } else { end - first };
                 accumulate(k, rows.len(), steps, sums, &numbers(k, &rows, from, format, self.s.compute))
             };
@@ -304,7 +314,7 @@ impl<'k> Call<'_, 'k> {
     /// Weights of columns `first .. end` times the scales that the values of a panel have there.
     fn scale(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2], panel: I<'k>) {
         let (k, s, nr, lanes) = (self.k, &self.scratch, self.k.isa.nr, self.k.lanes());
-        let scales = block.values.bytes(self.s.d.v_dim.next_multiple_of(nr) * BLOCK);
+        let scales = Values::of(k, self.s.cache, self.s.d.v_dim, block.values).scales;
         let scales = scales.halves((panel * nr).div(k.i(GROUP as i64)) * BLOCK);
         let fill = || {
             k.each(first, end, lanes, |column| {
@@ -328,6 +338,7 @@ impl<'k> Call<'_, 'k> {
         let (k, s, d) = (self.k, &self.scratch, self.s.d);
         self.each_query(first, end, head, |query, row, head| {
             let from = self.at(s.outputs).words(query * s.output);
+            hadamard::rotate(k, from, d.v_dim, self.s.rotated[1]);
             let max = self.at(s.maxima).words(query).load();
             let sum = self.at(s.sums).words(query * k.lanes()).load_vec(Span::Full).sum();
             let out = self.out.words(row * self.s.out_ld);
@@ -368,12 +379,7 @@ fn accumulate<'k>(
     sums: Vec<F<'k>>,
     step: &Step<'_, 'k>,
 ) -> Vec<F<'k>> {
-    // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
-    let sets = match rows {
-        1 => UNROLL,
-        2 => 2,
-        _ => 1,
-    };
+    let sets = sets(rows);
     let mut all = sums;
     let width = all.len();
     all.resize(sets * width, k.fv(0.0));
@@ -384,6 +390,20 @@ fn accumulate<'k>(
         }
         sums
     });
+    join_sets(&all, width)
+}
+
+/// Sets of accumulators that steps take turns with: few rows do not fill the pipeline.
+fn sets(rows: usize) -> usize {
+    match rows {
+        1 => UNROLL,
+        2 => 2,
+        _ => 1,
+    }
+}
+
+/// Sum of sets of `width` accumulators.
+fn join_sets<'k>(all: &[F<'k>], width: usize) -> Vec<F<'k>> {
     let (first, rest) = all.split_at(width);
     let mut total = first.to_vec();
     for set in rest.chunks_exact(width) {
@@ -421,7 +441,35 @@ fn numbers<'k>(
     }
 }
 
-/// Steps over a panel of codes, without their scales.
+/// Steps over a panel of codes of values from token `first` on, without their scales.
+fn of_values<'k>(
+    k: &'k Kb<'k>,
+    rows: &[P<'k>],
+    panel: ValuePanel<'k>,
+    first: I<'k>,
+) -> impl Fn(I<'k>, usize, &mut [F<'k>]) {
+    move |at, u, sums| {
+        let rows: Vec<_> = rows.iter().map(|r| r.words(at).words(u)).collect();
+        outer(&rows, [0, k.lanes()].map(|c| panel.codes(k, first + at, u, c).to_float()), sums);
+    }
+}
+
+/// Rows times one group of keys in q5 or q4, without their scales.
+fn of_quads<'k>(k: &'k Kb<'k>, rows: &[P<'k>], (group, format): (P<'k>, Format)) -> Vec<F<'k>> {
+    let (nr, sets) = (k.isa.nr, sets(rows.len()));
+    let width = 2 * rows.len();
+    let mut sums = vec![k.fv(0.0); sets * width];
+    for quad in 0..GROUP / 4 {
+        let codes = [0, k.lanes()].map(|column| unpack::codes(format, group, nr, quad, column));
+        for j in 0..4 {
+            let rows: Vec<_> = rows.iter().map(|r| r.words(4 * quad + j)).collect();
+            outer(&rows, codes.map(|c| unpack::byte(c, j)), &mut sums[j % sets * width..][..width]);
+        }
+    }
+    join_sets(&sums, width)
+}
+
+/// Steps over a panel of q8 keys, without their scales.
 fn codes<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: P<'k>) -> impl Fn(I<'k>, usize, &mut [F<'k>]) {
     let nr = k.isa.nr;
     move |at, u, sums| {
@@ -431,16 +479,24 @@ fn codes<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: P<'k>) -> impl Fn(I<'k>, usiz
     }
 }
 
-/// Rows times a panel of q8 keys: two vectors for each row.
-fn grouped<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: P<'k>, groups: usize) -> Vec<[F<'k>; 2]> {
+/// Rows times a panel of keys in codes: two vectors for each row.
+fn grouped<'k>(
+    k: &'k Kb<'k>,
+    rows: &[P<'k>],
+    (panel, format): (P<'k>, Format),
+    groups: usize,
+) -> Vec<[F<'k>; 2]> {
     let nr = k.isa.nr;
     let zero = vec![k.fv(0.0); 2 * rows.len()];
     let total = k.fold(0, groups, 1, &zero, |group, total| {
         let rows: Vec<_> = rows.iter().map(|r| r.words(group * GROUP)).collect();
-        let from = panel.bytes(group * (nr * (GROUP + 2)));
-        let sums = accumulate(k, rows.len(), k.i(GROUP as i64), zero.clone(), &codes(k, &rows, from));
-        let scales = [0, k.lanes()]
-            .map(|column| from.bytes(nr * GROUP).halves(column).load_halves().shl(16).as_float());
+        let from = panel.bytes(group * (nr * format.group_bytes().unwrap_or(0)));
+        let sums = if format == Format::Q8 {
+            accumulate(k, rows.len(), k.i(GROUP as i64), zero.clone(), &codes(k, &rows, from))
+        } else {
+            of_quads(k, &rows, (from, format))
+        };
+        let scales = [0, k.lanes()].map(|column| cache::key_scale(from, format, nr, column));
         let grown = sums.iter().zip(total).enumerate();
         grown.map(|(i, (sum, &total))| sum.fma(scales[i % 2], total)).collect()
     });

@@ -1,5 +1,6 @@
 //! The page of models: families, sizes, layouts of quantised checkpoints.
 
+use super::units;
 use clap::ValueEnum as _;
 use moec_base::{Result, human};
 use moec_import::FAMILIES;
@@ -27,6 +28,7 @@ pub(super) fn page() -> Result<String> {
         );
     }
     sizes(&mut out)?;
+    what_runs_where(&mut out)?;
     Ok(out + LIMITS + QUANTISED + RELU)
 }
 
@@ -34,15 +36,15 @@ pub(super) fn page() -> Result<String> {
 fn sizes(out: &mut String) -> Result<()> {
     out.push_str(
         "\n## Sizes\n\nOf models whose shapes moec knows (`moec synth --like NAME` writes random weights in them), counted from their\n\
-         configurations. A CPU runs every part of every family. `moec explain` says which unit of a target runs which part of a bundle, and why.\n\n\
+         configurations.\n\n\
          | `--like` | family | parameters | of a token | layers | experts | of a token |\n|---|---|---|---|---|---|---|\n",
     );
     for like in Like::value_variants() {
         let spec = like.spec()?;
-        let name = like.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         let _ = writeln!(
             out,
-            "| `{name}` | {} | {} | {} | {} | {} | {} |",
+            "| `{}` | {} | {} | {} | {} | {} | {} |",
+            name(*like),
             spec.title,
             human::count(spec.params),
             human::count(spec.active_params),
@@ -52,6 +54,28 @@ fn sizes(out: &mut String) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Parts of these models that the accelerators of some targets can take.
+fn what_runs_where(out: &mut String) -> Result<()> {
+    out.push_str(
+        "\n## What runs where\n\nA CPU runs every part of every family. The accelerators of other targets can take these parts of the same models\n\
+         (*mixers*: delta rules, state spaces and short convolutions); the others stay on the CPU. Whether a build gives them a part is decided by\n\
+         costs, or by `[placement]`; `moec explain` says which unit runs which part of a bundle, and why.\n\n| `--like` |",
+    );
+    for (target, unit) in units::TARGETS {
+        let _ = write!(out, " `{target}`: {unit} |");
+    }
+    let _ = writeln!(out, "\n|---|{}", "---|".repeat(units::TARGETS.len()));
+    for like in Like::value_variants() {
+        let _ = writeln!(out, "| `{}` | {} |", name(*like), units::cells(*like)?.join(" | "));
+    }
+    Ok(())
+}
+
+/// The name on the command line.
+fn name(like: Like) -> String {
+    like.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Limits of some families: parts that are not read, or that some units do not compute.

@@ -35,10 +35,14 @@ pub(super) const FORMATS: &[Formats] = &[
     (Format::Q4, Format::Q8, Format::Q8),
     (Format::Q4, Format::Q4, Format::Bf16),
     (Format::Q4, Format::Q4, Format::Q8),
+    (Format::Q4, Format::Q4, Format::Q5),
+    (Format::Q4, Format::Q4, Format::Q4),
     (Format::Q3, Format::Q8, Format::Q8),
     (Format::Q3, Format::Q4, Format::Q8),
+    (Format::Q3, Format::Q4, Format::Q4),
     (Format::Q2, Format::Q8, Format::Q8),
     (Format::Q2, Format::Q4, Format::Q8),
+    (Format::Q2, Format::Q4, Format::Q4),
 ];
 
 /// Shares of the experts that the memory of a GPU holds, in percent, where a target has one.

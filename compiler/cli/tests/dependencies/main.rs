@@ -32,8 +32,9 @@ const OF_TESTS: [&str; 1] = ["insta"];
 const BACKENDS: [&str; 5] = ["coreml", "cuda", "mirror", "ndp", "qnn"];
 
 /// Places outside of `targets/BACKEND` that may name one, and the reason.
-const NAMERS: [(&str, &str); 10] = [
+const NAMERS: [(&str, &str); 11] = [
     ("codegen/src/gpu/mod.rs", "LLVM's triple of PTX"),
+    ("compiler/cli/src/docs/units.rs", "names of device files"),
     ("compiler/cli/src/inspect.rs", "tells users which files it reads"),
     ("compiler/simulate/src/", "systems of NPUMoE's tables"),
     ("compiler/targets/", "the rows"),

@@ -5,7 +5,7 @@
 //! memory, and no bundle is written.
 
 use crate::calibrate::texts::Window;
-use crate::evaluate::{kl, log_probabilities};
+use crate::evaluate::{greedy, kl, log_probabilities};
 use crate::quality::{Measured, cautious};
 use moec_base::error::{Error, Result, io_error};
 use moec_base::human;
@@ -39,6 +39,8 @@ pub(super) struct MixResult {
     /// Sum of the increases of all predicted tokens, in nats, and their number.
     pub(super) nats: f64,
     pub(super) predicted: u64,
+    /// Number of these whose most probable token is the same.
+    pub(super) same: u64,
 }
 
 impl MixResult {
@@ -290,6 +292,10 @@ impl<'a> Bench<'a> {
     /// Fails if a model cannot be built or run here, or on an interrupt.
     pub(super) fn measure(&mut self, formats: &Formats) -> Result<(u64, MixResult)> {
         let model = self.builder.model(&self.builder.compile(formats)?, &mut self.store)?;
+        Ok((model.bytes, self.compare(&model)?))
+    }
+
+    fn compare(&self, model: &Model) -> Result<MixResult> {
         let folder = self.store.scratch.path();
         let bar = self.builder.progress.items("Reading", self.windows.len() as u64, "windows of text");
         let found = self.reference.with_engine(folder, |exact| {
@@ -301,6 +307,8 @@ impl<'a> Bench<'a> {
                     let q = log_probabilities(rounded, &window.ids).map_err(Error::from)?;
                     found.divergence += p.iter().zip(&q).map(|(p, q)| kl(p, q)).sum::<f64>();
                     tokens += p.len();
+                    let predictions = p.iter().zip(&q).take(window.ids.len() - 1);
+                    found.same += predictions.filter(|(p, q)| greedy(p) == greedy(q)).count() as u64;
                     let next = window.ids.iter().skip(1);
                     let rise = p
                         .iter()
@@ -317,7 +325,43 @@ impl<'a> Bench<'a> {
             })
         });
         bar.finish();
-        Ok((model.bytes, found?))
+        found
+    }
+
+    /// Compares the model with a KV cache of another form, with rotated heads or without, and reads passages that
+    /// consist of the same tokens twice. Returns also the tokens of second halves that are the most probable ones.
+    ///
+    /// # Errors
+    /// Those of [`Self::measure`].
+    pub(super) fn measure_cache(
+        &mut self,
+        cache: KvCache,
+        rotates: bool,
+        passages: &[Vec<u32>],
+    ) -> Result<(MixResult, u64)> {
+        let memory = &mut self.builder.config.memory;
+        (memory.kv_cache, memory.rotate_cache) = (cache, Some(rotates));
+        let model = self.builder.compile(&Formats::new());
+        let model = model.and_then(|compiled| self.builder.model(&compiled, &mut self.store));
+        let memory = &mut self.builder.config.memory;
+        (memory.kv_cache, memory.rotate_cache) = (KvCache::F32, None);
+        let model = model?;
+        let repeated = model.with_engine(self.store.scratch.path(), |engine| {
+            let mut hits = 0;
+            for ids in passages {
+                moec_base::interrupt::check()?;
+                let rows = log_probabilities(engine, ids).map_err(Error::from)?;
+                let second = rows.iter().zip(ids.iter().skip(1)).skip(ids.len() / 2);
+                hits += second.filter(|(row, id)| greedy(row) == **id as usize).count() as u64;
+            }
+            Ok(hits)
+        })?;
+        Ok((self.compare(&model)?, repeated))
+    }
+
+    /// Most tokens of a sequence of the models.
+    pub(super) fn window(&self) -> usize {
+        self.builder.config.shapes.max_context.unwrap_or(2)
     }
 
     /// Compares the model in formats and with a KV cache that no other model has. Removes its own weights afterwards.

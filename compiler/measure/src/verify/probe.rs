@@ -123,7 +123,9 @@ impl<'a> Probe<'a> {
     ) -> Result<bool> {
         let id = NodeId(self.entry.steps[view.index()].node);
         if moment == Moment::Before {
-            if self.node(id).op.effect() != Effect::None {
+            // Copies of what a node reads may come long before it.
+            let copies = matches!(self.entry.steps[view.index()].code, Code::Builtin(Builtin::Copy { .. }));
+            if self.node(id).op.effect() != Effect::None && !copies {
                 let expected = self.reference(evaluator, view, id)?;
                 self.written.insert(id, expected);
             }

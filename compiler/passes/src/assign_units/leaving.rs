@@ -131,7 +131,9 @@ impl Leaving<'_> {
         assignment: &UnitAssignment,
     ) -> Vec<Cost> {
         let (device, size) = (self.list.device, size(self.module, layer));
-        let runs = |f: &&DynamicUnit<'_>| takes_experts(self.module, layer, **f).is_ok();
+        // Other hosts have what `hosts` under `[placement]` gives them.
+        let runs =
+            |f: &&DynamicUnit<'_>| f.unit.host.is_none() && takes_experts(self.module, layer, **f).is_ok();
         let able: Vec<DynamicUnit<'_>> = self.list.accelerators.iter().filter(runs).copied().collect();
         let cpu = device.units.iter().find(|u| u.kind == moec_device::UnitKind::Cpu);
         let mut costs = Vec::new();

@@ -2,11 +2,11 @@
 
 use super::builtins::request_experts;
 use super::entry_layout::{EntryLayout, ValueLocation, view, written_state};
-use super::int;
-use super::read::{matrices, residuals, values};
+use super::read::{matrices, residuals, rotations, values};
+use super::{CacheForm, int};
 use crate::assign_units::UnitAssignment;
 use crate::outline_graphs::{Statics, SubgraphCall};
-use crate::size_expert_cache;
+use crate::{own_experts, size_expert_cache};
 use moec_base::error::{Error, Result};
 use moec_base::paths::{DENSE, EXPERTS};
 use moec_cpu::gpu::Kernel;
@@ -32,6 +32,8 @@ pub(super) struct Builder<'a> {
     pub(super) paged: bool,
     /// Format of the KV cache.
     cache: Format,
+    /// Channels of each state that are stored rotated together.
+    pub(super) rotated: Vec<usize>,
     /// Tensors of the KV cache that are values, not keys.
     pub(super) values: HashSet<StateId>,
     /// Weights that linear layers on the CPU multiply by.
@@ -39,7 +41,10 @@ pub(super) struct Builder<'a> {
     pub(super) kernels: Vec<KernelSpec>,
     kernel_ids: HashMap<String, u32>,
     pub(super) segments: Vec<Segment>,
-    segment_ids: HashMap<(WeightId, Layout), u32>,
+    /// By weight, layout, and memory of another host, or 0.
+    segment_ids: HashMap<(WeightId, Layout, u32), u32>,
+    /// Experts of a host as weights, by the whole weight and the host's unit.
+    owned: BTreeMap<(WeightId, u32), WeightId>,
     pub(super) segment_weights: Vec<WeightId>,
     /// Segments of gate and up, and of down, by layer.
     pub(super) experts: BTreeMap<u32, [u32; 2]>,
@@ -52,7 +57,7 @@ pub(super) struct Builder<'a> {
     /// GPU kernels, in the order of [`Builder::launches`].
     pub(super) gpu_kernels: Vec<Kernel>,
     pub(super) launches: Vec<GpuKernel>,
-    /// Weight files: of dense weights, of experts, and of the slices of each other host, by the host's memory.
+    /// Weight files: of dense weights, of experts, and of each other host, by the host's memory.
     pub(super) files: Vec<(String, u32)>,
     /// Bytes of each so far.
     pub(super) ends: Vec<u64>,
@@ -79,14 +84,14 @@ impl<'a> Builder<'a> {
     pub(super) fn new(
         module: &'a Module,
         target: &'a CpuTarget,
-        cache: Format,
+        cache: CacheForm,
         statics: &'a Statics,
         assignment: &'a UnitAssignment,
         paged: bool,
     ) -> Self {
         let threads = super::gpu_targets(target, assignment);
         let mut files = vec![(DENSE.to_owned(), 0), (EXPERTS.to_owned(), 0)];
-        for memory in assignment.slices.iter().map(|&unit| assignment.memory(unit)).filter(|&m| m > 0) {
+        for memory in assignment.memories_of_hosts() {
             let name = assignment.memories.get(memory as usize).map_or("", |m| &m.name);
             files.push((moec_base::paths::weights_of(name), memory));
         }
@@ -96,13 +101,15 @@ impl<'a> Builder<'a> {
             statics,
             assignment,
             paged,
-            cache,
+            cache: cache.format,
+            rotated: if cache.rotates { rotations(module) } else { vec![1; module.states.len()] },
             values: values(module),
             matrices: matrices(module, statics, |node| threads.contains_key(&assignment.of_node(node))),
             kernels: Vec::new(),
             kernel_ids: HashMap::new(),
             segments: Vec::new(),
             segment_ids: HashMap::new(),
+            owned: own_experts::owned(module),
             segment_weights: Vec::new(),
             experts: BTreeMap::new(),
             brought: BTreeMap::new(),
@@ -262,7 +269,7 @@ impl Builder<'_> {
             && producer.inputs.iter().any(|i| matches!(i, Operand::Weight(w) if self.matrices.contains(w)));
         let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, one_row_per_sequence, tied };
         let units = match (&node.op, assignment.experts.of_layer(node.scope.layer)) {
-            (Op::ExpertFfn { .. }, Some((_, of))) if node.scope.part.slice().is_none() => of.units.clone(),
+            (Op::ExpertFfn { .. }, Some((_, of))) if assignment.of_host(node).is_none() => of.units.clone(),
             _ => vec![unit],
         };
         let mut each = Vec::with_capacity(units.len());
@@ -271,7 +278,7 @@ impl Builder<'_> {
         }
         // A result of several units is in the CPU's memory, unless only one unit reads it.
         let memory = match node.op {
-            Op::ExpertFfn { .. } if node.scope.part.slice().is_none() => {
+            Op::ExpertFfn { .. } if assignment.of_host(node).is_none() => {
                 assignment.whole(node.scope.layer).map_or(0, |unit| assignment.memory(unit))
             }
             _ => assignment.memory(unit),
@@ -333,7 +340,8 @@ impl Builder<'_> {
                 let location = match *role {
                     Role::In(i) | Role::InAt(i, _) => match producer.inputs[i] {
                         Operand::Weight(w) => {
-                            let host = node.scope.part.slice().map_or(0, |_| memory);
+                            let w = self.owned.get(&(w, unit)).copied().unwrap_or(w);
+                            let host = if self.assignment.is_host(unit) { memory } else { 0 };
                             let segment =
                                 self.segment(w, layout(i), self.threads.contains_key(&unit), host)?;
                             addresses.push(
@@ -354,7 +362,7 @@ impl Builder<'_> {
                                     if !parts.is_empty() {
                                         of.entry(layer).or_default()[parts].fill(segment);
                                     }
-                                    match node.scope.part.slice() {
+                                    match self.assignment.of_host(node) {
                                         Some(_) => self.make_all_resident(memory, segment),
                                         None => self.make_resident(layer, memory, segment)?,
                                     }
@@ -479,7 +487,8 @@ impl Builder<'_> {
         let values = self.values.contains(&s);
         let state = self.module.state(s);
         let ring = matches!(state.kind, StateKind::Ring { .. });
-        CacheView { shape: &state.ty.shape, ring, format: self.cache, values }
+        let rotated = self.rotated.get(s.0 as usize).copied().unwrap_or(1);
+        CacheView { shape: &state.ty.shape, ring, format: self.cache, rotated, values }
     }
 
     pub(super) fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
@@ -494,7 +503,7 @@ impl Builder<'_> {
     }
 
     pub(super) fn segment(&mut self, id: WeightId, layout: Layout, threads: bool, host: u32) -> Result<u32> {
-        if let Some(&segment) = self.segment_ids.get(&(id, layout)) {
+        if let Some(&segment) = self.segment_ids.get(&(id, layout, host)) {
             return Ok(segment);
         }
         let weight = self.module.weight(id);
@@ -519,7 +528,7 @@ impl Builder<'_> {
             layout,
         });
         self.segment_weights.push(id);
-        self.segment_ids.insert((id, layout), index);
+        self.segment_ids.insert((id, layout, host), index);
         Ok(index)
     }
 }

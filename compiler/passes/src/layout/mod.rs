@@ -57,6 +57,7 @@ fn states(module: &Module, builder: &Builder<'_>, model: &ModelInfo, cache: Form
             shape,
             format,
             order,
+            rotated: int(builder.rotated.get(i).copied().unwrap_or(1))?,
             kind: s.kind,
             snapshots: 0,
         });
@@ -72,7 +73,16 @@ fn states(module: &Module, builder: &Builder<'_>, model: &ModelInfo, cache: Form
     Ok(states)
 }
 
-/// Lays out `module` for `target`, with the KV cache in the format `cache`. `artifacts` are further files
+/// Form of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheForm {
+    /// Format.
+    pub format: Format,
+    /// Whether it holds [rotated](moec_ir::state::rotate) heads.
+    pub rotates: bool,
+}
+
+/// Lays out `module` for `target`, with the KV cache in the form `cache`. `artifacts` are further files
 /// that the runtime reads; `statics` lists the experts of static graphs.
 ///
 /// # Errors
@@ -81,7 +91,7 @@ pub fn layout(
     module: &Module,
     model: ModelInfo,
     target: &CpuTarget,
-    cache: Format,
+    cache: CacheForm,
     artifacts: &[&str],
     statics: &Statics,
     assignment: &UnitAssignment,
@@ -94,7 +104,7 @@ pub fn layout(
     }
     builder.check_threads()?;
     let paging = if paged { builder.page()? } else { None };
-    let states = states(module, &builder, &model, cache)?;
+    let states = states(module, &builder, &model, cache.format)?;
     let mut experts = assignment.experts.clone();
     let moves = !experts.policy.is_fixed();
     for layer in experts.layers.iter_mut().filter(|_| moves) {

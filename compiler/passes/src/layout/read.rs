@@ -2,7 +2,8 @@
 //! cache that are values, and weights that are matrices of linear layers.
 
 use crate::outline_graphs::Statics;
-use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, ValueId, WeightId};
+use moec_ir::state::rotated_channels;
+use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateDecl, StateId, ValueId, WeightId};
 use std::collections::{HashMap, HashSet};
 
 /// Tensors of the KV cache that attention reads as values.
@@ -11,16 +12,42 @@ pub(super) fn values(module: &Module) -> HashSet<StateId> {
     for graph in &module.entries {
         for node in &graph.nodes {
             let Op::Attention(desc) = &node.op else { continue };
-            let mut operand = node.inputs.get(2).copied().filter(|_| !desc.v_from_k);
-            while let Some(Operand::Value(v)) = operand {
-                operand = graph.def(v).and_then(|n| graph.nodes[n.0 as usize].inputs.first().copied());
-            }
-            if let Some(Operand::State(s)) = operand {
-                found.insert(s);
-            }
+            found.extend(state_of(graph, node, 2).filter(|_| !desc.v_from_k));
         }
     }
     found
+}
+
+/// Channels of each tensor of the KV cache that can be rotated together: all of a head's that a power of two allows. Of keys that are values, too, blocks end where values do.
+pub(super) fn rotations(module: &Module) -> Vec<usize> {
+    let own = |state: &StateDecl| state.ty.shape.last().copied().unwrap_or(0);
+    let mut extents: Vec<Vec<usize>> = module.states.iter().map(|s| vec![own(s)]).collect();
+    for graph in &module.entries {
+        for node in &graph.nodes {
+            let Op::Attention(desc) = &node.op else { continue };
+            if let Some(of_keys) = state_of(graph, node, 1).and_then(|s| extents.get_mut(s.0 as usize))
+                && desc.v_from_k
+            {
+                of_keys.push(desc.v_dim);
+            }
+        }
+    }
+    let channels = |(state, extents): (&StateDecl, &Vec<usize>)| {
+        if state.kind.needs_snapshots() { 1 } else { rotated_channels(extents) }
+    };
+    module.states.iter().zip(&extents).map(channels).collect()
+}
+
+/// The state that an operand is, or whose writes it is the result of.
+fn state_of(graph: &Graph, node: &Node, operand: usize) -> Option<StateId> {
+    let mut operand = node.inputs.get(operand).copied();
+    while let Some(Operand::Value(v)) = operand {
+        operand = graph.def(v).and_then(|n| graph.nodes[n.0 as usize].inputs.first().copied());
+    }
+    match operand {
+        Some(Operand::State(s)) => Some(s),
+        _ => None,
+    }
 }
 
 /// Weights that kernels of the CPU multiply by in a linear layer, outside of static graphs. Linear layers

@@ -93,6 +93,21 @@ fn importance_of_a_rarely_used_expert_is_that_of_its_layer() {
     near(&of(leaf("e", &[2, 4, 2])), &[1.0, 1.0, 1.33, 0.67]);
 }
 
+/// Experts of a host, and a whole weight that is joined of those of all hosts.
+#[test]
+fn importance_of_some_experts_is_that_of_the_whole_weight() {
+    let some = |first: usize| {
+        let joined = Box::new(WeightExpr::Join(Box::new(leaf("e", &[2, 4, 2]))));
+        let rows = WeightExpr::Slice { axis: Axis::Rows, start: first * 4, step: 1, len: 4, of: joined };
+        WeightExpr::Split { heads: 1, of: Box::new(rows) }
+    };
+    near(&of(some(0)), &[1.0, 1.0]);
+    near(&of(some(1)), &[1.33, 0.67]);
+    let parts = [0, 1].map(|first| WeightExpr::Join(Box::new(some(first)))).to_vec();
+    let rows = WeightExpr::Concat { axis: Axis::Rows, of: parts };
+    near(&of(WeightExpr::Split { heads: 2, of: Box::new(rows) }), &[1.0, 1.0, 1.33, 0.67]);
+}
+
 #[test]
 fn importance_is_never_zero() {
     let mut profile = profile();

@@ -257,13 +257,14 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
         any::<(u32, u32)>().prop_map(|(nr, block)| CacheOrder::Values { nr, block }),
     ];
     let formats = prop::sample::select(Format::ALL.to_vec());
-    let state = (text(), any::<(u32, [u32; 4])>(), formats, order, state_kind(), any::<u32>()).prop_map(
-        |(name, (memory, shape), format, order, kind, snapshots)| StateBuf {
+    let state = (text(), any::<(u32, [u32; 4])>(), formats, order, state_kind(), any::<[u32; 2]>()).prop_map(
+        |(name, (memory, shape), format, order, kind, [snapshots, rotated])| StateBuf {
             name,
             memory,
             shape,
             format,
             order,
+            rotated,
             kind,
             snapshots,
         },

@@ -3,7 +3,7 @@
 mod report;
 
 use super::args::Generate;
-use super::{Context, Failure, Io, MakeConstraint, assigned, interrupt, paging};
+use super::{Context, Failure, Io, MakeConstraint, assigned, hosts, interrupt, paging};
 use crate::bundle::BundleReader;
 use crate::error::{Error, Fault, Result};
 use crate::exec::engine::{Engine, most_rows};
@@ -311,6 +311,9 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
         if let Some(did) = engine.assigned() {
             assigned::add(&mut report, &did);
         }
+        if let Some(traffic) = engine.traffic() {
+            hosts::add(&mut report, &traffic);
+        }
         io.say(&format!("{report}\n"))?;
     } else {
         // Also after an interrupt or an error, so that the text so far ends with a line break.
@@ -328,6 +331,9 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
             }
             if let Some(did) = engine.assigned() {
                 io.note(&assigned::line(&did));
+            }
+            if let Some(traffic) = engine.traffic() {
+                io.note(&hosts::line(&traffic));
             }
         }
     }
@@ -360,6 +366,9 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         if let Some(did) = engine.assigned() {
             assigned::add(&mut report, &did);
         }
+        if let Some(traffic) = engine.traffic() {
+            hosts::add(&mut report, &traffic);
+        }
         io.say(&format!("{report}\n"))?;
         return Ok(watched?);
     }
@@ -388,6 +397,9 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         }
         if let Some(did) = engine.assigned() {
             io.note(&assigned::line(&did));
+        }
+        if let Some(traffic) = engine.traffic() {
+            io.note(&hosts::line(&traffic));
         }
     }
     Ok(watched?)

@@ -408,24 +408,8 @@ impl<'p> Engine<'p> {
 
     /// Updates the states after a call of an entry point, or reports its fault.
     pub(crate) fn end(&mut self, entry: usize, rows: &[Row], fault: Option<StepFault>) -> Result<()> {
-        match fault {
-            Some(StepFault::Expert(BadExpert { step, expert: NO_EXPERT, .. })) => {
-                let router = layer_of(self.program, entry, step)
-                    .map_or_else(|| "a router".to_owned(), |layer| format!("the router of layer {layer}"));
-                let what = format!("{router} cannot choose experts: its scores are not numbers (NaN)");
-                return Err(Error::model(what).with_hint(
-                    "numbers before it have overflowed, or weights are NaN: `moec verify` compares the bundle with its checkpoint; with \
-                     `activations = \"f32\"` under `[weights]` in `model.toml` fewer overflow",
-                ));
-            }
-            Some(StepFault::Expert(BadExpert { step, expert, experts })) => {
-                return Err(Error::model(format!(
-                    "a router chose expert {expert} of {experts} (step {step})"
-                )));
-            }
-            Some(StepFault::Unknown(unknown)) => return Err(unknown.into()),
-            Some(StepFault::Unit(e) | StepFault::Disk(e) | StepFault::Weights(e)) => return Err(e),
-            None => {}
+        if let Some(fault) = fault {
+            return Err(fault.error(self.program, entry));
         }
         self.states.end(rows.iter().map(|row| (row.slot, row.pos)));
         Ok(())
@@ -434,6 +418,28 @@ impl<'p> Engine<'p> {
     /// A row of the logits of the last call of an entry point.
     fn logits(&self, entry: usize, row: usize) -> &[f32] {
         logits(self.program, &self.arena, entry, row)
+    }
+}
+
+impl StepFault {
+    /// The error of a call of an entry point that ended with this fault.
+    pub(crate) fn error(self, plan: &Plan, entry: usize) -> Error {
+        match self {
+            Self::Expert(BadExpert { step, expert: NO_EXPERT, .. }) => {
+                let router = layer_of(plan, entry, step)
+                    .map_or_else(|| "a router".to_owned(), |layer| format!("the router of layer {layer}"));
+                let what = format!("{router} cannot choose experts: its scores are not numbers (NaN)");
+                Error::model(what).with_hint(
+                    "numbers before it have overflowed, or weights are NaN: `moec verify` compares the bundle with its checkpoint; with \
+                     `activations = \"f32\"` under `[weights]` in `model.toml` fewer overflow",
+                )
+            }
+            Self::Expert(BadExpert { step, expert, experts }) => {
+                Error::model(format!("a router chose expert {expert} of {experts} (step {step})"))
+            }
+            Self::Unknown(unknown) => unknown.into(),
+            Self::Unit(e) | Self::Disk(e) | Self::Weights(e) => e,
+        }
     }
 }
 

@@ -143,7 +143,7 @@ impl<'p> Engine<'p> {
             cores.map_or(Binding::None, Binding::Within)
         };
         let arena = Region::new("activations", program.arena_bytes())?;
-        let accelerators = accelerators::open(program, &mut units, files)?;
+        let accelerators = accelerators::open(program, &mut units, files, CheckLevel::Sizes)?;
         let sequences = options.demand.map_or(u32::MAX, |d| u32::try_from(d.sequences).unwrap_or(u32::MAX));
         let states = States::new(program, &accelerators.states, sequences)?;
         // One more cache line between threads, so that the prefetcher of one core does not touch the next

@@ -3,10 +3,11 @@
 use super::*;
 use moec_ir::Format;
 use moec_ir::plan::{CacheOrder, StateBuf};
+use moec_ir::state::CACHED;
 
 #[test]
 fn state_inside_a_static_graph_cannot_be_forked() {
-    let text = r#"plan 20 {scratch_bytes = 0}
+    let text = r#"plan 21 {scratch_bytes = 0}
         model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 1, slots = 2, eos = [], parameters = 1, active_parameters = 1}
         target "t" {triple = "", cpu = "", features = []}
         graph 0 {package = "attention.mlpackage", function = "chunk", stateful = true}"#;
@@ -26,7 +27,7 @@ fn state_inside_a_static_graph_cannot_be_forked() {
 /// is cleared.
 #[test]
 fn blocks_of_values_begin_empty() {
-    let text = r#"plan 20 {scratch_bytes = 0}
+    let text = r#"plan 21 {scratch_bytes = 0}
         model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 36, slots = 2, eos = [], parameters = 1, active_parameters = 1}
         target "t" {triple = "", cpu = "", features = []}
         memory 0 "ram" {arena_bytes = 0}
@@ -67,8 +68,8 @@ fn blocks_of_values_begin_empty() {
 fn only_values_of_existing_tokens_are_copied() {
     let orders = [
         (CacheOrder::Rows, &[Format::F32][..]),
-        (CacheOrder::Keys { nr: 16 }, &[Format::F32, Format::Bf16, Format::Q8]),
-        (CacheOrder::Values { nr: 8, block: 12 }, &[Format::F32, Format::Bf16, Format::Q8]),
+        (CacheOrder::Keys { nr: 16 }, &CACHED),
+        (CacheOrder::Values { nr: 8, block: 12 }, &CACHED),
     ];
     for (order, formats) in orders {
         for &format in formats {
@@ -78,6 +79,7 @@ fn only_values_of_existing_tokens_are_copied() {
                 shape: [3, 2, 50, 40],
                 format,
                 order,
+                rotated: 1,
                 kind: StateKind::Cache,
                 snapshots: 0,
             };
@@ -88,12 +90,14 @@ fn only_values_of_existing_tokens_are_copied() {
                 assert_eq!(starts, [(0, 4 * whole), (whole, 5 * whole)]);
                 let size = match format {
                     Format::F32 => 4,
-                    Format::Q8 => 1,
+                    Format::Q8 | Format::Q5 | Format::Q4 => 1,
                     _ => 2,
                 };
                 let inside = |t: usize, c: usize| {
                     let place = state.head().offsets(t, c);
-                    place.at + size <= bytes && place.scale.is_none_or(|s| s + 2 <= bytes)
+                    place.at + size <= bytes
+                        && place.fifth.is_none_or(|(at, _)| at < bytes)
+                        && place.scale.is_none_or(|s| s + 2 <= bytes)
                 };
                 let all = (0..tokens).all(|t| (0..40).all(|c| inside(t, c)));
                 assert!(all && bytes <= whole, "{order:?} of {format}, {tokens} tokens");

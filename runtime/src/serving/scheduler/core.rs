@@ -63,6 +63,8 @@ struct Sequence {
 struct Waiting {
     ids: VecDeque<Id>,
     prompt: Vec<u32>,
+    /// Whether the whole prompt is computed, although a slot may hold its beginning.
+    whole: bool,
     /// The first of them that got a slot: the others wait while it computes the prompt.
     first: Option<Id>,
 }
@@ -111,11 +113,12 @@ impl Core {
         self.live.len()
     }
 
-    /// Accepts `many` sequences after a prompt, both at least one, and returns their names.
-    pub(super) fn submit(&mut self, prompt: Vec<u32>, many: usize) -> Vec<Id> {
+    /// Accepts `many` sequences after a prompt, both at least one, and returns their names. `whole`: nothing of
+    /// the prompt is taken from slots.
+    pub(super) fn submit(&mut self, prompt: Vec<u32>, many: usize, whole: bool) -> Vec<Id> {
         let ids: Vec<Id> = (self.next..).take(many).collect();
         self.next += many as u64;
-        self.waiting.push_back(Waiting { ids: ids.iter().copied().collect(), prompt, first: None });
+        self.waiting.push_back(Waiting { ids: ids.iter().copied().collect(), prompt, whole, first: None });
         ids
     }
 
@@ -161,7 +164,7 @@ impl Core {
     }
 
     /// A sequence and those that wait for its prompt.
-    fn family(&self, id: Id) -> Vec<Id> {
+    pub(super) fn family(&self, id: Id) -> Vec<Id> {
         let waits = self.live.iter().filter(|s| s.stage == Stage::Waits { on: id });
         [id].into_iter().chain(waits.map(|s| s.id)).collect()
     }
@@ -183,7 +186,7 @@ impl Core {
         let computes = |s: &&Sequence| matches!(s.stage, Stage::Unplaced(_) | Stage::Prompt { .. });
         let first = self.live.iter().filter(computes).map(|s| s.id).find(|&id| request.first == Some(id));
         // A sequence that waits copies the prompt once it is computed.
-        let shared: &[u32] = if first.is_some() { &[] } else { &request.prompt };
+        let shared: &[u32] = if first.is_some() || request.whole { &[] } else { &request.prompt };
         let Some(id) = request.ids.pop_front() else { return true };
         let Some(place) = self.slots.take(id, shared, resumes) else { return false };
         let stage = first.map_or(Stage::Unplaced(place), |on| Stage::Waits { on });

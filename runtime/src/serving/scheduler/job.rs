@@ -90,6 +90,9 @@ pub struct Job<'j> {
     pub end: Vec<u32>,
     /// Time limit of a sequence, from when it gets its slot.
     pub limit: Option<Duration>,
+    /// Requests the log-probabilities of the prompt's tokens after the first, with so many of the most probable
+    /// ones at each. The whole prompt is then computed, whatever slots hold.
+    pub scores: Option<usize>,
     /// Maximum number of draft tokens that are verified in a call, when the sequence decodes alone. Its
     /// sampler then takes the most probable token. Without effect if states cannot take tokens back.
     pub draft_tokens: usize,
@@ -102,6 +105,13 @@ pub enum Event {
     Began {
         /// Number of tokens.
         shared: usize,
+    },
+    /// Log-probabilities of tokens of its prompt, if its job requests them.
+    Scored {
+        /// Position of the first of them.
+        at: usize,
+        /// Of each token.
+        log_probabilities: Vec<LogProbabilities>,
     },
     /// Its next token, an end token included.
     Token {

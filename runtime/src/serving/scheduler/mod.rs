@@ -237,6 +237,8 @@ struct Live<'j> {
     limit: Option<Duration>,
     /// Time when it expires: `limit` after it got its slot.
     deadline: Option<Instant>,
+    /// Number of the most probable tokens at each token of the prompt, if these are requested.
+    scores: Option<usize>,
     draft_tokens: usize,
 }
 
@@ -266,7 +268,7 @@ impl<'j, M: Model> Inner<'j, M> {
     }
 
     fn submit(&mut self, job: Job<'j>, of_plan: u32) -> Result<Vec<Id>> {
-        let Job { prompt, samplers, n, end, limit, draft_tokens } = job;
+        let Job { prompt, samplers, n, end, limit, scores, draft_tokens } = job;
         // The last token is returned and never fed back.
         check_context(prompt.len(), n.saturating_sub(1), self.context)?;
         let (many, slots) = (samplers.len(), self.core.slots().len());
@@ -282,11 +284,11 @@ impl<'j, M: Model> Inner<'j, M> {
         if many == 0 || n == 0 {
             return Ok(Vec::new());
         }
-        let ids = self.core.submit(prompt, many);
+        let ids = self.core.submit(prompt, many, scores.is_some());
         let end: std::sync::Arc<[u32]> = end.into();
         for (&id, sampler) in ids.iter().zip(samplers) {
             let end = end.clone();
-            self.live.insert(id, Live { sampler, left: n, end, limit, deadline: None, draft_tokens });
+            self.live.insert(id, Live { sampler, left: n, end, limit, deadline: None, scores, draft_tokens });
         }
         Ok(ids)
     }
@@ -347,16 +349,31 @@ impl<'j, M: Model> Inner<'j, M> {
         choose: &[Id],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
-        let logit_rows = if choose.is_empty() { LogitRows::None } else { LogitRows::Last };
         let Self { model, live, core, .. } = self;
         let ids = core.ids(id, range.clone());
-        let mut chosen = Vec::new();
-        let mut choice =
-            |logits: &[f32]| chosen.extend(choose.iter().map(|id| (*id, pick(live.get_mut(id), logits))));
+        let scores = live.get(&id).and_then(|live| live.scores);
+        let logit_rows = match scores {
+            Some(_) => LogitRows::All,
+            None if choose.is_empty() => LogitRows::None,
+            None => LogitRows::Last,
+        };
+        // Logits at a token are of the next one.
+        let mut next = core.ids(id, range.start + 1..(range.end + 1).min(whole)).iter();
+        let (mut chosen, mut scored) = (Vec::new(), Vec::new());
+        let mut choice = |logits: &[f32]| match scores.zip(next.next()) {
+            Some((top, &token)) => scored.push(LogProbabilities::of(logits, token, top)),
+            None => chosen.extend(choose.iter().map(|id| (*id, pick(live.get_mut(id), logits)))),
+        };
         match model.prompt(slot, range.start, ids, whole, logit_rows, &mut choice) {
             Ok(()) => {
                 self.counters.prompt_tokens += range.len() as u64;
                 self.model.snapshot(slot);
+                if !scored.is_empty() {
+                    for of in self.core.family(id) {
+                        let (at, log_probabilities) = (range.start + 1, scored.clone());
+                        self.publish(of, Event::Scored { at, log_probabilities }, sink);
+                    }
+                }
                 self.core.prompted(id, range);
                 chosen.into_iter().try_for_each(|(id, choice)| self.book(id, choice, sink))
             }

@@ -152,6 +152,9 @@ impl Model for Toy {
         self.calls.push((ids.len(), 0));
         for (i, &id) in ids.iter().enumerate() {
             self.append(slot, start + i, id, whole)?;
+            if logit_rows == LogitRows::All {
+                sink(&logits(&self.slots[slot as usize]));
+            }
         }
         if logit_rows == LogitRows::Last {
             sink(&logits(&self.slots[slot as usize]));
@@ -231,7 +234,7 @@ fn scheduler(toy: Toy, budget: usize, queue: usize) -> Inner<'static, Toy> {
 
 fn job(prompt: &[u32], many: usize, n: usize) -> Job<'static> {
     let samplers = (0..many).map(|_| Box::new(Greedy) as Box<dyn Choose>).collect();
-    Job { prompt: prompt.to_vec(), samplers, n, end: vec![7], limit: None, draft_tokens: 0 }
+    Job { prompt: prompt.to_vec(), samplers, n, end: vec![7], limit: None, scores: None, draft_tokens: 0 }
 }
 
 /// Result of a sequence.
@@ -279,7 +282,7 @@ proptest! {
                 match event {
                     Event::Token { id, .. } => seen.tokens.push(id),
                     Event::Ended(end) => seen.end = Some(end.index()),
-                    Event::Began { .. } => {}
+                    Event::Began { .. } | Event::Scored { .. } => {}
                 }
                 true
             }).unwrap().done;
@@ -475,4 +478,36 @@ fn large_request_does_not_block_others() {
     assert_eq!((ended.last(), ended.len()), (Some(&long), 5), "{ended:?}");
     let place = |id: &Id| ended.iter().position(|of| of == id).unwrap();
     assert!(place(&small) < place(large.last().unwrap()), "{ended:?}");
+}
+
+/// Tokens of a prompt are scored in order, each by the logits before it, whatever a slot holds of the prompt.
+#[test]
+fn prompts_are_scored_whole() {
+    let mut s = scheduler(Toy { fork: true, ..Toy::default() }, CHUNK, usize::MAX);
+    let prompt: Vec<u32> = (0..11).map(|i| i % 3).collect();
+    for many in [1, 2] {
+        let ids = s.submit(Job { scores: Some(2), ..job(&prompt, many, 3) }, SLOTS).unwrap();
+        let (mut scored, mut tokens) = (vec![Vec::new(); many], vec![0; many]);
+        let mut sink = |id, event| {
+            let i = ids.iter().position(|&own| own == id).unwrap();
+            match event {
+                Event::Scored { at, log_probabilities } => {
+                    assert_eq!(at, scored[i].len() + 1);
+                    scored[i].extend(log_probabilities);
+                }
+                Event::Token { .. } => {
+                    assert_eq!(scored[i].len(), prompt.len() - 1);
+                    tokens[i] += 1;
+                }
+                Event::Began { .. } | Event::Ended(_) => {}
+            }
+            true
+        };
+        while s.step(&mut sink).unwrap().done != StepWork::Idle {}
+        let of = |at: usize| LogProbabilities::of(&logits(&prompt[..at]), prompt[at], 2);
+        let wanted: Vec<_> = (1..prompt.len()).map(of).collect();
+        assert!(scored.iter().all(|found| *found == wanted), "{scored:?}");
+        assert!(tokens.iter().all(|&n| n > 0), "{tokens:?}");
+    }
+    assert_eq!(s.counters.prompt_tokens, 2 * prompt.len() as u64);
 }

@@ -77,6 +77,7 @@ fn both_attention_products_use_tiles() {
         let spec = KernelSpec::Attention(Attention {
             desc,
             cache,
+            rotated: [1; 2],
             compute,
             ctx: 512,
             rows,

@@ -14,6 +14,8 @@
 #![expect(clippy::cast_possible_wrap, reason = "MPI counts by `int`; messages and ranks are fewer")]
 
 mod compile;
+mod delay;
+mod limits;
 pub mod message;
 pub mod mpi;
 mod remote;
@@ -21,8 +23,10 @@ mod serve;
 mod wire;
 
 pub use compile::library;
-pub use remote::{Remote, TIMEOUT_VARIABLE};
-pub use serve::{BACKEND, leave, serve, units_of_hosts};
+pub use delay::{DELAY_VARIABLE, Delayed};
+pub use limits::{TIMEOUT_VARIABLE, timeout};
+pub use remote::Remote;
+pub use serve::{BACKEND, Part, leave, serve, units_of_hosts};
 pub use wire::{Tag, Wire};
 
 /// Variables that launchers set for every process: Open MPI, MPICH and Slurm.

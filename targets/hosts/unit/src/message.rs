@@ -7,9 +7,11 @@
 //! | 3, `read` | offset, bytes | |
 //! | 4, `greet` | bytes | the name of the program, zeros up to the next word |
 //! | 5, `leave` | | |
+//! | 6, `zero` | offset, bytes | |
+//! | 7, `copy` | first offset, second offset, bytes | |
 //!
-//! A message with a `read` or a `greet` has an answer: 0 and the bytes that were read, or 1 and the text of an
-//! error.
+//! A message with a `read`, a `greet` or a `leave` has an answer: 0 and the bytes that were read, of a `greet` the name of
+//! the machine; or 1 and the text of an error.
 
 use moec_runtime::{Error, Result};
 
@@ -48,6 +50,22 @@ pub enum Command<'a> {
     },
     /// End of the connection.
     Leave,
+    /// Zeros for a place: a state begins again.
+    Zero {
+        /// Offset of the place.
+        offset: u64,
+        /// Number of bytes.
+        bytes: u64,
+    },
+    /// Bytes of a place for another one: a snapshot of a state, or its way back.
+    Copy {
+        /// Offset of the bytes.
+        from: u64,
+        /// Offset of the place that they are for.
+        to: u64,
+        /// Number of bytes.
+        bytes: u64,
+    },
 }
 
 /// Bytes of a word.
@@ -114,6 +132,8 @@ impl Message {
                 self.data(program);
             }
             Command::Leave => self.words(&[5]),
+            Command::Zero { offset, bytes } => self.words(&[6, offset, bytes]),
+            Command::Copy { from, to, bytes } => self.words(&[7, from, to, bytes]),
         }
     }
 }
@@ -155,6 +175,8 @@ impl<'a> Commands<'a> {
             3 => Command::Read { offset: self.word()?, bytes: self.word()? },
             4 => Command::Greet { program: self.data()? },
             5 => Command::Leave,
+            6 => Command::Zero { offset: self.word()?, bytes: self.word()? },
+            7 => Command::Copy { from: self.word()?, to: self.word()?, bytes: self.word()? },
             _ => return None,
         })
     }
@@ -204,6 +226,8 @@ mod tests {
             Command::Write { offset: 64, data: &[1, 2, 3, 4, 5, 6, 7, 8, 9] },
             Command::Execute { entry: 1, step: 7, rows: 3, seq_len: 12 },
             Command::Read { offset: 128, bytes: 4 },
+            Command::Zero { offset: 64, bytes: 256 },
+            Command::Copy { from: 64, to: 1024, bytes: 32 },
             Command::Leave,
         ];
         let mut message = Message::default();

@@ -1,5 +1,6 @@
 //! The wire over MPI: nonblocking sends and receives, whose progress is asked for between other work.
 
+use crate::limits::{STARTING, passed, report, timeout, within};
 use crate::wire::{Tag, Wire};
 use moec_runtime::{Error, Result};
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -11,10 +12,9 @@ use std::time::{Duration, Instant};
 const MOST: usize = 1 << 30;
 /// Time in which a waiting thread asks without a pause: most answers come within.
 const SPIN: Duration = Duration::from_micros(500);
-/// Pause between questions after that.
-const PAUSE: Duration = Duration::from_micros(50);
-/// Time to take a message that has arrived.
-const TAKING: Duration = Duration::from_mins(1);
+/// Share of the time so far that the pause between questions takes after that, and the longest pause.
+const PAUSES: u32 = 32;
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 type Status = c_int;
 type Handle = *mut c_void;
@@ -89,6 +89,8 @@ pub struct Mpi {
     api: Mutex<Api>,
     rank: usize,
     ranks: usize,
+    /// Limit of waiting for the rest of a message, and for the others at the end.
+    timeout: Duration,
 }
 
 impl std::fmt::Debug for Mpi {
@@ -109,11 +111,14 @@ pub fn mpi() -> Result<Arc<Mpi>> {
 
 impl Mpi {
     fn begin() -> Result<Self> {
-        let api = Api::load()?;
+        let (api, timeout) = (Api::load()?, timeout()?);
         let (mut rank, mut ranks) = (0, 0);
-        // SAFETY: the function of `shim.c`, with two numbers to write.
-        done("begin", unsafe { (api.begin)(&raw mut rank, &raw mut ranks) })?;
-        Ok(Self { api: Mutex::new(api), rank: index(rank), ranks: index(ranks) })
+        let begun = within(timeout * STARTING, "MPI waits for the processes of other hosts", || {
+            // SAFETY: the function of `shim.c`, with two numbers to write.
+            unsafe { (api.begin)(&raw mut rank, &raw mut ranks) }
+        })?;
+        done("begin", begun)?;
+        Ok(Self { api: Mutex::new(api), rank: index(rank), ranks: index(ranks), timeout })
     }
 
     /// Ends MPI in this process; every process calls it once, as its last use of MPI.
@@ -123,7 +128,8 @@ impl Mpi {
     pub fn end(&self) -> Result<()> {
         let api = self.api();
         // SAFETY: the function of `shim.c`.
-        done("end", unsafe { (api.end)() })
+        let ended = within(self.timeout, "MPI waits for other hosts to end", || unsafe { (api.end)() });
+        done("end", ended?)
     }
 
     fn api(&self) -> MutexGuard<'_, Api> {
@@ -140,7 +146,7 @@ impl Mpi {
             match begin.elapsed() {
                 waited if waited >= wait => return Ok(None),
                 waited if waited < SPIN => std::thread::yield_now(),
-                _ => std::thread::sleep(PAUSE),
+                waited => std::thread::sleep((waited / PAUSES).min(LONGEST_PAUSE)),
             }
         }
     }
@@ -177,7 +183,7 @@ impl Wire for Mpi {
             (self.api().send)(bytes.as_ptr().cast(), count, to_rank, tag.number(), &raw mut request)
         })?;
         if !self.finish(request, wait)? {
-            self.end_job(&format!("host {to} takes no message for {} s", wait.as_secs()));
+            self.end_job(&passed(format!("host {to} takes no message for {} s", wait.as_secs())));
         }
         Ok(())
     }
@@ -198,17 +204,14 @@ impl Wire for Mpi {
         done("receive", unsafe {
             (self.api().receive)(message.as_mut_ptr().cast(), bytes as c_int, from, tag, &raw mut request)
         })?;
-        if !self.finish(request, TAKING)? {
-            self.end_job(&format!("a message of host {from} does not arrive whole"));
+        if !self.finish(request, self.timeout)? {
+            self.end_job(&passed(format!("a message of host {from} does not arrive whole")));
         }
         Ok(Some(message))
     }
 
-    fn end_job(&self, why: &str) -> ! {
-        let text = format!("error: {why}\n");
-        // SAFETY: so many bytes of a text. The thread of a subcommand may hold the lock of the stream while it waits
-        // for this one, so the system writes it.
-        unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+    fn end_job(&self, why: &Error) -> ! {
+        report(why);
         // SAFETY: the function of `shim.c`; it ends this process, too.
         let _ = unsafe { (self.api().abort)(1) };
         std::process::exit(1);

@@ -1,22 +1,20 @@
 //! The unit of another host, as the first host sees it.
 
+use crate::limits::{passed, timeout};
 use crate::message::{Command, Message, answered};
 use crate::serve::{name_of, units_of_hosts};
 use crate::wire::{Tag, Wire};
 use moec_ir::plan::Builtin;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
+use moec_runtime::exec::traffic::HostTraffic;
 use moec_runtime::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Seconds without a sign of a host after which the job ends.
-const TIMEOUT: u64 = 60;
-/// Variable that sets them.
-pub const TIMEOUT_VARIABLE: &str = "MOEC_HOST_TIMEOUT";
 /// Longest wait before the signs of a host are looked for.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -32,6 +30,8 @@ struct PendingRead {
 struct Pending {
     message: Message,
     reads: Vec<PendingRead>,
+    /// Bytes and round trips so far.
+    traffic: HostTraffic,
 }
 
 /// The CPU of another host. Its memory has addresses here, but no bytes: what is copied there goes into a
@@ -41,12 +41,11 @@ pub struct Remote {
     wire: Arc<dyn Wire>,
     /// Known when the program is loaded.
     rank: usize,
+    /// Name in errors, with that of its machine once this is known.
     name: String,
     memory: Option<Region>,
     pending: Mutex<Pending>,
     entry: AtomicUsize,
-    /// Whether a call has begun. Before that, copies are of weights, which the host reads itself.
-    begun: AtomicBool,
     timeout: Duration,
 }
 
@@ -56,15 +55,6 @@ impl Remote {
     /// # Errors
     /// A timeout in the environment that is no number of seconds.
     pub fn new(wire: Arc<dyn Wire>) -> Result<Self> {
-        let given = std::env::var(TIMEOUT_VARIABLE).ok();
-        let seconds = match given.as_deref().map(str::parse) {
-            None => TIMEOUT,
-            Some(Ok(seconds)) if seconds > 0 => seconds,
-            Some(_) => {
-                let given = given.unwrap_or_default();
-                return Err(Error::range(TIMEOUT_VARIABLE, "a number of seconds above 0", given));
-            }
-        };
         Ok(Self {
             wire,
             rank: 0,
@@ -72,8 +62,7 @@ impl Remote {
             memory: None,
             pending: Mutex::default(),
             entry: AtomicUsize::new(0),
-            begun: AtomicBool::new(false),
-            timeout: Duration::from_secs(seconds),
+            timeout: timeout()?,
         })
     }
 
@@ -82,6 +71,11 @@ impl Remote {
         let memory = self.memory.as_ref()?;
         let offset = at.ptr().addr().checked_sub(memory.base().ptr().addr())?;
         (offset < memory.bytes()).then_some(offset as u64)
+    }
+
+    /// An error of the host.
+    fn failed(&self, why: impl std::fmt::Display) -> Error {
+        Error::machine(format!("{}: {why}", self.name))
     }
 
     fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {
@@ -95,16 +89,19 @@ impl Remote {
             return Ok(());
         }
         self.wire.send(self.rank, Tag::Commands, pending.message.bytes(), self.timeout)?;
+        pending.traffic.sent += pending.message.bytes().len() as u64;
         let expected = pending.message.answer();
         pending.message.clear();
         let reads = std::mem::take(&mut pending.reads);
         if reads.is_empty() {
             return Ok(());
         }
-        let answer = self.answer()?;
-        let mut data = answered(&answer).map_err(|why| Error::unit(&self.name, why))?;
+        let answer = await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout)?;
+        pending.traffic.received += answer.len() as u64;
+        pending.traffic.round_trips += 1;
+        let mut data = answered(&answer).map_err(|why| self.failed(why))?;
         if data.len() as u64 != expected {
-            return Err(Error::unit(&self.name, "an answer of another length"));
+            return Err(self.failed("an answer of another length"));
         }
         for PendingRead { to, bytes } in reads {
             let (own, rest) = data.split_at(bytes);
@@ -114,25 +111,23 @@ impl Remote {
         }
         Ok(())
     }
+}
 
-    /// Waits for an answer, as long as the host shows that it works.
-    fn answer(&self) -> Result<Vec<u8>> {
-        let mut sign = Instant::now();
-        loop {
-            if let Some(answer) = self.wire.receive(self.rank, Tag::Answer, LOOK)? {
-                return Ok(answer);
-            }
-            while self.wire.receive(self.rank, Tag::Alive, Duration::ZERO)?.is_some() {
-                sign = Instant::now();
-            }
-            if sign.elapsed() > self.timeout {
-                let (name, seconds) = (&self.name, self.timeout.as_secs());
-                return Err(Error::unit(
-                    name,
-                    format!("host {} has given no sign for {seconds} s", self.rank),
-                )
-                .with_hint(format!("`{TIMEOUT_VARIABLE}` sets another time")));
-            }
+/// Waits for an answer of a host, as long as it shows that it works; `host`: its name in errors.
+///
+/// # Errors
+/// No sign of it for too long; a host that cannot be reached.
+pub(crate) fn await_answer(wire: &dyn Wire, rank: usize, host: &str, timeout: Duration) -> Result<Vec<u8>> {
+    let mut sign = Instant::now();
+    loop {
+        if let Some(answer) = wire.receive(rank, Tag::Answer, LOOK)? {
+            return Ok(answer);
+        }
+        while wire.receive(rank, Tag::Alive, Duration::ZERO)?.is_some() {
+            sign = Instant::now();
+        }
+        if sign.elapsed() > timeout {
+            return Err(passed(format!("{host} has given no sign for {} s", timeout.as_secs())));
         }
     }
 }
@@ -143,14 +138,14 @@ impl ComputeUnit for Remote {
     }
 
     fn executes(&self, builtin: Builtin) -> bool {
-        matches!(builtin, Builtin::Copy { .. })
+        matches!(builtin, Builtin::Copy { .. }) || unit::computes(builtin)
     }
 
     fn load(&mut self, program: &Program, index: u32, _bundle: &BundleReader) -> Result<()> {
         let name = program.units.get(index as usize).map_or("?", |u| &u.name);
-        name.clone_into(&mut self.name);
         let rank = units_of_hosts(program).position(|unit| unit == index);
         self.rank = 1 + rank.ok_or_else(|| Error::unit(name, "it is of no other host"))?;
+        self.name = format!("host {}", self.rank);
         if self.rank >= self.wire.hosts() {
             let what =
                 format!("{} processes were started, and the program has more hosts", self.wire.hosts());
@@ -163,8 +158,12 @@ impl ComputeUnit for Remote {
         self.wire.send(self.rank, Tag::Commands, pending.message.bytes(), self.timeout)?;
         pending.message.clear();
         drop(pending);
-        let answer = self.answer()?;
-        answered(&answer).map(drop).map_err(|why| Error::unit(&self.name, why))
+        // A host that does not answer now would not answer at the end either.
+        let answer = await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout);
+        let answer = answer.unwrap_or_else(|e| self.wire.end_job(&e));
+        let machine = answered(&answer).map_err(|why| self.failed(why))?;
+        self.name = format!("host {} (`{}`)", self.rank, String::from_utf8_lossy(machine));
+        Ok(())
     }
 
     fn take(&mut self, bytes: u64) -> Result<Option<Addr>> {
@@ -183,30 +182,47 @@ impl ComputeUnit for Remote {
         self.entry.store(entry, Ordering::Relaxed);
     }
 
+    fn traffic(&self) -> Option<HostTraffic> {
+        Some(self.pending().traffic)
+    }
+
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
-        if !self.begun.load(Ordering::Relaxed) {
-            return;
-        }
         let mut pending = self.pending();
-        if let Some(offset) = self.offset(to) {
-            // SAFETY: the caller's promise; the bytes go into the message at once.
-            let data = unsafe { std::slice::from_raw_parts(from.ptr(), bytes) };
-            pending.message.add(Command::Write { offset, data });
-        } else if let Some(offset) = self.offset(from) {
-            pending.message.add(Command::Read { offset, bytes: bytes as u64 });
-            pending.reads.push(PendingRead { to, bytes });
+        match (self.offset(from), self.offset(to)) {
+            (Some(from), Some(to)) => {
+                pending.message.add(Command::Copy { from, to, bytes: bytes as u64 });
+            }
+            (None, Some(offset)) => {
+                // SAFETY: the caller's promise; the bytes go into the message at once.
+                let data = unsafe { std::slice::from_raw_parts(from.ptr(), bytes) };
+                pending.message.add(Command::Write { offset, data });
+            }
+            (Some(offset), None) => {
+                pending.message.add(Command::Read { offset, bytes: bytes as u64 });
+                pending.reads.push(PendingRead { to, bytes });
+            }
+            (None, None) => {}
+        }
+    }
+
+    unsafe fn zero(&self, at: Addr, bytes: usize) {
+        if let Some(offset) = self.offset(at) {
+            self.pending().message.add(Command::Zero { offset, bytes: bytes as u64 });
         }
     }
 
     unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {
-        self.begun.store(true, Ordering::Relaxed);
-        match launch.code {
-            Code::Kernel(_) => self.pending().message.add(Command::Execute {
+        let execute = || {
+            self.pending().message.add(Command::Execute {
                 entry: self.entry.load(Ordering::Relaxed) as u32,
                 step: launch.step as u32,
                 rows: launch.n as u64,
                 seq_len: launch.seq_len as u64,
-            }),
+            });
+        };
+        match launch.code {
+            Code::Kernel(_) => execute(),
+            Code::Builtin(builtin) if unit::computes(builtin) => execute(),
             Code::Builtin(builtin) => {
                 // SAFETY: the caller's promise; the unit has one thread.
                 if !unsafe { unit::copied(self, launch) } {
@@ -220,7 +236,65 @@ impl ComputeUnit for Remote {
     fn wait(&self, _fault: &OnceLock<StepFault>) {
         // A host that does not answer would leave the others waiting.
         if let Err(e) = self.flush() {
-            self.wire.end_job(&e.to_string());
+            self.wire.end_job(&e);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::TIMEOUT_VARIABLE;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
+
+    /// A host that answers when it was looked at so many times, and gives signs until then if it works.
+    #[derive(Debug)]
+    struct Slow {
+        looks: AtomicU32,
+        works: bool,
+        sign: AtomicBool,
+    }
+
+    impl Wire for Slow {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn hosts(&self) -> usize {
+            2
+        }
+
+        fn send(&self, _to: usize, _tag: Tag, _bytes: &[u8], _wait: Duration) -> Result<()> {
+            Ok(())
+        }
+
+        fn receive(&self, _from: usize, tag: Tag, wait: Duration) -> Result<Option<Vec<u8>>> {
+            std::thread::sleep(wait);
+            let says = match tag {
+                Tag::Answer => {
+                    self.sign.store(self.works, Ordering::Relaxed);
+                    self.looks.fetch_add(1, Ordering::Relaxed) > 5
+                }
+                _ => self.sign.swap(false, Ordering::Relaxed),
+            };
+            Ok(says.then(Vec::new))
+        }
+
+        fn end_job(&self, why: &Error) -> ! {
+            panic!("{why}")
+        }
+    }
+
+    fn waits(works: bool) -> Result<Vec<u8>> {
+        let wire = Slow { looks: AtomicU32::new(0), works, sign: AtomicBool::new(false) };
+        await_answer(&wire, 1, "host 1 (`two`)", LOOK * 2)
+    }
+
+    #[test]
+    fn slow_host_is_waited_for_while_it_gives_signs() {
+        assert!(waits(true).unwrap().is_empty());
+        let error = waits(false).unwrap_err();
+        assert!(error.to_string().contains("host 1 "), "{error}");
+        assert!(error.hint().unwrap().contains(TIMEOUT_VARIABLE), "{error}");
     }
 }

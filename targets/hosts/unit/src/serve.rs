@@ -1,21 +1,22 @@
 //! Every host but the first: it executes the steps of its unit as the first host orders them.
 
 use crate::compile::digest;
+use crate::limits::timeout;
 use crate::message::{Command, Commands, Message, answer};
 use crate::mpi::Mpi;
+use crate::remote::await_answer;
 use crate::wire::{Tag, Wire};
 use moec_runtime::bundle::program::Program;
 use moec_runtime::exec::unit_steps::UnitSteps;
-use moec_runtime::{Error, Result};
+use moec_runtime::{CheckLevel, Error, Result};
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Longest wait for commands at a time.
 const LOOK: Duration = Duration::from_secs(1);
-/// Time for the first host to take an answer, and for a host to take the farewell.
+/// Time for the first host to take an answer.
 const ANSWERING: Duration = Duration::from_hours(1);
-const LEAVING: Duration = Duration::from_mins(1);
 /// Time between two signs of work.
 const SIGN: Duration = Duration::from_millis(500);
 
@@ -40,35 +41,59 @@ pub fn units_of_hosts(program: &Program) -> impl Iterator<Item = u32> + '_ {
     (0..).zip(&program.units).filter(|(_, unit)| unit.backend == BACKEND).map(|(index, _)| index)
 }
 
-/// Lets all other hosts end, and then this process's part of MPI.
+/// Lets all other hosts end, and then this process's part of MPI. A host that does not answer ends the job.
 ///
 /// # Errors
 /// MPI's own.
 pub fn leave(mpi: &Mpi) -> Result<()> {
     if mpi.rank() == 0 {
-        let mut message = Message::default();
+        let (mut message, timeout) = (Message::default(), timeout()?);
         message.add(Command::Leave);
-        (1..mpi.hosts()).try_for_each(|to| mpi.send(to, Tag::Commands, message.bytes(), LEAVING))?;
+        (1..mpi.hosts()).try_for_each(|to| mpi.send(to, Tag::Commands, message.bytes(), timeout))?;
+        // MPI's own end would wait for a host that has stopped.
+        for from in 1..mpi.hosts() {
+            let answer = await_answer(mpi, from, &format!("host {from}"), timeout);
+            answer.unwrap_or_else(|e| mpi.end_job(&e));
+        }
     }
     mpi.end()
 }
 
-/// Executes the steps of a unit until the first host leaves.
+/// Part of a program that a host executes.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// Folder of its weights.
+    pub bundle: &'a Path,
+    /// Index of its unit; `None`: more processes were started than the program has hosts.
+    pub unit: Option<u32>,
+    /// Threads; `None`: as [`UnitSteps::open`].
+    pub threads: Option<usize>,
+    /// Extent of the checks of its weights.
+    pub check: CheckLevel,
+}
+
+/// Executes a part of a program until the first host leaves.
 ///
 /// # Errors
-/// As [`UnitSteps::open`]; a first host that cannot be reached, or has another program.
-pub fn serve(
-    wire: &dyn Wire,
-    program: &Program,
-    unit: u32,
-    bundle: &Path,
-    threads: Option<usize>,
-) -> Result<()> {
-    let mut steps = open(wire, program, unit, bundle, threads);
-    let mut sign = Instant::now();
+/// A first host that cannot be reached; a launcher that has ended. Other errors, such as those of
+/// [`UnitSteps::open`], go to the first host.
+pub fn serve(wire: &dyn Wire, program: &Program, part: Part<'_>) -> Result<()> {
+    let mut steps = match part.unit {
+        Some(unit) => {
+            giving_signs(wire, || UnitSteps::open(program, unit, part.bundle, part.threads, part.check))
+        }
+        None => Err(Error::machine("this process has no part of the program")),
+    };
+    let launcher = parent();
     loop {
-        // The launcher ends this process if the first host's ends.
-        let Some(message) = wire.receive(0, Tag::Commands, LOOK)? else { continue };
+        let Some(message) = wire.receive(0, Tag::Commands, LOOK)? else {
+            // The launcher ends this process if the first host's ends; nothing does if the launcher ends.
+            if parent() == launcher {
+                continue;
+            }
+            return Err(Error::machine("the launcher of this process has ended"));
+        };
+        let mut sign = Instant::now();
         let (mut data, mut answers) = (Vec::new(), false);
         let mut obey = || -> Result<bool> {
             for command in Commands::of(&message) {
@@ -81,9 +106,12 @@ pub fn serve(
                             return Err(Error::Bundle(format!("it runs {own}, and the first host {theirs}")));
                         }
                         ready(&mut steps)?;
+                        data.extend(machine().into_bytes());
                     }
                     Command::Leave => return Ok(false),
                     Command::Write { offset, data } => ready(&mut steps)?.write(offset, data)?,
+                    Command::Zero { offset, bytes } => ready(&mut steps)?.zero(offset, bytes)?,
+                    Command::Copy { from, to, bytes } => ready(&mut steps)?.copy(from, to, bytes)?,
                     Command::Execute { entry, step, rows, seq_len } => {
                         ready(&mut steps)?.execute(entry, step, rows as usize, seq_len as usize)?;
                         if sign.elapsed() > SIGN {
@@ -101,7 +129,7 @@ pub fn serve(
         };
         let obeyed = obey();
         match obeyed {
-            Ok(false) => return Ok(()),
+            Ok(false) => return wire.send(0, Tag::Answer, &answer(&Ok(data)), ANSWERING),
             Ok(true) if answers => wire.send(0, Tag::Answer, &answer(&Ok(data)), ANSWERING)?,
             Ok(true) => {}
             // The first host learns of it by the answer, and ends the job.
@@ -110,20 +138,29 @@ pub fn serve(
     }
 }
 
+/// Name of this machine.
+fn machine() -> String {
+    let mut name = [0_u8; 256];
+    // SAFETY: writes at most so many bytes.
+    let failed = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) } != 0;
+    let end = name.iter().position(|&byte| byte == 0).filter(|_| !failed).unwrap_or(0);
+    String::from_utf8_lossy(name.get(..end).unwrap_or_default()).into_owned()
+}
+
+/// The process that started this one, or that took it over.
+fn parent() -> libc::pid_t {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::getppid() }
+}
+
 /// The steps, if they could be opened.
 fn ready<'a, 'p>(steps: &'a mut Result<UnitSteps<'p>>) -> Result<&'a mut UnitSteps<'p>> {
     steps.as_mut().map_err(|e| Error::Bundle(e.to_string()))
 }
 
-/// Opens the steps, and gives signs of work meanwhile: weights may take minutes to read.
-fn open<'p>(
-    wire: &dyn Wire,
-    program: &'p Program,
-    unit: u32,
-    bundle: &Path,
-    threads: Option<usize>,
-) -> Result<UnitSteps<'p>> {
-    let (opened, ended) = mpsc::channel::<()>();
+/// Does long work, and gives signs of it meanwhile: weights may take minutes to read.
+fn giving_signs<T>(wire: &dyn Wire, work: impl FnOnce() -> T) -> T {
+    let (done, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while ended.recv_timeout(SIGN) == Err(RecvTimeoutError::Timeout) {
@@ -131,8 +168,51 @@ fn open<'p>(
                 let _ = wire.send(0, Tag::Alive, &[], ANSWERING);
             }
         });
-        let steps = UnitSteps::open(program, unit, bundle, threads);
-        drop(opened);
-        steps
+        let result = work();
+        drop(done);
+        result
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Counts signs.
+    #[derive(Debug, Default)]
+    struct Signs(AtomicU32);
+
+    impl Wire for Signs {
+        fn rank(&self) -> usize {
+            1
+        }
+
+        fn hosts(&self) -> usize {
+            2
+        }
+
+        fn send(&self, to: usize, tag: Tag, bytes: &[u8], _wait: Duration) -> Result<()> {
+            assert_eq!((to, tag, bytes), (0, Tag::Alive, &[][..]));
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn receive(&self, _from: usize, _tag: Tag, _wait: Duration) -> Result<Option<Vec<u8>>> {
+            Ok(None)
+        }
+
+        fn end_job(&self, why: &Error) -> ! {
+            panic!("{why}")
+        }
+    }
+
+    #[test]
+    fn host_that_reads_its_weights_gives_signs() {
+        let wire = Signs::default();
+        assert_eq!(giving_signs(&wire, || 7), 7);
+        assert_eq!(wire.0.load(Ordering::Relaxed), 0);
+        giving_signs(&wire, || std::thread::sleep(SIGN * 3 + SIGN / 2));
+        assert!((2..=3).contains(&wire.0.load(Ordering::Relaxed)));
+    }
 }

@@ -1,6 +1,6 @@
 //! Messages between two hosts, whole and in order.
 
-use moec_runtime::Result;
+use moec_runtime::{Error, Result};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -44,5 +44,5 @@ pub trait Wire: Debug + Send + Sync {
     fn receive(&self, from: usize, tag: Tag, wait: Duration) -> Result<Option<Vec<u8>>>;
 
     /// Ends the processes of all hosts, and says why.
-    fn end_job(&self, why: &str) -> !;
+    fn end_job(&self, why: &Error) -> !;
 }

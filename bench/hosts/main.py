@@ -1,0 +1,245 @@
+"""One model on two hosts beside one host: the same weights, by turns. `cargo xtask bench-hosts` starts it.
+
+Python 3.10 or later, std only; needs root, two cores and Open MPI. The hosts are namespaces of this machine (`network.py`).
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[1:1] = [str(HERE.parent / "peers"), str(HERE.parent / "peers" / "workers")]
+
+import report  # noqa: E402
+from common import prompt_ids  # noqa: E402
+from engines import Failed, log  # noqa: E402
+from models import Models  # noqa: E402
+from network import ROOT, Network, alone, check, launched  # noqa: E402
+
+TOML = """[model]
+source = "{source}"
+[shapes]
+max_context = {context}
+prefill_chunk = 512
+decode_batch = [1, 4]
+[weights]
+experts = "{fmt}"
+attention = "{fmt}"
+embeddings = "{fmt}"
+"""
+PLACEMENTS = ("slices", "stages", "owners")
+"""Ways to divide a model that `[placement] hosts` names."""
+NETWORKS = {"raw": (None, 0), "10 Gb/s": ("10gbit", 0), "1 Gb/s": ("1gbit", 0), "+100 µs": (None, 100), "+300 µs": (None, 300)}
+"""A rate of the kernel's, and microseconds that are added to each round trip."""
+DELAY = "MOEC_TEST_HOST_DELAY_US"
+WARM = 8
+"""Tokens of the first request, which no row counts."""
+
+
+def arguments():
+    words = lambda text: text.split(",")
+    p = argparse.ArgumentParser(prog="cargo xtask bench-hosts", description="Measure one model on two hosts: namespaces of this machine.")
+    p.add_argument("--moec", type=Path, required=True, help=argparse.SUPPRESS)
+    p.add_argument("--cache", type=Path, required=True, help="folder for checkpoints and bundles")
+    p.add_argument("--out", type=Path, default=Path("bench/hosts/results.json"))
+    p.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), help="file with the markers of the tables")
+    p.add_argument("--formats", type=words, default=["bf16", "q8", "q4"])
+    p.add_argument("--placements", type=words, default=list(PLACEMENTS))
+    p.add_argument("--networks", type=words, default=list(NETWORKS), help=f"of: {', '.join(NETWORKS)}")
+    p.add_argument("--layers", type=int, default=4)
+    p.add_argument("--prompt", type=int, default=64, help="tokens before those that are decoded")
+    p.add_argument("--long", type=int, default=512, help="tokens of the prompt that is measured")
+    p.add_argument("--gen", type=int, default=64, help="tokens to decode")
+    p.add_argument("--repeat", type=int, default=3, help="turns, of which the medians count")
+    p.add_argument("--quick", action="store_true", help="two layers, one turn, q8, the raw network and one with a delay; no page and no file of results")
+    p.add_argument("--json", action="store_true", help="print the results as JSON instead of the tables")
+    args = p.parse_args()
+    if args.quick:
+        args.formats, args.layers, args.repeat, args.networks, args.gen = ["q8"], 2, 1, ["raw", "+300 µs"], 16
+    for given, known in ((args.formats, ("bf16", "q8", "q4")), (args.placements, PLACEMENTS), (args.networks, NETWORKS)):
+        if not set(given) <= set(known):
+            p.error(f"`{','.join(given)}` is not of {', '.join(known)}")
+    args.context = -(-(max(args.long, args.prompt + args.gen) + 2) // 64) * 64
+    return args
+
+
+class Engine:
+    """One way to run the model: a name, its words in the table, and how its program starts."""
+
+    def __init__(self, name, title, bundle, cores=1, network=None):
+        self.name, self.title, self.bundle, self.cores, self.network = name, title, bundle, cores, network
+
+    def command(self, moec, words):
+        command = [moec, "run", self.bundle, *words, "--threads", self.cores]
+        return launched(command, [DELAY]) if self.network else alone(command, self.cores)
+
+    def environment(self):
+        delay = NETWORKS[self.network][1] if self.network else 0
+        return os.environ | ROOT | {DELAY: str(delay)}
+
+
+class Session:
+    """`run bench --stdin` of an engine."""
+
+    def __init__(self, engine, moec, log_file):
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        self.before, self.log = None, log_file
+        with open(log_file, "w") as err:
+            self.child = subprocess.Popen(
+                engine.command(moec, ["bench", "--stdin"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
+                env=engine.environment(),
+            )
+
+    def ask(self, prompt, gen, batch):
+        """A report, with the messages of this request alone."""
+        try:
+            self.child.stdin.write(f"{prompt} {gen} {batch}\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            pass
+        line = self.child.stdout.readline()
+        if not line:
+            lines = [text for text in self.log.read_text().splitlines() if text.strip()]
+            errors = [text for text in lines if text.startswith("error:")]
+            raise Failed((errors or lines or ["it ended without a word"])[0])
+        found = json.loads(line)
+        self.before, before = found, self.before
+        return report.own(before, found)
+
+    def end(self):
+        self.child.stdin.close()
+        self.child.stdout.close()
+        self.child.wait()
+
+
+class Bench:
+    def __init__(self, args):
+        self.args, self.cache = args, args.cache.resolve()
+        self.models = Models(self.cache, args.moec.resolve(), None)
+        self.moec = args.moec.resolve()
+
+    def bundle(self, source, fmt, placement):
+        """A bundle for one host, or for two with this placement."""
+        args, name = self.args, f"hosts-{self.args.layers}-{fmt}-{placement or 'one'}-{self.args.context}"
+        out = self.cache / "bundles" / self.models.stamp / f"{name}.moec"
+        if not out.exists():
+            log(f"  building {name}")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            toml = out.with_suffix(".toml")
+            lines = f'[placement]\nhosts = "{placement}"\n' if placement else ""
+            toml.write_text(TOML.format(source=source.resolve(), context=args.context, fmt=fmt) + lines)
+            words = [self.moec, "build", "--quiet", "--no-run", toml, "--target", "native-x2" if placement else "native", "-o", out]
+            self.models.run(words, f"build-{name}")
+        return out
+
+    def engines(self, source, fmt):
+        """All ways to run a format; a placement that this moec does not build is a failed one."""
+        one = self.bundle(source, fmt, None)
+        engines, failed = [Engine("one", "one, one core", one), Engine("two-cores", "one, two cores", one, cores=2)], []
+        for placement in self.args.placements:
+            title = f"two, {placement}"
+            try:
+                bundle = self.bundle(source, fmt, placement)
+            except Failed as e:
+                failed.append({"name": placement, "title": title, "network": "-", "failed": str(e)})
+                continue
+            engines += [Engine(placement, title, bundle, network=network) for network in self.args.networks]
+        return engines, failed
+
+    def turn(self, engine, network):
+        """All requests of one engine, in a process of its own."""
+        args, begin = self.args, time.perf_counter()
+        network.limit(NETWORKS[engine.network][0] if engine.network else None)
+        session = Session(engine, self.moec, self.cache / "log" / f"hosts-{engine.name}.log")
+        try:
+            session.ask(WARM, 1, 1)
+            found = {"start": time.perf_counter() - begin}
+            session.ask(args.long, 1, 1)
+            found["prompt"] = report.prefilled(session.ask(args.long, 1, 1))
+            for part, batch in (("one", 1), ("four", 4)):
+                few, many = session.ask(args.prompt, 1, batch), session.ask(args.prompt, args.gen + 1, batch)
+                found[part] = report.decoded(few, many, batch)
+        finally:
+            session.end()
+        return found
+
+    def tokens(self, engine, vocab):
+        """What it says after a prompt; two hosts, and one process that computes the parts of both."""
+        ids = ",".join(map(str, prompt_ids(0, self.args.prompt, vocab)))
+        words = ["generate", "--ids", ids, "-n", self.args.gen, "--ignore-eos", "--quiet"]
+        single = Engine(engine.name, engine.title, engine.bundle)
+        said = []
+        for of in (engine, single):
+            ran = subprocess.run(of.command(self.moec, words), capture_output=True, text=True, env=of.environment(), stdin=subprocess.DEVNULL)
+            if ran.returncode:
+                raise Failed((ran.stderr.strip().splitlines() or ["it ended without a word"])[0])
+            said.append(ran.stdout.split())
+        return "equal" if said[0] == said[1] else "differ"
+
+    def format(self, source, fmt, network):
+        log(fmt)
+        engines, rows = self.engines(source, fmt)
+        vocab = self.models.shape(source).vocab
+        turns, failed, tokens = {engine: [] for engine in engines}, {}, {}
+        for turn in range(self.args.repeat):
+            for engine in engines[:: 1 if turn % 2 == 0 else -1]:
+                if engine in failed:
+                    continue
+                try:
+                    if engine.network and engine.name not in tokens:
+                        network.limit(None)
+                        tokens[engine.name] = self.tokens(engine, vocab)
+                    turns[engine].append(self.turn(engine, network))
+                    rate = turns[engine][-1]["one"]["rate"]
+                    log(f"  {engine.title}, {engine.network or '-'}: {report.number(rate)} tokens/s")
+                except Failed as e:
+                    failed[engine] = str(e)
+                    log(f"  {engine.title}, {engine.network or '-'}: {e}")
+        made = []
+        for engine in engines:
+            row = {"name": engine.name, "title": engine.title, "network": engine.network or "-", "tokens": tokens.get(engine.name, "-")}
+            made.append(row | ({"failed": failed[engine]} if engine in failed else report.combined(turns[engine])))
+        # The disk holds the bundles of one format.
+        for bundle in {engine.bundle for engine in engines}:
+            shutil.rmtree(bundle)
+        return [{"format": fmt} | row for row in made + rows]
+
+    def run(self):
+        args, start = self.args, time.perf_counter()
+        source = self.models.checkpoint("olmoe", args.layers, args.context)
+        with Network() as network:
+            rows = [row for fmt in args.formats for row in self.format(source, fmt, network)]
+        words = [self.moec, "profile-device", "--quiet", "--json", "--no-matmul", "--threads", 2]
+        machine = json.loads(self.models.run(words, "profile-device"))["description"].split(", measured")[0]
+        return {
+            "conditions": {
+                "machine": machine, "layers": args.layers, "prompt": args.prompt, "long": args.long, "gen": args.gen, "repeat": args.repeat,
+                "seconds": round(time.perf_counter() - start),
+            },
+            "rows": rows,
+        }
+
+
+def main():
+    args = arguments()
+    try:
+        check()
+        args.cache.mkdir(parents=True, exist_ok=True)
+        found = Bench(args).run()
+    except Failed as e:
+        sys.exit(f"error: {e}")
+    text = report.markdown(found)
+    if not args.quick:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        written = report.insert(args.page, text)
+        log(f"wrote {args.out}" + (f" and the tables in {args.page}" if written else ""))
+    print(json.dumps(found, indent=1) if args.json else text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+//! Costs of a model on several hosts, by its division between them.
+//!
+//! A call of n rows reads what it multiplies by at the bandwidth `B` of a host's memory, and computes at its peak
+//! `P`: a product of `w` numbers in `b` bytes takes `max(b / B, 2·n·w / P)`. Attention's reading of the cache is
+//! not in it. Let `D` be the time of everything but routed experts on the first host, and for a layer of experts
+//! `A` the time of those that the call chooses. With `N` hosts:
+//!
+//! | division | time of a call |
+//! |---|---|
+//! | `alone` | `D + Σ A` |
+//! | `slices` | `D + Σ (A / N + T)` |
+//! | `stages` | `D + Σ A`, each layer at its host's rates, and for each other host `R + 2·h / L` |
+//! | `owners` | `D + Σ (f·A / N + T)` |
+//!
+//! `T = R + Σ (to + from) / L` over the other hosts: one round trip `R`, since they work at the same time, and bytes
+//! that follow each other through the first host's connection, at the rate `L` of each link. To a host go the rows
+//! and the router's choice. From it come the sums of its slice, or the results of its own experts. `h` is a row of the
+//! residual stream, which goes to a stage and comes back, since every message is of the first host. The stages of a
+//! call follow each other, also with several sequences: they add room, and no speed.
+//!
+//! `f` is the imbalance of whole experts: the mean load of the busiest host, over that of all. In decoding it is
+//! of [`moec_profile::decoding::CALLS`] calls that are drawn from the counts of a profile, or evenly without one; in
+//! prompts it follows from the counts ([`routing`]). Hosts of different rates have slices of one size, and numbers of
+//! experts and of layers in proportion to their rates; the slowest counts.
+//!
+//! So a slice pays where `T < A·(1 − 1/N)` ([`shape::Experts::saved_us`]).
+
+pub mod network;
+pub mod routing;
+pub mod shape;
+
+pub use network::{Host, Hosts, Network};
+pub use routing::Routing;
+pub use shape::{Product, Shape};
+
+use moec_config::HostPlacement;
+use shape::{Experts, Layer};
+
+/// Costs of a division.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cost {
+    /// The division.
+    pub placement: HostPlacement,
+    /// Tokens per second of one sequence.
+    pub decode: f64,
+    /// Tokens per second of as many sequences as are decoded together, all of them counted.
+    pub batch: f64,
+    /// Tokens per second of a prompt, in whole chunks.
+    pub prefill: f64,
+    /// Bytes that a decoded token moves over each link of the first host, on average over the links.
+    pub link_bytes: f64,
+    /// Bytes of weights and states by host.
+    pub memory: Vec<u64>,
+    /// Whether every host has so much memory; one that states no capacity has.
+    pub fits: bool,
+}
+
+/// A model on several hosts.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene<'a> {
+    /// The model.
+    pub shape: &'a Shape,
+    /// The hosts.
+    pub hosts: &'a Hosts,
+    /// Frequencies of the experts.
+    pub routing: &'a Routing,
+    /// Sequences that are decoded together.
+    pub batch: u32,
+    /// Tokens of a chunk of a prompt.
+    pub chunk: u32,
+}
+
+/// Work of a call on routed experts of one host: matrices that it reads, and rows that it multiplies.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Experts.
+    pub experts: f64,
+    /// (row, expert) pairs.
+    pub pairs: f64,
+}
+
+impl Load {
+    /// A share of it.
+    #[must_use]
+    pub fn share(self, share: f64) -> Self {
+        Self { experts: self.experts * share, pairs: self.pairs * share }
+    }
+}
+
+impl Scene<'_> {
+    /// Costs of every division, in the order of [`HostPlacement::ALL`].
+    pub fn costs(&self) -> Vec<Cost> {
+        HostPlacement::ALL.into_iter().map(|placement| self.cost(placement)).collect()
+    }
+
+    /// Costs of a division.
+    pub fn cost(&self, placement: HostPlacement) -> Cost {
+        let rate = |rows: u32| f64::from(rows) * 1e6 / self.call_us(placement, rows).max(f64::MIN_POSITIVE);
+        let memory = self.memory(placement);
+        let fits = memory.iter().zip(&self.hosts.list).all(|(&bytes, host)| host.holds(bytes));
+        let links = self.hosts.others().count().max(1) as f64;
+        Cost {
+            placement,
+            decode: rate(1),
+            batch: rate(self.batch.max(1)),
+            prefill: rate(self.chunk.max(1)),
+            link_bytes: self.moved(placement, 1.0) / links,
+            memory,
+            fits,
+        }
+    }
+
+    /// Microseconds of a call of so many rows.
+    pub fn call_us(&self, placement: HostPlacement, rows: u32) -> f64 {
+        let (hosts, first) = (&self.hosts.list, self.hosts.first());
+        let n = hosts.len().max(1) as f64;
+        let (stages, shares) = (self.stages(), self.hosts.shares());
+        let mut us = first.product_us(self.shape.rest, f64::from(rows));
+        // Index among the layers of experts.
+        let mut index = 0;
+        for (at, layer) in self.shape.layers.iter().enumerate() {
+            let own = match placement {
+                HostPlacement::Stages => hosts.get(stages[at]).unwrap_or(first),
+                HostPlacement::Alone | HostPlacement::Slices | HostPlacement::Owners => first,
+            };
+            us += own.product_us(layer.own, f64::from(rows));
+            let Some(of) = &layer.experts else { continue };
+            let routed = self.routing.routed(index, rows, &shares);
+            index += 1;
+            let slowest = |load: Load| hosts.iter().map(|h| h.experts_us(of, load)).fold(0.0, f64::max);
+            us += match placement {
+                HostPlacement::Alone | HostPlacement::Stages => own.experts_us(of, routed.all),
+                HostPlacement::Slices => {
+                    slowest(routed.all.share(1.0 / n)) + self.exchange_us(placement, of, rows)
+                }
+                HostPlacement::Owners => slowest(routed.busiest) + self.exchange_us(placement, of, rows),
+            };
+        }
+        match placement {
+            HostPlacement::Stages => us + self.hops_us(f64::from(rows)),
+            HostPlacement::Alone | HostPlacement::Slices | HostPlacement::Owners => us,
+        }
+    }
+
+    /// Bytes of the messages to each other host and from it for a layer of experts.
+    fn message(&self, placement: HostPlacement, of: &Experts, rows: f64) -> [f64; 2] {
+        match placement {
+            HostPlacement::Slices => of.slice_message(rows),
+            HostPlacement::Owners => of.owner_message(rows, self.hosts.list.len()),
+            HostPlacement::Alone | HostPlacement::Stages => [0.0; 2],
+        }
+    }
+
+    /// Microseconds of the messages for a layer of experts: `T`.
+    pub fn exchange_us(&self, placement: HostPlacement, of: &Experts, rows: u32) -> f64 {
+        let [to, from] = self.message(placement, of, f64::from(rows));
+        self.hosts.exchange_us(to, from)
+    }
+
+    /// Microseconds of the rows' way to the stages of the other hosts and back.
+    fn hops_us(&self, rows: f64) -> f64 {
+        let bytes = rows * self.shape.row_bytes as f64;
+        self.hosts.others().map(|link| link.round_trip_us + link.bytes_us(2.0 * bytes)).sum()
+    }
+
+    /// Bytes that a call moves over all links.
+    fn moved(&self, placement: HostPlacement, rows: f64) -> f64 {
+        let others = self.hosts.others().count() as f64;
+        others
+            * match placement {
+                HostPlacement::Alone => 0.0,
+                HostPlacement::Stages => 2.0 * rows * self.shape.row_bytes as f64,
+                HostPlacement::Slices | HostPlacement::Owners => {
+                    let experts = self.shape.layers.iter().filter_map(|l| l.experts.as_ref());
+                    experts.flat_map(|e| self.message(placement, e, rows)).sum()
+                }
+            }
+    }
+
+    /// Host of each layer: consecutive layers, such that a token reads of each host in proportion to its rate. The
+    /// head is on the first.
+    fn stages(&self) -> Vec<usize> {
+        let of = |(i, layer): (usize, &Layer)| {
+            let experts = layer.experts.as_ref().map_or(0.0, |e| f64::from(e.k) * e.bytes as f64);
+            (i, layer.own.bytes as f64 + experts)
+        };
+        let reads: Vec<(usize, f64)> = self.shape.layers.iter().enumerate().map(of).collect();
+        let head = self.shape.rest.bytes as f64;
+        let all = head + reads.iter().map(|(_, bytes)| bytes).sum::<f64>();
+        let mut before = head;
+        let shares = self.hosts.shares();
+        let host = |(_, bytes): (usize, f64)| {
+            let middle = (before + bytes / 2.0) / all.max(f64::MIN_POSITIVE);
+            before += bytes;
+            let mut end = 0.0;
+            shares
+                .iter()
+                .position(|share| {
+                    end += share;
+                    middle < end
+                })
+                .unwrap_or(shares.len() - 1)
+        };
+        reads.into_iter().map(host).collect()
+    }
+
+    /// Bytes of weights and states by host.
+    fn memory(&self, placement: HostPlacement) -> Vec<u64> {
+        let hosts = self.hosts.list.len().max(1);
+        let mut all = vec![0_u64; hosts];
+        all[0] += self.shape.rest_stored;
+        for (layer, stage) in self.shape.layers.iter().zip(self.stages()) {
+            let experts = layer.experts.as_ref().map_or(0, |e| e.bytes * e.count as u64);
+            match placement {
+                HostPlacement::Alone => all[0] += layer.stored + experts,
+                HostPlacement::Stages => all[stage] += layer.stored + experts,
+                HostPlacement::Slices | HostPlacement::Owners => {
+                    all[0] += layer.stored;
+                    for bytes in &mut all {
+                        *bytes += experts.div_ceil(hosts as u64);
+                    }
+                }
+            }
+        }
+        all
+    }
+}
+
+/// The division that decodes one sequence fastest among those that fit; among equally fast ones the first. Where
+/// none fits, the one whose fullest host needs least.
+pub fn cheapest(costs: &[Cost]) -> Option<&Cost> {
+    let fitting = costs.iter().filter(|c| c.fits);
+    let fastest = fitting.reduce(|best, next| if next.decode > best.decode { next } else { best });
+    fastest.or_else(|| costs.iter().min_by_key(|c| c.memory.iter().max().copied()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two layers of 8 experts, 2 per token, of 1 MB; 1 MB besides in each; rows of 4 KB.
+    fn shape() -> Shape {
+        let product = Product { bytes: 1_000_000, numbers: 1_000_000 };
+        let experts = Experts {
+            count: 8,
+            k: 2,
+            bytes: product.bytes,
+            numbers: product.numbers,
+            row: 4000,
+            weights: 0,
+            result: 4000,
+            table: 0,
+        };
+        let layer = Layer { own: product, stored: product.bytes, experts: Some(experts) };
+        Shape { layers: vec![layer.clone(), layer], rest: product, rest_stored: 2_000_000, row_bytes: 4000 }
+    }
+
+    fn hosts(n: usize, network: &str) -> Hosts {
+        let host = Host { gb_per_s: 10.0, gops: 1000.0, capacity: None, link: None };
+        Hosts::alike(&host, n, network.parse().expect("a network"))
+    }
+
+    fn costs(hosts: &Hosts, shape: &Shape) -> Vec<Cost> {
+        let routing = Routing::even(shape);
+        Scene { shape, hosts, routing: &routing, batch: 4, chunk: 64 }.costs()
+    }
+
+    /// 3 MB outside of experts and 4 MB of chosen ones at 10 GB/s; half of these with slices, and 100 µs plus 8 µs
+    /// for 8 KB at 1 GB/s for both layers.
+    #[test]
+    fn formulas_of_the_four_divisions() {
+        let (shape, hosts) = (shape(), hosts(2, "8 Gb/s, 100 us"));
+        let all = costs(&hosts, &shape);
+        let us: Vec<f64> = all.iter().map(|c| 1e6 / c.decode).collect();
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        near(us[0], 700.0);
+        near(us[1], 500.0 + 2.0 * 108.0);
+        near(us[2], 700.0 + 108.0);
+        // Both chosen experts are on one host in 3 of 7 calls: the busier host has 10/7 on average. One result comes
+        // back, as from a slice.
+        let most = (us[3] - 300.0 - 2.0 * 108.0) / 200.0;
+        assert!((most - 10.0 / 7.0).abs() < 0.08, "{most}");
+        let bytes: Vec<f64> = all.iter().map(|c| c.link_bytes).collect();
+        assert_eq!(bytes, [0.0, 16_000.0, 8000.0, 16_000.0]);
+        let memory: Vec<&[u64]> = all.iter().map(|c| c.memory.as_slice()).collect();
+        let mb = 1_000_000;
+        assert_eq!(memory[0], [20 * mb, 0]);
+        assert_eq!(memory[1], [12 * mb, 8 * mb]);
+        assert_eq!(memory[2], [11 * mb, 9 * mb]);
+        assert_eq!(memory[3], memory[1]);
+    }
+
+    #[test]
+    fn fast_links_pay_for_slices_and_small_memories_for_room() {
+        let shape = shape();
+        let chosen = |hosts: &Hosts| cheapest(&costs(hosts, &shape)).map(|c| c.placement);
+        assert_eq!(chosen(&hosts(2, "100 Gb/s, 10 us")), Some(HostPlacement::Slices));
+        let slow = hosts(2, "1 Gb/s, 1 ms");
+        assert_eq!(chosen(&slow), Some(HostPlacement::Alone));
+        let limited = |bytes: f64| {
+            let mut hosts = slow.clone();
+            hosts.list.iter_mut().for_each(|h| h.capacity = Some(bytes));
+            hosts
+        };
+        assert_eq!(chosen(&limited(15e6)), Some(HostPlacement::Stages));
+        // Nothing fits: what needs least on one host.
+        assert_eq!(chosen(&limited(1e6)), Some(HostPlacement::Stages));
+        // Rows of a batch share weights, but not their messages.
+        let all = costs(&hosts(2, "100 Gb/s, 10 us"), &shape);
+        assert!(all[1].batch > 1.5 * all[1].decode && all[1].batch < 4.0 * all[1].decode);
+    }
+}

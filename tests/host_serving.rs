@@ -1,0 +1,154 @@
+//! `run serve` and `run chat` on several hosts: the answers of one process, and an end of all of them.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use crate::hosts::{LAUNCHERS, process, run};
+use crate::support::{Setup, built, ferris, ok, root};
+use moec_testing::http::{get, post};
+use moec_testing::server::Server;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Time in which all processes end.
+const END: Duration = Duration::from_mins(1);
+
+/// The demo model on two hosts.
+fn bundle(folder: &Path) -> PathBuf {
+    let bundle = folder.join("ferris.moec");
+    let setup = Setup { format: "bf16", chunk: 64, batch: &[1, 2, 4], context: 1024 };
+    let toml = setup.write(&ferris(), folder);
+    let mut more = fs::File::options().append(true).open(&toml).unwrap();
+    writeln!(more, "[placement]\nhosts = \"slices\"").unwrap();
+    built(&toml, &["--target", "native-x2"], &bundle);
+    bundle
+}
+
+/// A subcommand on two hosts.
+fn launched(bundle: &Path, of: &(&moec_testing::Need, &'static str, &'static [&'static str])) -> Command {
+    run(bundle, Some((of.1, of.2, 2)))
+}
+
+/// Waits until no process of the bundle is left.
+fn gone(bundle: &Path) {
+    let begin = Instant::now();
+    while (0..2).any(|rank| process(bundle, rank).is_some()) {
+        assert!(begin.elapsed() < END, "a process goes on");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Several clients at once get the answers of one process; a signal to the first host lets it finish its answers, and
+/// then all hosts end without an error.
+#[test]
+fn clients_of_several_hosts_get_the_answers_of_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = bundle(folder.path());
+    let prompts = [
+        "The borrow checker",
+        "A trait is",
+        "Each value in Rust has",
+        "fn main() {",
+        "The borrow checker says",
+    ];
+    let alone = prompts.map(|prompt| {
+        let args = ["generate", "--prompt", prompt, "-n", "24", "--ignore-eos", "--json", "--threads", "1"];
+        let out = ok(run(&bundle, None).args(args)).stdout;
+        serde_json::from_slice::<Value>(&out).unwrap()["text"].clone()
+    });
+    for of in LAUNCHERS.iter().filter(|(need, ..)| need.met_or_skip()) {
+        let mut command = launched(&bundle, of);
+        let mut server =
+            Server::start(command.args(["serve", "--port", "0", "--threads", "1", "--exact"])).unwrap();
+        let body = |prompt: &str, n: usize, stream: bool| json!({"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true, "stream": stream});
+        let ask = |prompt: &str| {
+            let reply = post(server.address(), "/v1/completions", body(prompt, 24, false)).call().unwrap();
+            serde_json::from_str::<Value>(&reply.body).unwrap()["choices"][0]["text"].clone()
+        };
+        let answers = std::thread::scope(|scope| {
+            let ask = &ask;
+            let threads = prompts.map(|prompt| scope.spawn(move || ask(prompt)));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        assert_eq!(answers, alone, "{}", of.1);
+        let figures = get(server.address(), "/metrics").call().unwrap().body;
+        for name in ["sent_bytes", "received_bytes", "round_trips", "wait_seconds"] {
+            let value = figures.lines().find_map(|l| l.strip_prefix(&format!("moec_host_{name}_total ")));
+            assert!(value.is_some_and(|value| value.parse::<f64>().unwrap() > 0.0), "{name}: {figures}");
+        }
+        let mut last = post(server.address(), "/v1/completions", body(prompts[0], 400, true)).send().unwrap();
+        assert!(last.event().unwrap().is_some());
+        let first = process(&bundle, 0).expect("the first host serves");
+        // SAFETY: a signal to a process of this test.
+        assert_eq!(unsafe { libc::kill(first, libc::SIGTERM) }, 0);
+        let rest = last.whole().unwrap().body;
+        assert!(rest.contains("data: [DONE]"), "{}: {rest}", of.1);
+        assert_eq!(server.ended(END).unwrap().code(), Some(0), "{}", of.1);
+        gone(&bundle);
+    }
+}
+
+/// A signal to the launcher ends all processes.
+#[test]
+fn launchers_end_servers_of_several_hosts() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = bundle(folder.path());
+    for of in LAUNCHERS.iter().filter(|(need, ..)| need.met_or_skip()) {
+        let mut command = launched(&bundle, of);
+        let mut server = Server::start(command.args(["serve", "--port", "0", "--threads", "1"])).unwrap();
+        server.signal("-TERM").unwrap();
+        server.ended(END).unwrap();
+        gone(&bundle);
+    }
+}
+
+/// A conversation through a pipe.
+#[test]
+fn chat_on_several_hosts_answers_as_on_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = bundle(folder.path());
+    let template = root().join("golden/plain.jinja");
+    let turns = |mut command: Command| {
+        command.args(["chat", "--json", "-n", "12", "--threads", "1", "--template"]).arg(&template);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"The borrow checker\nWhat is a trait?\n").unwrap();
+        let done = child.wait_with_output().unwrap();
+        assert!(done.status.success());
+        let texts = String::from_utf8(done.stdout).unwrap();
+        let text = |line: &str| serde_json::from_str::<Value>(line).unwrap()["text"].clone();
+        texts.lines().map(text).collect::<Vec<_>>()
+    };
+    let alone = turns(run(&bundle, None));
+    assert_eq!(alone.len(), 2);
+    for of in LAUNCHERS.iter().filter(|(need, ..)| need.met_or_skip()) {
+        assert_eq!(turns(launched(&bundle, of)), alone, "{}", of.1);
+    }
+}
+
+/// Statistics of messages are in the reports of `bench` and `generate`, and are those of the model's layers.
+#[test]
+fn reports_count_messages_to_hosts() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = bundle(folder.path());
+    let Some(of) = LAUNCHERS.iter().find(|(need, ..)| need.met_or_skip()) else { return };
+    let trips = |n: &str| {
+        let args = ["generate", "--ids", "1,2,3", "-n", n, "--ignore-eos", "--json", "--threads", "1"];
+        let report: Value = serde_json::from_slice(&ok(launched(&bundle, of).args(args)).stdout).unwrap();
+        assert!(report["hosts"]["waited_s"].as_f64().unwrap() > 0.0, "{report}");
+        report["hosts"]["round_trips"].as_u64().unwrap()
+    };
+    // A message and its answer for each layer of experts.
+    let config: Value = serde_json::from_slice(&fs::read(ferris().join("config.json")).unwrap()).unwrap();
+    assert_eq!(trips("12") - trips("2"), 10 * config["num_hidden_layers"].as_u64().unwrap());
+    let bench = ok(launched(&bundle, of).args(["bench", "--prompt", "8", "--gen", "4", "--threads", "1"]));
+    let text = String::from_utf8(bench.stdout).unwrap();
+    assert!(
+        text.lines().any(|line| line.starts_with("hosts: ") && line.contains(" round trips; ")),
+        "{text}"
+    );
+    // One process has no messages.
+    let alone = ok(run(&bundle, None).args(["bench", "--prompt", "8", "--gen", "4", "--json"]));
+    assert!(serde_json::from_slice::<Value>(&alone.stdout).unwrap().get("hosts").is_none());
+}
