@@ -218,7 +218,7 @@ fn full_disks_of_hosts_are_reported() {
     }
 }
 
-/// A job whose launcher was killed leaves no process behind.
+/// No process of a job remains after its launcher was killed.
 #[test]
 fn processes_end_with_their_launcher() {
     let Some((_, launcher, options)) = LAUNCHERS.iter().find(|(need, ..)| need.met_or_skip()) else { return };

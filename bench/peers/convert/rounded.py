@@ -6,7 +6,7 @@
 `LIBRARY` is the engine's `libggml`, `TYPE` one of its types (`q4_K`). `experts` leaves attention and embeddings alone.
 Prints the bits per weight.
 
-Blocks of these types have 256 numbers of one row. Rows of small models are shorter: several rows, one behind the other, are
+Blocks of these types have 256 numbers of one row. Rows of small models are shorter: several rows, one after the other, are
 then a row of the type, with as many bits; only the scale of a whole block has more than one row.
 """
 

@@ -1,4 +1,4 @@
-//! Decisions of a build, for people: the choice, the reason and the alternatives of each subject.
+//! Decisions of a build as text: the choice, the reason and the alternatives of each subject.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers")]
 
 use super::output;
@@ -141,7 +141,7 @@ impl Range<'_> {
         UNITS.iter().find(|(end, _)| self.name.ends_with(end))
     }
 
-    /// The name for people, without its unit.
+    /// The name as shown, without its unit.
     fn title(&self) -> String {
         let end = self.unit().map_or("", |(end, _)| end);
         self.name.strip_suffix(end).unwrap_or(self.name).replace('_', " ")

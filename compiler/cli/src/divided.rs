@@ -77,7 +77,7 @@ fn duplicated_bytes(plan: &Plan) -> [u64; 2] {
     [bytes(plan, &cold), bytes(plan, &whole)]
 }
 
-/// Rows for people; empty if one unit computes the experts of decoding. `codes`: bytes of the graphs'
+/// Rows of a table; empty if one unit computes the experts of decoding. `codes`: bytes of the graphs'
 /// weights, if known.
 pub(super) fn rows(plan: &Plan, codes: Option<u64>) -> Vec<Vec<String>> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];

@@ -235,7 +235,7 @@ impl Model<'_> {
 }
 
 impl Candidate {
-    /// Description, for people.
+    /// Description.
     pub(super) fn name(&self) -> String {
         let gpu =
             self.choice.gpu.map_or_else(String::new, |n| format!(", {n} % of the experts on the GPU, too"));
@@ -243,7 +243,7 @@ impl Candidate {
         format!("{}{gpu}{disk}", name(self.formats))
     }
 
-    /// Places of the experts, for people.
+    /// Places of the experts.
     pub(super) fn kept(&self) -> String {
         match self.choice.gpu {
             Some(percent) => format!("memory, {percent} % on the GPU"),
@@ -304,12 +304,12 @@ fn reads(paging: &Paging, plan: &Plan, rows: usize, device: &Device) -> Option<f
     Some(chosen * (1.0 - held) * paging.frame_bytes as f64 / rate)
 }
 
-/// Description of formats, for people.
+/// Description of formats.
 pub(super) fn name((experts, rest, kv): Formats) -> String {
     format!("experts in {experts}, other weights in {rest}, KV cache in {kv}")
 }
 
-/// Tokens per second for people; `-` where there is no prediction.
+/// Tokens per second as text; `-` where there is no prediction.
 pub(super) fn rate(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
 }

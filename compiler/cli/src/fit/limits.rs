@@ -20,7 +20,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The first limit that a candidate breaks, for people. A rate without prediction breaks nothing.
+    /// The first limit that a candidate breaks, as text. A rate without prediction breaks nothing.
     pub(crate) fn broken_by(&self, c: &Candidate) -> Option<String> {
         if c.memory > self.memory {
             return Some(format!("needs {} more", human::bytes(c.memory - self.memory)));

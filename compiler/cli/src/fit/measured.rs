@@ -157,7 +157,7 @@ pub(super) fn correct(candidates: &mut [Candidate], at: usize, found: &Measured)
 }
 
 impl Measured {
-    /// Measurements beside predictions, for people.
+    /// Measurements beside predictions.
     pub(super) fn line(&self, predicted: &Value) -> String {
         let of = |key: &str| predicted[key].as_f64();
         let mut parts = Vec::new();
