@@ -19,6 +19,7 @@ use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_import::ImportOptions;
 use moec_measure::calibrate::{Request, calibrate, read_texts};
+use moec_measure::job::Job;
 use moec_profile::Profile;
 use serde_json::Value;
 use std::fs;
@@ -236,7 +237,7 @@ fn a_profile_records_the_routing_of_single_tokens() {
         let texts = read_texts(&[text]).unwrap();
         let config = Config::load(&case.toml).unwrap();
         let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
-        let request = Request { texts: &texts, tokens: n, window: 40 };
+        let request = Request { texts: &texts, tokens: n, window: 40, job: Job::ALONE };
         calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap()
     };
     let whole = take(100);

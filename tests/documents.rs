@@ -74,6 +74,10 @@ const ROWS: &[(&str, &str)] = &[
         "moec build hosts.toml --target native-x2 -o hosts.moec",
     ),
     (
+        "moec build model.toml --target native-numa2 -o model.moec",
+        "moec build hosts.toml --target native-numa2 -o nodes.moec",
+    ),
+    (
         "moec simulate model.moec --hosts 8,16,32,64 --network \"10 Gb/s, 100 us\"",
         "moec simulate hosts.moec --hosts 8,16,32,64 --network \"10 Gb/s, 100 us\"",
     ),

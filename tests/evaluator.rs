@@ -9,6 +9,7 @@ use moec_config::Config;
 use moec_driver::{Request, build};
 use moec_import::ImportOptions;
 use moec_ir::eval::Evaluator;
+use moec_measure::job::Job;
 use moec_measure::verify::{BOUND, Report, verify};
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_targets::target;
@@ -108,6 +109,7 @@ fn built(source: &Path, format: &str, activations: &str, folder: &Path) -> Bundl
         sources: false,
         reuse: false,
         stops: Stops::default(),
+        job: Job::ALONE,
     };
     build(&request, &Progress::silent(), &mut |_| {}).unwrap();
     Bundle::open(&bundle).unwrap()

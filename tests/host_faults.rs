@@ -1,5 +1,5 @@
 //! Jobs of several hosts under faults: they end soon, say why, and print nothing but right tokens.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::hosts::{LAUNCHERS, build, process, run};
 use crate::support::{built, checkpoint, clean, fails, finish, moec, ok};
@@ -36,16 +36,16 @@ enum Fault {
 const FAULTS: [Fault; 3] = [Fault::Killed { rank: 1 }, Fault::Stopped { rank: 1 }, Fault::Killed { rank: 0 }];
 
 /// Numbers from 0 to 1 in no visible order: the linear congruential generator of Numerical Recipes.
-fn numbers() -> impl Iterator<Item = f64> {
+pub fn numbers() -> impl Iterator<Item = f64> {
     let next = |state: &u32| Some(state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
     std::iter::successors(Some(1), next).skip(1).map(|state| f64::from(state) / f64::from(u32::MAX))
 }
 
 /// A long answer of a small model.
-const ANSWER: [&str; 8] = ["generate", "--ids", "1,2,3,4", "-n", "500", "--ignore-eos", "--threads", "1"];
+pub const ANSWER: [&str; 8] = ["generate", "--ids", "1,2,3,4", "-n", "500", "--ignore-eos", "--threads", "1"];
 
 /// A bundle for two hosts with room for the answer.
-fn bundle(folder: &Path) -> PathBuf {
+pub fn bundle(folder: &Path) -> PathBuf {
     let (toml, bundle) = (folder.join("model.toml"), folder.join("two.moec"));
     let text = format!(
         "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 512\nprefill_chunk = 16\ndecode_batch = [1]\n\

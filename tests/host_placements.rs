@@ -6,6 +6,8 @@ use crate::support::{
     Setup, built, calibration, checkpoint, clean, distance, expected, fails, ferris, json_of, list,
     logits_file, moec, ok,
 };
+use moec_bundle::read::Bundle;
+use moec_ir::plan::{Arg, Step};
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -82,6 +84,39 @@ fn divisions_give_the_bits_of_one_host() {
                 same(Some((launcher, options, hosts)), launcher);
             }
         }
+    }
+}
+
+/// Hosts compute their slices at the same time: what comes back waits for no step that computes one here.
+#[test]
+fn slices_are_computed_at_the_same_time() {
+    for family in ["olmoe", "deepseek_v3"] {
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = build(&checkpoint(family), folder.path(), "native-x2", &divided("slices"));
+        let plan = Bundle::open(&bundle).unwrap().plan;
+        let mut beside = 0;
+        for entry in &plan.entries {
+            let computes = |s: &Step| s.unit == 0 && s.args.iter().any(|arg| matches!(arg, Arg::Matrices(_)));
+            let comes_back = |s: &Step| match s.args.last() {
+                Some(&Arg::Buffer(b, _)) => s.unit == 1 && entry.buffers[b as usize].memory == 0,
+                _ => false,
+            };
+            for at in (0..entry.steps.len()).filter(|&at| comes_back(&entry.steps[at])) {
+                let begin = entry.steps[..at].iter().rposition(comes_back).map_or(0, |last| last + 1);
+                let mut waits = vec![at];
+                for before in (begin..at).rev() {
+                    let step = &entry.steps[before];
+                    beside += u32::from(computes(step));
+                    let is_needed =
+                        |&later: &usize| entry.steps[later].deps.iter().any(|&dep| dep as usize == before);
+                    if step.unit == 1 || waits.iter().any(is_needed) {
+                        assert!(!computes(step), "{family}: step {at} waits for step {before}");
+                        waits.push(before);
+                    }
+                }
+            }
+        }
+        assert!(beside > 0, "{family}: nothing is computed meanwhile");
     }
 }
 
@@ -214,8 +249,6 @@ fn divisions_that_are_impossible_are_refused_by_name() {
     let few = refused("olmoe", "native-x9", &divided("owners"));
     assert!(few.contains("has 8 experts, which are too few for 9 hosts"), "{few}");
     for (division, more, named) in [
-        ("stages", "[memory]\nbudget = \"1 GiB\"", "`budget` under `[memory]`"),
-        ("owners", "[memory]\nbudget = \"1 GiB\"", "`budget` under `[memory]`"),
         ("stages", "slices = 2", "`slices` under `[placement]`"),
         ("owners", "attention = \"cpu1\"", "`attention` under `[placement]`"),
     ] {

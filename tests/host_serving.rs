@@ -3,13 +3,16 @@
 
 use crate::hosts::{LAUNCHERS, process, run};
 use crate::support::{Setup, built, ferris, ok, root};
+use moec_testing::SUPERVISOR;
 use moec_testing::http::{get, post};
 use moec_testing::server::Server;
 use serde_json::{Value, json};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time in which all processes end.
@@ -101,6 +104,101 @@ fn launchers_end_servers_of_several_hosts() {
         server.signal("-TERM").unwrap();
         server.ended(END).unwrap();
         gone(&bundle);
+    }
+}
+
+/// systemd, as `docs/deploy/moec.service` tells it, starts a server of several hosts again when one of them was killed.
+/// The unit is that file but for its command, and for the protections that need a whole machine.
+#[test]
+fn supervisors_start_servers_of_several_hosts_again() {
+    if !SUPERVISOR.met_or_skip() {
+        return;
+    }
+    let Some((_, launcher, options)) = LAUNCHERS.iter().find(|(need, ..)| need.met_or_skip()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = bundle(folder.path());
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let mut command = run(&bundle, Some((launcher, options, 2)));
+    command.args(["serve", "--port", &port, "--threads", "1", "--exact"]);
+    let found = ok(Command::new("sh").args(["-c", &format!("command -v {launcher}")])).stdout;
+    let mut words = vec![String::from_utf8(found).unwrap().trim().to_owned()];
+    words.extend(command.get_args().map(|word| word.to_str().unwrap().to_owned()));
+    let own = ["HOME", "PATH", "MOEC_CACHE"].map(|name| (OsStr::new(name), std::env::var_os(name)));
+    let set = command.get_envs().map(|(name, value)| (name, value.map(OsStr::to_owned)));
+    let line = |(name, value): (&OsStr, Option<OsString>)| {
+        Some(format!("Environment=\"{}={}\"\n", name.to_str()?, value?.to_str()?))
+    };
+    let variables = own.into_iter().chain(set).filter_map(line);
+    let kept = ["[Service]", "KillSignal=", "TimeoutStopSec=", "Restart=", "RestartSec="];
+    let published = fs::read_to_string(root().join("docs/deploy/moec.service")).unwrap();
+    let unit: Vec<&str> = published.lines().filter(|l| kept.iter().any(|key| l.starts_with(key))).collect();
+    assert_eq!(unit.len(), kept.len(), "{published}");
+    fs::write(
+        folder.path().join("moec.service"),
+        format!(
+            "[Unit]\nDefaultDependencies=no\n{}\nWorkingDirectory={}\nExecStart={}\n{}",
+            unit.join("\n"),
+            folder.path().display(),
+            words.join(" "),
+            variables.collect::<String>()
+        ),
+    )
+    .unwrap();
+    let units = "mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && cp moec.service /run/systemd/system \
+                 && exec /usr/lib/systemd/systemd --system --unit=moec.service --log-target=console";
+    let mut supervisor = Command::new("unshare");
+    supervisor.args([
+        "--pid",
+        "--mount",
+        "--cgroup",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        units,
+    ]);
+    supervisor.current_dir(folder.path()).env("container", "test");
+    supervisor.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut supervisor = Ends(supervisor.spawn().unwrap());
+    let address = format!("127.0.0.1:{port}");
+    let body =
+        json!({"prompt": "The borrow checker", "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+    let mut answers = Vec::new();
+    for start in 0..2 {
+        let begin = Instant::now();
+        let answer = loop {
+            match post(&address, "/v1/completions", body.clone()).call() {
+                Ok(reply) => break serde_json::from_str::<Value>(&reply.body).unwrap(),
+                Err(e) => assert!(begin.elapsed() < END, "start {start}: {e}"),
+            }
+            assert!(supervisor.0.try_wait().unwrap().is_none(), "systemd has ended");
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        answers.push(answer["choices"][0]["text"].clone());
+        let other = process(&bundle, 1).expect("the other host serves");
+        // SAFETY: a signal to a process of this test.
+        assert_eq!(unsafe { libc::kill(other, libc::SIGKILL) }, 0);
+        while process(&bundle, 1) == Some(other) {
+            assert!(begin.elapsed() < END, "it goes on");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    assert!(
+        answers[0].as_str().is_some_and(|text| !text.is_empty()) && answers[0] == answers[1],
+        "{answers:?}"
+    );
+    drop(supervisor);
+    gone(&bundle);
+}
+
+/// A process that ends with the test; the first of its namespace takes all others along.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
     }
 }
 

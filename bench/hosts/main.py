@@ -17,9 +17,10 @@ sys.path[1:1] = [str(HERE.parent / "peers"), str(HERE.parent / "peers" / "worker
 
 import report  # noqa: E402
 from common import prompt_ids  # noqa: E402
-from engines import Failed, log  # noqa: E402
+from engines import CLANGS, Failed, Process, Venvs, log  # noqa: E402
 from models import Models  # noqa: E402
-from network import ROOT, Network, alone, check, launched  # noqa: E402
+from network import ADDRESSES, ROOT, Network, alone, check, inside, launched  # noqa: E402
+from rpc import built  # noqa: E402
 
 TOML = """[model]
 source = "{source}"
@@ -37,6 +38,7 @@ PLACEMENTS = ("slices", "stages", "owners")
 NETWORKS = {"raw": (None, 0), "10 Gb/s": ("10gbit", 0), "1 Gb/s": ("1gbit", 0), "+100 µs": (None, 100), "+300 µs": (None, 300)}
 """A rate of the kernel's, and microseconds that are added to each round trip."""
 DELAY = "MOEC_TEST_HOST_DELAY_US"
+RPC, PORT = "llama.cpp, RPC", 50213
 WARM = 8
 """Tokens of the first request, which no row counts."""
 
@@ -46,19 +48,22 @@ def arguments():
     p = argparse.ArgumentParser(prog="cargo xtask bench-hosts", description="Measure one model on two hosts: namespaces of this machine.")
     p.add_argument("--moec", type=Path, required=True, help=argparse.SUPPRESS)
     p.add_argument("--cache", type=Path, required=True, help="folder for checkpoints and bundles")
-    p.add_argument("--out", type=Path, default=Path("bench/hosts/results.json"))
+    p.add_argument("--out", type=Path, help="default: bench/hosts/results.json, with `--memory` bench/hosts/memory.json")
     p.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), help="file with the markers of the tables")
     p.add_argument("--formats", type=words, default=["bf16", "q8", "q4"])
     p.add_argument("--placements", type=words, default=list(PLACEMENTS))
     p.add_argument("--networks", type=words, default=list(NETWORKS), help=f"of: {', '.join(NETWORKS)}")
     p.add_argument("--layers", type=int, default=4)
+    p.add_argument("--memory", help="memory of each host, `4.5GiB` for instance; what does not fit is read from the disk")
     p.add_argument("--prompt", type=int, default=64, help="tokens before those that are decoded")
     p.add_argument("--long", type=int, default=512, help="tokens of the prompt that is measured")
     p.add_argument("--gen", type=int, default=64, help="tokens to decode")
     p.add_argument("--repeat", type=int, default=3, help="turns, of which the medians count")
+    p.add_argument("--rpc", action="store_true", help="llama.cpp's RPC, too: its last half of the layers on the second host")
     p.add_argument("--quick", action="store_true", help="two layers, one turn, q8, the raw network and one with a delay; no page and no file of results")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the tables")
     args = p.parse_args()
+    args.out = args.out or HERE / ("memory.json" if args.memory else "results.json")
     if args.quick:
         args.formats, args.layers, args.repeat, args.networks, args.gen = ["q8"], 2, 1, ["raw", "+300 µs"], 16
     for given, known in ((args.formats, ("bf16", "q8", "q4")), (args.placements, PLACEMENTS), (args.networks, NETWORKS)):
@@ -117,23 +122,75 @@ class Session:
         self.child.wait()
 
 
+class Rpc:
+    """llama.cpp's model on the first host, and its server on the second."""
+
+    name, title, bundle = "rpc", RPC, None
+
+    def __init__(self, bench, source, fmt, network):
+        self.bench, self.network = bench, network
+        self.python = bench.models.venvs.python("llama")
+        clang = next((c for c in CLANGS if shutil.which(c)), None)
+        self.library = built(bench.cache, self.python, (clang or "clang").replace("clang", "clang++"))
+        self.gguf = bench.models.gguf(source, fmt)
+
+    def turn(self):
+        """As [`Bench.turn`]."""
+        args, address = self.bench.args, f"{ADDRESSES[1]}:{PORT}"
+        words = lambda what: [self.python, HERE / "rpc.py", what, self.library, address]
+        begin = time.perf_counter()
+        with open(self.bench.cache / "log" / "hosts-rpc-server.log", "w") as out:
+            server = subprocess.Popen(inside(1, words("server")), stdout=out, stderr=out)
+            try:
+                with Process(inside(0, [*words("model"), self.gguf, args.context]), self.bench.cache / "log" / "hosts-rpc.log") as model:
+                    model.ask('{"do": "version"}')
+                    start = time.perf_counter() - begin
+                    ask = {"do": "turn", "prompt": args.prompt, "long": args.long, "gen": args.gen}
+                    return {"start": start} | model.ask(json.dumps(ask))
+            finally:
+                server.kill()
+                server.wait()
+
+
 class Bench:
     def __init__(self, args):
         self.args, self.cache = args, args.cache.resolve()
-        self.models = Models(self.cache, args.moec.resolve(), None)
+        self.models = Models(self.cache, args.moec.resolve(), Venvs(self.cache))
         self.moec = args.moec.resolve()
 
-    def bundle(self, source, fmt, placement):
-        """A bundle for one host, or for two with this placement."""
-        args, name = self.args, f"hosts-{self.args.layers}-{fmt}-{placement or 'one'}-{self.args.context}"
+    def device(self, name, network):
+        """A device file of the two hosts on this network, as moec measures it."""
+        rate, delay = NETWORKS[name]
+        network.limit(rate)
+        folder, slug = self.cache / "hosts", "".join(c for c in name if c.isalnum() and c.isascii())
+        folder.mkdir(parents=True, exist_ok=True)
+        words = [self.moec, "profile-device", "--hosts", "--no-matmul", "--threads", 1, "--name", slug, "--quiet", folder]
+        ran = subprocess.run(launched(words, [DELAY]), capture_output=True, text=True, env=os.environ | ROOT | {DELAY: str(delay)}, stdin=subprocess.DEVNULL)
+        if ran.returncode:
+            raise Failed(f"profile-device: {next((l for l in ran.stderr.splitlines() if l.startswith('error:')), 'failed')}")
+        return folder / f"{slug}.toml"
+
+    def choice(self, source, fmt, device):
+        """The division that a build takes for these hosts, and what it expects of each: tokens per second of one sequence."""
+        bundle = self.bundle(source, fmt, None, device)
+        words = [self.moec, "explain", "--json", bundle]
+        decisions = json.loads(self.models.run(words, f"explain-{bundle.stem}"))["decisions"]
+        shutil.rmtree(bundle)
+        made = next(d for d in decisions if d["pass"] == "hosts")
+        return {"chosen": made["chosen"], "expected": {a["what"]: a["figures"]["decode_tokens_per_s"] for a in made["alternatives"]}}
+
+    def bundle(self, source, fmt, placement, device=None):
+        """A bundle for one host, or for two with this placement; for the hosts of a device file, as moec chooses."""
+        args, name = self.args, f"hosts-{self.args.layers}-{fmt}-{placement or (device.stem if device else 'one')}-{self.args.context}"
         out = self.cache / "bundles" / self.models.stamp / f"{name}.moec"
         if not out.exists():
             log(f"  building {name}")
             out.parent.mkdir(parents=True, exist_ok=True)
             toml = out.with_suffix(".toml")
             lines = f'[placement]\nhosts = "{placement}"\n' if placement else ""
+            lines += f'[memory]\nbudget = "{args.memory}"\n' if args.memory else ""
             toml.write_text(TOML.format(source=source.resolve(), context=args.context, fmt=fmt) + lines)
-            words = [self.moec, "build", "--quiet", "--no-run", toml, "--target", "native-x2" if placement else "native", "-o", out]
+            words = [self.moec, "build", "--quiet", "--no-run", toml, "--target", device or ("native-x2" if placement else "native"), "-o", out]
             self.models.run(words, f"build-{name}")
         return out
 
@@ -149,12 +206,21 @@ class Bench:
                 failed.append({"name": placement, "title": title, "network": "-", "failed": str(e)})
                 continue
             engines += [Engine(placement, title, bundle, network=network) for network in self.args.networks]
+        if self.args.rpc:
+            # A delay is moec's own.
+            networks = [name for name in self.args.networks if not NETWORKS[name][1]]
+            try:
+                engines += [Rpc(self, source, fmt, network) for network in networks]
+            except (Failed, subprocess.SubprocessError) as e:
+                failed.append({"name": Rpc.name, "title": RPC, "network": "-", "failed": str(e)})
         return engines, failed
 
     def turn(self, engine, network):
         """All requests of one engine, in a process of its own."""
         args, begin = self.args, time.perf_counter()
         network.limit(NETWORKS[engine.network][0] if engine.network else None)
+        if isinstance(engine, Rpc):
+            return engine.turn()
         session = Session(engine, self.moec, self.cache / "log" / f"hosts-{engine.name}.log")
         try:
             session.ask(WARM, 1, 1)
@@ -191,7 +257,7 @@ class Bench:
                 if engine in failed:
                     continue
                 try:
-                    if engine.network and engine.name not in tokens:
+                    if engine.network and engine.bundle and engine.name not in tokens:
                         network.limit(None)
                         tokens[engine.name] = self.tokens(engine, vocab)
                     turns[engine].append(self.turn(engine, network))
@@ -205,7 +271,7 @@ class Bench:
             row = {"name": engine.name, "title": engine.title, "network": engine.network or "-", "tokens": tokens.get(engine.name, "-")}
             made.append(row | ({"failed": failed[engine]} if engine in failed else report.combined(turns[engine])))
         # The disk holds the bundles of one format.
-        for bundle in {engine.bundle for engine in engines}:
+        for bundle in {engine.bundle for engine in engines if engine.bundle}:
             shutil.rmtree(bundle)
         return [{"format": fmt} | row for row in made + rows]
 
@@ -213,15 +279,19 @@ class Bench:
         args, start = self.args, time.perf_counter()
         source = self.models.checkpoint("olmoe", args.layers, args.context)
         with Network() as network:
+            devices = {name: self.device(name, network) for name in args.networks}
             rows = [row for fmt in args.formats for row in self.format(source, fmt, network)]
+        choices = [
+            {"format": fmt, "network": name} | self.choice(source, fmt, device) for fmt in args.formats for name, device in devices.items()
+        ]
         words = [self.moec, "profile-device", "--quiet", "--json", "--no-matmul", "--threads", 2]
         machine = json.loads(self.models.run(words, "profile-device"))["description"].split(", measured")[0]
         return {
             "conditions": {
-                "machine": machine, "layers": args.layers, "prompt": args.prompt, "long": args.long, "gen": args.gen, "repeat": args.repeat,
+                "machine": machine, "layers": args.layers, "prompt": args.prompt, "long": args.long, "gen": args.gen, "repeat": args.repeat, "memory": args.memory,
                 "seconds": round(time.perf_counter() - start),
             },
-            "rows": rows,
+            "rows": rows, "choices": choices,
         }
 
 
@@ -236,7 +306,7 @@ def main():
     text = report.markdown(found)
     if not args.quick:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
-        written = report.insert(args.page, text)
+        written = report.insert(args.page, text, bool(args.memory))
         log(f"wrote {args.out}" + (f" and the tables in {args.page}" if written else ""))
     print(json.dumps(found, indent=1) if args.json else text)
 

@@ -86,6 +86,11 @@ def launched(command, environment=()):
     return [str(word) for word in words]
 
 
+def inside(host, command):
+    """A command in the namespace of a host, on its core."""
+    return [str(word) for word in ["ip", "netns", "exec", NAMES[host], "taskset", "-c", host, *command]]
+
+
 def alone(command, cores):
     """A command on this host, on so many cores."""
     return [str(word) for word in ["taskset", "-c", f"0-{cores - 1}", *command]]

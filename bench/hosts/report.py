@@ -2,7 +2,11 @@
 
 import statistics
 
-MARKS = ("<!-- bench-hosts -->", "<!-- /bench-hosts -->")
+MARKS = (("<!-- bench-hosts -->", "<!-- /bench-hosts -->"), ("<!-- bench-hosts-memory -->", "<!-- /bench-hosts-memory -->"))
+"""Where the tables belong, and those of hosts with too little memory."""
+
+
+DIVISIONS = ("alone", "slices", "stages", "owners")
 
 
 def median(values):
@@ -53,7 +57,38 @@ def combined(turns):
     for part, key in sorted(keys):
         row.setdefault(part, {})[key] = median(turn[part].get(key) for turn in turns)
     row["start"] = median(turn["start"] for turn in turns)
+    rates = [turn["one"]["rate"] for turn in turns]
+    row["one"]["range"] = [min(rates), max(rates)]
     return row
+
+
+def measured(rows, choice):
+    """Rows by division, of the format and the network of a choice."""
+    of = [row for row in rows if row["format"] == choice["format"] and "failed" not in row]
+    found = {"alone": row for row in of if row["name"] == "one"}
+    return found | {row["name"]: row for row in of if row["network"] == choice["network"]}
+
+
+def verdict(found, chosen):
+    """Whether the choice is the fastest in decoding one sequence, or its interval overlaps the fastest's."""
+    divisions = {name: row for name, row in found.items() if name in DIVISIONS}
+    if chosen not in divisions:
+        return "not measured"
+    fastest = max(divisions, key=lambda name: divisions[name]["one"]["rate"])
+    if fastest == chosen:
+        return "fastest"
+    return f"as fast as {fastest}" if divisions[chosen]["one"]["range"][1] >= divisions[fastest]["one"]["range"][0] else f"slower than {fastest}"
+
+
+def choices(results):
+    """The table of what builds choose by the measured hosts and networks."""
+    head = ["format", "network", *DIVISIONS, "the build's choice", "it is"]
+    lines = [cells(*head), cells(*["---"] * len(head))]
+    for choice in results["choices"]:
+        found, expected = measured(results["rows"], choice), choice["expected"]
+        rate = lambda name: f"{number(expected.get(name))}, {number(found[name]['one']['rate']) if name in found else '-'}"
+        lines.append(cells(choice["format"], choice["network"], *[rate(name) for name in DIVISIONS], choice["chosen"], verdict(found, choice["chosen"])))
+    return lines
 
 
 def number(x, digits=3):
@@ -97,7 +132,8 @@ def markdown(results):
     c = results["conditions"]
     parts = [
         "",
-        f"Written by `cargo xtask bench-hosts`. {c['machine']}. {c['layers']} layers of OLMoE-1B-7B's shapes, random weights; each host is a network "
+        f"Written by `cargo xtask bench-hosts`. {c['machine']}. {c['layers']} layers of OLMoE-1B-7B's shapes, random weights"
+        f"{', ' + c['memory'] + ' of memory on each host' if c['memory'] else ''}; each host is a network "
         f"namespace of this machine with one core and one thread, connected by Open MPI over TCP. Tokens per second, of all sequences together; in "
         f"brackets: times one host with one core. Decoding after {c['prompt']} tokens, {c['gen']} tokens; a prompt of {c['long']}. *Bytes* and *round "
         "trips*: per token of one sequence. *Waiting*: share of the time in which the first host's CPU waited. *Start*: until the first answer. "
@@ -105,18 +141,26 @@ def markdown(results):
         f"moec (`MOEC_TEST_HOST_DELAY_US`), rates are limited by the kernel (`tbf`). Medians of {c['repeat']}, by turns.",
         "",
         "The hosts share one memory and its caches, and the kernel's work for the network takes their cores: two hosts cannot be faster here than "
-        "one host with two cores. llama.cpp's RPC is not compared: its package on PyPI does not build the server.",
+        "one host with two cores. *llama.cpp, RPC* has the last half of the layers and the head on the "
+        "second host (f16 cache; its loader sends the weights at each start).",
     ]
     for fmt in dict.fromkeys(row["format"] for row in results["rows"]):
         parts += ["", f"**{fmt}**", "", *table([row for row in results["rows"] if row["format"] == fmt])]
+    parts += [
+        "",
+        "**Choices.** The division that a build takes for hosts that `moec profile-device --hosts` measured in the same namespaces, for each network. "
+        "Tokens per second of one sequence: expected by the build, and measured. Intervals are all turns.",
+        "",
+        *choices(results),
+    ]
     return "\n".join(parts) + "\n"
 
 
-def insert(path, text):
+def insert(path, text, memory=False):
     """Puts the text between the markers; false where there are none."""
     if not path.exists():
         return False
-    (start, end), old = MARKS, path.read_text()
+    (start, end), old = MARKS[memory], path.read_text()
     before, found, rest = old.partition(start)
     _, closed, after = rest.partition(end)
     if not (found and closed):

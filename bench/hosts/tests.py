@@ -56,6 +56,20 @@ class Tests(unittest.TestCase):
         self.assertEqual(lines[4].count("|"), lines[3].count("|"))
         self.assertIn("no room", lines[4])
 
+    def test_choices_are_held_against_what_was_measured(self):
+        row = lambda name, network, *rates: {"name": name, "format": "q8", "network": network} | report.combined(
+            [{"start": 1.0, "one": {"rate": rate}} for rate in rates])
+        rows = [row("one", "-", 10, 11, 12), row("slices", "raw", 14, 15, 16), row("owners", "raw", 13, 13, 14), row("stages", "1 Gb/s", 9, 9, 9)]
+        choice = lambda chosen, network="raw": {"format": "q8", "network": network, "chosen": chosen, "expected": {"slices": 20.0}}
+        of = lambda made: report.verdict(report.measured(rows, made), made["chosen"])
+        self.assertEqual(of(choice("slices")), "fastest")
+        self.assertEqual(of(choice("owners")), "as fast as slices")
+        self.assertEqual(of(choice("alone")), "slower than slices")
+        self.assertEqual(of(choice("stages")), "not measured")
+        self.assertEqual(of(choice("stages", "1 Gb/s")), "slower than alone")
+        lines = report.choices({"rows": rows, "choices": [choice("slices")]})
+        self.assertEqual(lines[2], "| q8 | raw | -, 11 | 20, 15 | -, - | -, 13 | slices | fastest |")
+
     def test_both_hosts_get_the_command_and_the_variables(self):
         words = network.launched(["moec", "run"], ["X"])
         self.assertEqual(words.count("moec"), 2)
@@ -68,7 +82,7 @@ class Tests(unittest.TestCase):
             network.check()
 
     def test_the_tables_go_between_their_markers(self):
-        start, end = report.MARKS
+        start, end = report.MARKS[0]
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "page.md"
             page.write_text(f"a {start} old {end} b")

@@ -20,6 +20,7 @@
 pub mod access;
 pub mod builder;
 pub mod bundle;
+pub mod cpus;
 pub mod eval;
 pub mod experts;
 pub mod expr;
@@ -50,6 +51,7 @@ pub mod weights;
 
 pub use builder::GraphBuilder;
 pub use bundle::Bundle;
+pub use cpus::{CpuList, MOST_CPUS};
 pub use graph::{
     EntryKind, FEW_ROWS, Graph, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId,
 };

@@ -4,7 +4,9 @@
 //! touches is in the unit's own. A [`Copy`](crate::plan::Builtin::Copy) step moves data from one memory to
 //! another.
 
+use crate::cpus::CpuList;
 use crate::op::{Attributes, attributes};
+use crate::paging::Paging;
 use crate::text::ops::{Parsed, Reader, Word, Writer};
 use bincode::{Decode, Encode};
 
@@ -19,12 +21,21 @@ pub struct UnitRef {
     pub memory: u32,
     /// Static graphs of one step that it runs at a time, at least 1.
     pub queues: u32,
+    /// CPUs that its threads are bound to: those of a NUMA node of the machine that runs the program, whose memory
+    /// the unit works in. Empty: any.
+    pub cpus: CpuList,
 }
 
 impl UnitRef {
     /// The CPU of a plan, whose memory is the first.
     pub fn cpu() -> Self {
-        Self { name: "cpu".to_owned(), backend: "cpu".to_owned(), memory: 0, queues: 1 }
+        Self {
+            name: "cpu".to_owned(),
+            backend: "cpu".to_owned(),
+            memory: 0,
+            queues: 1,
+            cpus: CpuList::default(),
+        }
     }
 }
 
@@ -41,6 +52,9 @@ pub struct Memory {
     /// Weights that are brought there before anything runs. Memory 0 has none: there a store serves every
     /// weight that its units read, from files or from disk.
     pub residents: Vec<Resident>,
+    /// Experts among them that stay on the disk of the memory's host, where that has a budget: it reads them when its
+    /// steps need them. Memory 0 has [`crate::plan::Plan::paging`].
+    pub paging: Option<Paging>,
 }
 
 attributes! {

@@ -11,7 +11,7 @@ attributes! {
     /// Everything else is resident: the sum of `resident`, `process`, all frames and loaded artifacts is the
     /// peak, and at most `budget`.
     #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-    pub struct Paging {
+    pub struct Paging as "paging" {
         /// Bytes that a run may take, the kernel's page cache included.
         pub budget: u64,
         /// Threads that the sum is for: each has scratch of its own.
@@ -73,7 +73,8 @@ attributes! {
 }
 
 attributes! {
-    /// Experts of a layer on disk. Both segments are in one file, each expert's matrices next to each other.
+    /// Experts of a layer on disk. Both segments are in one file, each expert's matrices next to each other. Of a layer
+    /// whose experts have several hosts, they are in the segments of each: [`crate::plan::Plan::experts_on_disk`].
     /// If neurons are read one by one, up and down are on disk, and gates in memory or on disk.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
     pub struct PagedLayer as "layer" {

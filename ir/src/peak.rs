@@ -53,8 +53,7 @@ impl Plan {
     }
 
     /// Bytes that a memory holds at most while the plan runs, `threads` CPU threads each with their scratch:
-    /// arena, states, and the weights that units read there. For memory 0, weights on disk do not count.
-    /// `None` on overflow.
+    /// arena, states, and the weights that units read there. Weights on disk do not count. `None` on overflow.
     pub fn peak(&self, memory: u32, threads: u64) -> Option<u64> {
         let decl = self.memories.get(memory as usize)?;
         let mut sum = decl.arena_bytes.checked_next_multiple_of(ALIGN)?;
@@ -65,14 +64,14 @@ impl Plan {
         for state in self.states.iter().filter(|s| s.memory == memory) {
             add(state.checked_bytes()?.checked_next_multiple_of(ALIGN)?)?;
         }
+        let paged: Vec<u32> = self.paging_of(memory).into_iter().flat_map(Paging::segments).collect();
         if memory == 0 {
             add(self.scratch_bytes.checked_next_multiple_of(ALIGN)?.checked_mul(threads)?)?;
-            let paged: Vec<u32> = self.paging.iter().flat_map(Paging::segments).collect();
             for index in self.segments_of(0).into_iter().filter(|i| !paged.contains(i)) {
                 add(self.segments.get(index as usize)?.bytes.checked_next_multiple_of(ALIGN)?)?;
             }
         }
-        for resident in &decl.residents {
+        for resident in decl.residents.iter().filter(|r| !paged.contains(&r.segment)) {
             add(resident.bytes(self.segments.get(resident.segment as usize)?)?)?;
         }
         // An accelerator has one thread, if it has anything to do.
@@ -82,6 +81,28 @@ impl Plan {
             add(self.scratch_bytes.checked_next_multiple_of(ALIGN)?)?;
         }
         Some(sum)
+    }
+
+    /// Bytes of a memory with the experts that its host has on disk, in an emulation that holds them all. `None` on
+    /// overflow.
+    pub fn whole(&self, memory: u32) -> Option<u64> {
+        let mut sum = self.peak(memory, 1)?;
+        let paged: Vec<u32> = self.paging_of(memory).into_iter().flat_map(Paging::segments).collect();
+        for resident in
+            self.memories.get(memory as usize)?.residents.iter().filter(|r| paged.contains(&r.segment))
+        {
+            sum = sum.checked_add(resident.bytes(self.segments.get(resident.segment as usize)?)?)?;
+        }
+        Some(sum)
+    }
+
+    /// Files with weights that are read in the first memory, or brought from there to another one, ascending. All that
+    /// have weights if there is no other memory.
+    pub fn files_here(&self) -> BTreeSet<u32> {
+        let (here, brought) = (self.segments_of(0), self.segments_to_bring());
+        let alone = self.memories.len() < 2;
+        let all = (0..).zip(&self.segments).filter(|(i, _)| alone || here.contains(i) || brought.contains(i));
+        all.map(|(_, segment)| segment.file).collect()
     }
 
     /// Segments that steps of units of a memory read, ascending.

@@ -28,10 +28,10 @@ pub use crate::step::{Arg, Builtin, Candidates, Code, Grid, KernelRef, RowSpace,
 use crate::text::ops::{Parsed, Reader, Word, Writer};
 use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 21;
+pub const PLAN_VERSION: u32 = 22;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -78,7 +78,7 @@ pub struct Plan {
     pub entries: Vec<Entry>,
     /// Decisions about operators and experts, with their reasons.
     pub placement: Placement,
-    /// Experts that stay on disk, where memory has a budget.
+    /// Experts of the CPU that stay on disk, where memory has a budget. [`Plan::paging_of`] has those of other hosts.
     pub paging: Option<Paging>,
 }
 
@@ -262,14 +262,47 @@ impl Plan {
         }
     }
 
-    /// Experts on disk, by index into [`Paging::layers`], that another memory holds for good, ascending: no
-    /// step requests them from disk.
-    pub fn experts_off_disk(&self) -> Vec<(u32, u32)> {
+    /// Experts on the disk of a memory's host; `None` where the memory holds all of its weights.
+    pub fn paging_of(&self, memory: u32) -> Option<&Paging> {
+        match memory {
+            0 => self.paging.as_ref(),
+            _ => self.memories.get(memory as usize)?.paging.as_ref(),
+        }
+    }
+
+    /// The same, to change it.
+    pub fn paging_of_mut(&mut self, memory: u32) -> Option<&mut Paging> {
+        match memory {
+            0 => self.paging.as_mut(),
+            _ => self.memories.get_mut(memory as usize)?.paging.as_mut(),
+        }
+    }
+
+    /// Memories whose hosts have experts on disk.
+    pub fn paged_memories(&self) -> impl Iterator<Item = (u32, &Paging)> {
+        (0..self.memories.len() as u32).filter_map(|memory| Some((memory, self.paging_of(memory)?)))
+    }
+
+    /// Experts whose matrices are in a segment on the disk of a memory's host, each with its index there.
+    pub fn experts_on_disk(&self, memory: u32, segment: u32) -> BTreeMap<u32, u32> {
+        let Some(of) = self.segments.get(segment as usize) else { return BTreeMap::new() };
+        let residents = self.memories.get(memory as usize).map_or(&[][..], |m| &m.residents);
+        match residents.iter().find(|r| r.segment == segment) {
+            Some(own) => own.indices(of).collect(),
+            // Memory 0 has no residents. Of experts of several hosts it has the first.
+            None => (0..of.extents().0).map(|expert| (expert, expert)).collect(),
+        }
+    }
+
+    /// Experts on the disk of a memory's host, by index into [`Paging::layers`], that another memory has for good,
+    /// ascending: no step requests them from this disk.
+    pub fn experts_off_disk(&self, memory: u32) -> Vec<(u32, u32)> {
         let mut experts = Vec::new();
-        for (i, paged) in self.paging.iter().flat_map(|p| (0..).zip(&p.layers)) {
+        for (i, paged) in self.paging_of(memory).into_iter().flat_map(|p| (0..).zip(&p.layers)) {
             let of = self.experts.of_layer(Some(paged.layer)).filter(|_| self.experts.policy.is_fixed());
             let Some((_, of)) = of else { continue };
-            let away = |at: &u32| of.units.get(*at as usize).is_some_and(|&unit| self.memory_of(unit) != 0);
+            let away =
+                |at: &u32| of.units.get(*at as usize).is_some_and(|&unit| self.memory_of(unit) != memory);
             experts.extend((0..).zip(&of.starts).filter(|(_, at)| away(at)).map(|(e, _)| (i, e)));
         }
         experts

@@ -59,9 +59,9 @@
 //! 15. The peak of a memory, [`Plan::peak`](crate::plan::Plan::peak), is at most its capacity, if it has one.
 //! 16. Layers with experts on several units are in ascending order, every expert starts on one of these, and
 //!     each unit of a `dispatch` gets a table of its own.
-//! 17. Data on disk fit the budget with its frames; the matrices of an expert are neighbours in one file, at
-//!     multiples of a block, and every matrix has a checksum. At most one kind of
-//!     cores reads.
+//! 17. Data on the disk of each host fit its budget with their frames; the matrices of an expert are neighbours in
+//!     one file, at multiples of a block, and every matrix has a checksum. Every expert of a layer is there or on
+//!     another unit. At most one kind of cores reads.
 //!
 //! # NDP command streams and policies for experts
 //!

@@ -542,7 +542,7 @@ impl Graphs for Silent {
 /// The toy model with `functions` static graphs of one package, which a unit of the backend `fake` executes.
 fn program_with_graphs(functions: u32) -> Program {
     let mut plan = plan(&[(EntryKind::Decode(1), 1)]);
-    plan.units.push(UnitRef { name: "npu".into(), backend: "fake".into(), memory: 0, queues: 1 });
+    plan.units.push(UnitRef { name: "npu".into(), backend: "fake".into(), ..UnitRef::cpu() });
     let tensor = |name: &str| GraphTensor { name: name.into(), shape: [1, 1, 1, 1] };
     plan.graphs = (0..functions)
         .map(|i| GraphDecl {

@@ -88,6 +88,26 @@ pub static SYSTEMD: Need = Need {
     help: Help::Packages(&["systemd"]),
     find: || starts("systemd-analyze", &["--version"]),
 };
+/// systemd as the first process of namespaces of its own.
+pub static SUPERVISOR: Need = Need {
+    name: "supervisor",
+    what: "systemd in namespaces of its own",
+    help: Help::Machine("needs root and `apt-get install systemd`"),
+    find: || {
+        starts("/usr/lib/systemd/systemd", &["--version"])
+            && starts("unshare", &["--pid", "--mount", "--cgroup", "--fork", "--mount-proc", "true"])
+    },
+};
+/// Network namespaces.
+pub static NAMESPACES: Need = Need {
+    name: "namespaces",
+    what: "network namespaces",
+    help: Help::Machine("needs root and `apt-get install iproute2`"),
+    find: || {
+        let name = format!("moec{}", std::process::id());
+        starts("ip", &["netns", "add", &name]) && starts("ip", &["netns", "del", &name])
+    },
+};
 /// A browser without a window.
 pub static CHROMIUM: Need = Need {
     name: "chromium",
@@ -228,6 +248,20 @@ pub static AMX: Need = Need {
     help: Help::Machine("another machine"),
     find: by_the_test,
 };
+/// Nodes of one machine: its own, or simulated ones.
+pub static TWO_CPUS: Need = Need {
+    name: "two-cpus",
+    what: "two CPUs",
+    help: Help::Machine("another machine"),
+    find: || std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1),
+};
+/// Memory that is bound to a NUMA node.
+pub static MEMORY_POLICY: Need = Need {
+    name: "memory-policy",
+    what: "a kernel and a sandbox that bind memory to NUMA nodes",
+    help: Help::Machine("another machine"),
+    find: by_the_test,
+};
 /// Python, for the scripts of `bench/`.
 pub static PYTHON: Need = Need {
     name: "python",
@@ -237,7 +271,7 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 29] = [
+pub static NEEDS: [&Need; 33] = [
     &COREML,
     &QNN,
     &ONNXRUNTIME,
@@ -253,6 +287,8 @@ pub static NEEDS: [&Need; 29] = [
     &OPEN_MPI,
     &MPICH,
     &KUBERNETES,
+    &NAMESPACES,
+    &SUPERVISOR,
     &SYSTEMD,
     &PYTHON,
     &PREBUILT,
@@ -267,6 +303,8 @@ pub static NEEDS: [&Need; 29] = [
     &AVX512,
     &SAPPHIRE_RAPIDS,
     &AMX,
+    &TWO_CPUS,
+    &MEMORY_POLICY,
 ];
 
 /// Only a test that uses it finds out: [`Need::of`] is told.

@@ -9,6 +9,7 @@ use moec_import::ImportOptions;
 use moec_ir::eval::{self, Arg, Evaluator, Tensor};
 use moec_ir::{Graph, Module, Op, Operand, ValueId, WeightClass};
 use moec_measure::calibrate::{Request, calibrate, read_texts};
+use moec_measure::job::Job;
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::Profile;
 use std::collections::{BTreeMap, HashMap};
@@ -250,7 +251,7 @@ fn is_what_the_evaluator_sees(family: &str, wide: Option<Wide>) {
     let texts = read_texts(&[case.text("text.txt", &ids)]).unwrap();
     let config = Config::load(&case.toml).unwrap();
     let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
-    let request = Request { texts: &texts, tokens: 1000, window: WINDOW };
+    let request = Request { texts: &texts, tokens: 1000, window: WINDOW, job: Job::ALONE };
     let profile = calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap();
     assert_eq!(profile.reading.tokens(), WINDOW as u64, "{family}");
     assert_eq!(profile.reading.predicted, WINDOW as u64 - 1, "{family}");

@@ -13,7 +13,8 @@ BATCH = 512
 
 
 class Llama:
-    def __init__(self, path, threads, context, _fmt):
+    def __init__(self, path, threads, context, _fmt, sequences=1, elsewhere=None):
+        """`elsewhere`: layers that another device than the CPU has."""
         import llama_cpp as api
 
         self.api, self.began = api, time.perf_counter()
@@ -21,11 +22,13 @@ class Llama:
         how = api.llama_model_default_params()
         if os.environ.get("LLAMA_MAPS") == "0":
             how.load_mode = api.LLAMA_LOAD_MODE_NONE
+        if elsewhere is not None:
+            how.n_gpu_layers = elsewhere
         self.model = api.llama_model_load_from_file(path.encode(), how)
         if not self.model:
             raise RuntimeError(f"{path} does not load")
         params = api.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = context, BATCH, BATCH
+        params.n_ctx, params.n_seq_max, params.n_batch, params.n_ubatch = context, sequences, BATCH, BATCH
         params.n_threads = params.n_threads_batch = threads
         params.no_perf = True
         self.context = api.llama_init_from_model(self.model, params)
@@ -37,13 +40,13 @@ class Llama:
     def clear(self):
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), False)
 
-    def decode(self, ids, start, want):
-        """Runs ids from a position on; `want` says for which of them logits are wanted."""
+    def decode(self, ids, start, want, sequence=0):
+        """Runs ids of a sequence from a position on; `want` says for which of them logits are wanted."""
         b = self.batch
         b.n_tokens = len(ids)
         for i, token in enumerate(ids):
             b.token[i], b.pos[i], b.n_seq_id[i], b.logits[i] = token, start + i, 1, want(i)
-            b.seq_id[i][0] = 0
+            b.seq_id[i][0] = sequence
         if self.api.llama_decode(self.context, b):
             raise RuntimeError("llama_decode failed")
 

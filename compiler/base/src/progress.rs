@@ -23,6 +23,8 @@ const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 pub struct Progress {
     quiet: bool,
     verbose: bool,
+    /// Whether warnings are written.
+    warns: bool,
     bars: MultiProgress,
     draws: bool,
     /// Whether phases write lines while they run.
@@ -40,21 +42,28 @@ impl Progress {
         Self {
             quiet,
             verbose: verbose && !quiet,
+            warns: true,
             bars: MultiProgress::with_draw_target(target),
             draws,
             reports,
         }
     }
 
-    /// A destination without output.
+    /// A destination with warnings alone.
     pub fn silent() -> Self {
         Self {
             quiet: true,
             verbose: false,
+            warns: true,
             bars: MultiProgress::with_draw_target(ProgressDrawTarget::hidden()),
             draws: false,
             reports: false,
         }
+    }
+
+    /// A destination without any output, for other hosts than the first.
+    pub fn muted() -> Self {
+        Self { warns: false, ..Self::silent() }
     }
 
     /// Whether only errors, warnings and data are written.
@@ -76,7 +85,9 @@ impl Progress {
 
     /// Writes a line `warning: …`, even when stage lines are off.
     pub fn warn(&self, message: &str) {
-        self.line(&format!("{WARNING}warning{WARNING:#}: {message}"));
+        if self.warns {
+            self.line(&format!("{WARNING}warning{WARNING:#}: {message}"));
+        }
     }
 
     /// Writes a detail within a phase, for `--verbose`.

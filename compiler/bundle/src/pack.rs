@@ -66,25 +66,28 @@ pub fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
     let total = plan.segments.iter().map(|s| s.bytes).sum();
     let mut result = PackResult { bytes: total, ..PackResult::default() };
     let bar = progress.bytes("Packing", total);
-    for (index, file) in plan.files.iter_mut().enumerate() {
-        if !has_weights(&file.path) {
+    for at in 0..plan.files.len() {
+        let file = plan.files[at].path.clone();
+        if !has_weights(&file) {
             continue;
         }
-        let index = u32::try_from(index).map_err(|_| Error::bug("more files than a plan counts"))?;
-        let (pieces, end) = pieces(c, &plan.segments, plan.paging.as_ref(), index)?;
-        let path = root.join(&file.path);
-        let written = write(&pieces, c.reuse, end, &path, &bar)?;
+        let index = u32::try_from(at).map_err(|_| Error::bug("more files than a plan counts"))?;
+        let (pieces, end) = pieces(c, plan, index)?;
+        let written = write(&pieces, c.reuse, end, &root.join(&file), &bar)?;
+        if c.reuse.is_some() {
+            let matrices = pieces.iter().flat_map(Piece::matrices).collect();
+            result.files.insert(file.clone(), Packed { sha256: hex(&written.sha256), matrices });
+        }
+        drop(pieces);
+        result.reused += written.reused;
+        let memory = paging_in(plan, index).map(|(memory, _)| memory);
+        let mut paging = memory.and_then(|memory| plan.paging_of_mut(memory));
         for (at, crc32c) in written.checksums {
-            if let Some(sum) = plan.paging.as_mut().and_then(|p| p.checksums.get_mut(at)) {
+            if let Some(sum) = paging.as_mut().and_then(|p| p.checksums.get_mut(at)) {
                 *sum = crc32c;
             }
         }
-        *file = FileRef { path: file.path.clone(), bytes: written.bytes, sha256: written.sha256 };
-        result.reused += written.reused;
-        if c.reuse.is_some() {
-            let matrices = pieces.iter().flat_map(Piece::matrices).collect();
-            result.files.insert(file.path.clone(), Packed { sha256: hex(&written.sha256), matrices });
-        }
+        plan.files[at] = FileRef { path: file, bytes: written.bytes, sha256: written.sha256 };
     }
     bar.finish();
     Ok(result)
@@ -127,15 +130,10 @@ impl Piece<'_> {
 }
 
 /// Pieces of a weight file, in the order of its bytes, and its end.
-fn pieces<'a>(
-    c: &Packing<'a>,
-    segments: &'a [Segment],
-    paging: Option<&Paging>,
-    file: u32,
-) -> Result<(Vec<Piece<'a>>, u64)> {
+fn pieces<'a>(c: &Packing<'a>, plan: &'a Plan, file: u32) -> Result<(Vec<Piece<'a>>, u64)> {
     let mut end = 0;
     let piece = |(index, matrices, checksum): (usize, Range<usize>, Option<usize>)| {
-        let (Some(segment), Some(&weight)) = (segments.get(index), c.segment_weights.get(index)) else {
+        let (Some(segment), Some(&weight)) = (plan.segments.get(index), c.segment_weights.get(index)) else {
             return Err(Error::bug("a segment that does not exist"));
         };
         let misplaced = || Error::bug(format!("`{}` does not lie after what is before it", segment.name));
@@ -151,7 +149,7 @@ fn pieces<'a>(
         let sums = packer.blocks().map(|_| AtomicU32::default()).collect();
         Ok(Piece { name: &segment.name, packer, padding, checksum, key, first, place: (offset, one), sums })
     };
-    let all = parts(segments, paging, file).into_iter().map(piece).collect::<Result<_>>()?;
+    let all = parts(plan, file).into_iter().map(piece).collect::<Result<_>>()?;
     Ok((all, end))
 }
 
@@ -160,13 +158,17 @@ fn matrix_offset(segment: &Segment, matrix: usize) -> Option<u64> {
     segment.matrix_offset(u32::try_from(matrix).ok()?)
 }
 
+/// Experts on disk whose matrices are in a file, with the memory of their host.
+fn paging_in(plan: &Plan, file: u32) -> Option<(u32, &Paging)> {
+    let inside = |segment: u32| plan.segments.get(segment as usize).is_some_and(|s| s.file == file);
+    plan.paged_memories().find(|(_, paging)| paging.segments().any(inside))
+}
+
 /// The segments of a file with their matrices, in the order of their bytes, and where their checksums go:
 /// whole segments, or the experts that stay on disk one by one.
-fn parts(
-    segments: &[Segment],
-    paging: Option<&Paging>,
-    file: u32,
-) -> Vec<(usize, Range<usize>, Option<usize>)> {
+fn parts(plan: &Plan, file: u32) -> Vec<(usize, Range<usize>, Option<usize>)> {
+    let (segments, found) = (&plan.segments, paging_in(plan, file));
+    let paging = found.map(|(_, paging)| paging);
     let matrices = |s: &Segment| s.extents().0 as usize;
     // Neurons by themselves have no checksums, and gates are before them.
     let whole = paging.filter(|p| !p.by_neurons());
@@ -183,17 +185,18 @@ fn parts(
     };
     all = all.into_iter().flat_map(by_matrix).collect();
     all.sort_by_key(|(i, matrices, _)| segments.get(*i).and_then(|s| matrix_offset(s, matrices.start)));
-    let mut at = 0;
-    for pair in &paged {
-        let Some(first) = segments.get(pair[0]) else { continue };
-        for expert in 0..matrices(first) {
-            for &segment in pair {
-                if first.file == file {
-                    all.push((segment, expert..expert + 1, Some(at)));
-                }
-                at += 1;
+    let mut first = 0;
+    for (memory, layer) in
+        found.iter().filter(|_| whole.is_some()).flat_map(|(m, p)| p.layers.iter().map(move |l| (*m, l)))
+    {
+        // In the order of their bytes, whichever experts of the layer these are.
+        for (expert, index) in plan.experts_on_disk(memory, layer.gate_up) {
+            for (part, segment) in [layer.gate_up, layer.down].into_iter().enumerate() {
+                let at = first + 2 * expert as usize + part;
+                all.push((segment as usize, index as usize..index as usize + 1, Some(at)));
             }
         }
+        first += 2 * layer.experts as usize;
     }
     all
 }

@@ -4,6 +4,7 @@ use super::{bundle, output};
 use moec_base::progress::Progress;
 use moec_base::{Result, human};
 use moec_bundle::toolchain::Missing;
+use moec_measure::job::{self, Job};
 use moec_pipeline::Stops;
 use serde_json::json;
 use std::path::PathBuf;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 /// Compile a model into a bundle
 ///
 /// A bundle is a folder with packed weights, object code, a plan and a program that runs it. It is written
-/// completely or not at all, and replaces an earlier bundle of the same name. Builds are reproducible.
+/// completely or not at all, and replaces an earlier bundle of the same name. Builds are reproducible. Started by
+/// `mpirun -n 2`, two hosts divide the texts that it measures on.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Path of the model.toml
@@ -71,6 +73,10 @@ fn share(text: &str) -> std::result::Result<u8, String> {
 /// # Errors
 /// Fails if the bundle cannot be written.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    job::run(progress, |job, progress| build(args, job, progress))
+}
+
+fn build(args: &Args, job: Job<'_>, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let request = moec_driver::Request {
         config: &args.config,
@@ -83,10 +89,11 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         sources: args.with_sources,
         reuse: !args.no_reuse,
         stops: Stops {
-            print_after: args.print_after.as_deref(),
+            print_after: args.print_after.as_deref().filter(|_| job.is_first()),
             stop_after: args.stop_after.as_deref(),
             ..Stops::default()
         },
+        job,
     };
     let mut printed = Ok(());
     let built = moec_driver::build(&request, progress, &mut |text| printed = output::data(text))?;

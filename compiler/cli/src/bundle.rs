@@ -173,7 +173,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
             "bytes": bytes,
             "bits_per_weight": bits(numbers, bytes),
         })).collect::<Vec<_>>(),
-        "paging": plan.paging.as_ref().map(paging::value),
+        "paging": paging::value(plan),
         "kv_cache_format": plan.cache_format().map(Format::name),
         "memory": {"weights": weights, "kv_cache": cache, "kv_cache_saved_by_windows": saved, "snapshots": plan.snapshot_bytes().0, "arena": plan.arena_bytes(), "scratch_per_thread": plan.scratch_bytes},
     })

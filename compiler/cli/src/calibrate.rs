@@ -6,6 +6,7 @@ use moec_base::{Error, Result, human};
 use moec_config::Config;
 use moec_import::ImportOptions;
 use moec_measure::calibrate::{self, Request, WINDOW};
+use moec_measure::job::{self, Job};
 use moec_measure::mix::losses::losses;
 use moec_profile::importance::too_few;
 use moec_profile::losses::merge;
@@ -17,7 +18,8 @@ use std::time::Instant;
 ///
 /// Compiles the model for this machine with the checkpoint's own weights, and runs it on the texts. The
 /// profile records the routing of tokens to experts and the magnitudes of every matrix's inputs. Builds use
-/// it to round quantised weights and to place experts. `moec inspect` shows a profile.
+/// it to round quantised weights and to place experts. `moec inspect` shows a profile. Started by `mpirun -n 2`, two
+/// hosts divide the texts; the profile has the bytes of one host's.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Path of the model.toml: the model, its prefill chunk, and the texts under `[calibrate]`
@@ -56,6 +58,10 @@ pub struct Args {
 /// # Errors
 /// Fails if the profile cannot be written.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    job::run(progress, |job, progress| record(args, job, progress))
+}
+
+fn record(args: &Args, job: Job<'_>, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let config = Config::load(&args.config)?;
     let configured = &config.calibrate;
@@ -84,6 +90,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         texts: &texts,
         tokens: args.tokens.map_or(configured.tokens, |n| n as usize),
         window: args.window as usize,
+        job,
     };
     let taken = (!texts.is_empty())
         .then(|| calibrate::calibrate(&config, &checkpoint, &spec, &request, progress))
@@ -93,8 +100,12 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let mut profile = all.try_fold(first, |sum, next| sum.merge(&next))?;
     if args.losses {
         let texts = if args.text.is_empty() { &configured.text } else { &args.text };
-        let measured = losses((&config, texts), (&checkpoint, &spec), &profile, request.tokens, progress)?;
+        let measured =
+            losses((&config, texts), (&checkpoint, &spec), &profile, request.tokens, (job, progress))?;
         profile.losses = merge(&profile.losses, &measured);
+    }
+    if !job.is_first() {
+        return Ok(());
     }
     if let Some(few) = too_few(&profile) {
         progress.warn(&few);

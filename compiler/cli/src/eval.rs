@@ -6,6 +6,7 @@ use moec_base::progress::Progress;
 use moec_base::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_measure::evaluate::{self, Tasks};
+use moec_measure::job::{self, Job};
 use moec_runtime::platform::regular;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 /// Measure a bundle's quality: perplexity, exact match
 ///
 /// Emulates instructions, accelerators and architectures that this machine lacks, as `moec verify` does, and
-/// prints a warning. The results are the same.
+/// prints a warning. The results are the same. Started by `mpirun -n 2`, two hosts divide the text and the questions,
+/// with the results of one.
 #[derive(Clone, Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["text", "qa"]))]
 pub struct Args {
@@ -64,6 +66,10 @@ fn gamma(text: &str) -> Result<f64, String> {
 /// # Errors
 /// Fails if the bundle cannot be executed here, or a file cannot be read.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    job::run(progress, |job, progress| evaluate(args, job, progress))
+}
+
+fn evaluate(args: &Args, job: Job<'_>, progress: &Progress) -> Result<()> {
     let read = |path: &Path| regular::read_text(path, regular::TEXT).map_err(|e| io_error("read", path, &e));
     let questions = |path: &Path| evaluate::questions(&read(path)?, &path.display().to_string());
     let tasks = Tasks {
@@ -74,14 +80,20 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     };
     let bundle = Bundle::open(&args.bundle)?;
     if args.big_little {
-        let measured = evaluate::big_little::evaluate(&bundle, &args.gamma, &tasks, progress)?;
+        let measured = evaluate::big_little::evaluate(&bundle, &args.gamma, &tasks, job, progress)?;
+        if !job.is_first() {
+            return Ok(());
+        }
         if args.json {
             return output::json(&serde_json::to_value(&measured).map_err(|e| Error::bug(e.to_string()))?);
         }
         return output::data(&output::table(&big_little_rows(&measured)));
     }
     let against = args.against.as_deref().map(Bundle::open).transpose()?;
-    let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, progress)?;
+    let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, job, progress)?;
+    if !job.is_first() {
+        return Ok(());
+    }
     if args.json {
         let mut value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
         if let Some([dropped, spilled, padded]) = quality.rates() {

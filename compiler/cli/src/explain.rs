@@ -411,7 +411,7 @@ fn report(
         "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),
         "expert_placement": placement::policy_json(&bundle.plan),
-        "paging": bundle.plan.paging.as_ref().map(paging::value),
+        "paging": paging::value(&bundle.plan),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);
             if let Value::Object(map) = &mut value {

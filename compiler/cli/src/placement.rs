@@ -3,7 +3,7 @@
 use super::explain::of_layer;
 use super::output;
 use moec_base::human;
-use moec_device::{GraphForm, HOST_BACKEND};
+use moec_device::{GraphForm, is_beside};
 use moec_ir::placement::{ExpertRow, ExpertTable, Placement};
 use moec_ir::plan::{
     Cached, DecodeUnit, ExpertLayer, ExpertPlacement, ExpertPolicy, Plan, PromptUnits, StateBuf, UnitRef,
@@ -199,10 +199,10 @@ pub(super) fn policy_json(plan: &Plan) -> Value {
     })
 }
 
-/// Contents of each other host, for the first table: weights, states, and what they are of; none on one host.
+/// Contents of each other host or NUMA node, for the first table: weights, states, and what they are of; none on one host.
 pub(super) fn hosts(plan: &Plan) -> Vec<Vec<String>> {
     let of_host = |(index, unit): (u32, &UnitRef)| {
-        let memory = plan.memories.get(unit.memory as usize).filter(|_| unit.backend == HOST_BACKEND)?;
+        let memory = plan.memories.get(unit.memory as usize).filter(|_| is_beside(&unit.backend))?;
         let segments = memory.residents.iter().filter_map(|r| plan.segments.get(r.segment as usize));
         let bytes: u64 = segments.clone().map(|s| s.bytes).sum();
         let states: u64 = plan.states.iter().filter(|s| s.memory == unit.memory).map(StateBuf::bytes).sum();
@@ -218,7 +218,8 @@ pub(super) fn hosts(plan: &Plan) -> Vec<Vec<String>> {
             "layers"
         };
         let states = if states > 0 { format!(", {} of states", human::bytes(states)) } else { String::new() };
-        let text = format!("{} of weights{states}: {what} {first} to {last}", human::bytes(bytes));
+        let cpus = if unit.cpus.is_empty() { String::new() } else { format!("CPUs {}; ", unit.cpus) };
+        let text = format!("{cpus}{} of weights{states}: {what} {first} to {last}", human::bytes(bytes));
         Some(vec![unit.name.clone(), text])
     };
     (0..).zip(&plan.units).filter_map(of_host).collect()

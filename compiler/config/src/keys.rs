@@ -206,7 +206,7 @@ pub const KEYS: &[Key] = &[
         range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for none",
         help: &[
             "Memory limit of a run, including the kernel's page cache. Experts that do not fit stay on disk and are cached.",
-            "Without a limit, all experts stay in memory.",
+            "Without a limit, all experts stay in memory. Of several hosts, each has this limit.",
         ],
         set: |c, v| {
             let text = v.text()?;
@@ -651,9 +651,10 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\", \"alone\", \"slices\", \"stages\" or \"owners\"",
         help: &[
-            "Division of the model between the hosts of a target with several. `slices`: each host has a slice of every expert.",
-            "`stages`: each has consecutive layers with their states. `owners`: each has whole experts of every layer. With `alone`",
-            "the first host has everything. `auto` takes the one that decodes fastest by costs, of those that fit.",
+            "Division of the model between the hosts, or NUMA nodes, of a target with several. `slices`: each host has a slice of",
+            "every expert. `stages`: each has consecutive layers with their states. `owners`: each has whole experts of every",
+            "layer. With `alone` the first host has everything. `auto` takes the one that decodes fastest by costs, of those that",
+            "fit.",
         ],
         set: |c, v| {
             let text = v.text()?;

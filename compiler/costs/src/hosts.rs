@@ -23,13 +23,17 @@
 //! prompts it follows from the counts ([`routing`]). Hosts of different rates have slices of one size, and numbers of
 //! experts and of layers in proportion to their rates; the slowest counts.
 //!
+//! Under a budget of memory, experts that a host's memory does not hold stay on its disk. Of a host's experts the share
+//! `1 − (room for experts) / (bytes of its experts)` is read again in every call, at the disk's rate and after each
+//! other with computing: choices are taken as even, and nothing as read ahead.
+//!
 //! So a slice pays where `T < A·(1 − 1/N)` ([`shape::Experts::saved_us`]).
 
 pub mod network;
 pub mod routing;
 pub mod shape;
 
-pub use network::{Host, Hosts, Network};
+pub use network::{DISK_GB_PER_S, Host, Hosts, Network};
 pub use routing::Routing;
 pub use shape::{Product, Shape};
 
@@ -49,9 +53,9 @@ pub struct Cost {
     pub prefill: f64,
     /// Bytes that a decoded token moves over each link of the first host, on average over the links.
     pub link_bytes: f64,
-    /// Bytes of weights and states by host.
+    /// Bytes of weights and states in the memory of each host.
     pub memory: Vec<u64>,
-    /// Whether every host has so much memory; one that states no capacity has.
+    /// Whether every host has so much memory; one that states no capacity has. Experts that may stay on disk need none.
     pub fits: bool,
 }
 
@@ -79,6 +83,24 @@ pub struct Load {
     pub pairs: f64,
 }
 
+/// Bytes that a host needs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Need {
+    /// Its routed experts.
+    experts: u64,
+    /// Its other weights, and states.
+    other: u64,
+}
+
+impl Need {
+    /// Bytes that memory holds: all, but experts that have no room if those may stay on disk.
+    fn held(self, host: &Host, paged: bool) -> u64 {
+        let all = self.other + self.experts;
+        let most = host.capacity.filter(|_| paged).map_or(u64::MAX, |capacity| capacity as u64);
+        all.min(most.max(self.other))
+    }
+}
+
 impl Load {
     /// A share of it.
     #[must_use]
@@ -96,8 +118,11 @@ impl Scene<'_> {
     /// Costs of a division.
     pub fn cost(&self, placement: HostPlacement) -> Cost {
         let rate = |rows: u32| f64::from(rows) * 1e6 / self.call_us(placement, rows).max(f64::MIN_POSITIVE);
-        let memory = self.memory(placement);
-        let fits = memory.iter().zip(&self.hosts.list).all(|(&bytes, host)| host.holds(bytes));
+        let needed = self.memory(placement);
+        let paged = self.hosts.disk_gb_per_s.is_some();
+        let must = |need: &Need| need.other + if paged { 0 } else { need.experts };
+        let fits = needed.iter().zip(&self.hosts.list).all(|(need, host)| host.holds(must(need)));
+        let memory = needed.iter().zip(&self.hosts.list).map(|(need, host)| need.held(host, paged)).collect();
         let links = self.hosts.others().count().max(1) as f64;
         Cost {
             placement,
@@ -115,21 +140,30 @@ impl Scene<'_> {
         let (hosts, first) = (&self.hosts.list, self.hosts.first());
         let n = hosts.len().max(1) as f64;
         let (stages, shares) = (self.stages(), self.hosts.shares());
+        let disk = self.hosts.disk_gb_per_s.unwrap_or(f64::INFINITY);
+        let missing = self.missing(placement);
         let mut us = first.product_us(self.shape.rest, f64::from(rows));
         // Index among the layers of experts.
         let mut index = 0;
         for (at, layer) in self.shape.layers.iter().enumerate() {
-            let own = match placement {
-                HostPlacement::Stages => hosts.get(stages[at]).unwrap_or(first),
-                HostPlacement::Alone | HostPlacement::Slices | HostPlacement::Owners => first,
+            let at = match placement {
+                HostPlacement::Stages => stages[at],
+                HostPlacement::Alone | HostPlacement::Slices | HostPlacement::Owners => 0,
             };
+            let own = hosts.get(at).unwrap_or(first);
             us += own.product_us(layer.own, f64::from(rows));
             let Some(of) = &layer.experts else { continue };
             let routed = self.routing.routed(index, rows, &shares);
             index += 1;
-            let slowest = |load: Load| hosts.iter().map(|h| h.experts_us(of, load)).fold(0.0, f64::max);
+            let slowest = |load: Load| {
+                let each =
+                    hosts.iter().zip(&missing).map(|(h, &missing)| h.experts_us(of, load, (missing, disk)));
+                each.fold(0.0, f64::max)
+            };
             us += match placement {
-                HostPlacement::Alone | HostPlacement::Stages => own.experts_us(of, routed.all),
+                HostPlacement::Alone | HostPlacement::Stages => {
+                    own.experts_us(of, routed.all, (missing.get(at).copied().unwrap_or(0.0), disk))
+                }
                 HostPlacement::Slices => {
                     slowest(routed.all.share(1.0 / n)) + self.exchange_us(placement, of, rows)
                 }
@@ -204,22 +238,35 @@ impl Scene<'_> {
         reads.into_iter().map(host).collect()
     }
 
+    /// Share of each host's experts that its memory has no room for, where they stay on disk.
+    fn missing(&self, placement: HostPlacement) -> Vec<f64> {
+        let paged = self.hosts.disk_gb_per_s.is_some();
+        let of = |(need, host): (Need, &Host)| {
+            let missing = need.other + need.experts - need.held(host, paged);
+            missing as f64 / need.experts.max(1) as f64
+        };
+        self.memory(placement).into_iter().zip(&self.hosts.list).map(of).collect()
+    }
+
     /// Bytes of weights and states by host.
-    fn memory(&self, placement: HostPlacement) -> Vec<u64> {
+    fn memory(&self, placement: HostPlacement) -> Vec<Need> {
         let hosts = self.hosts.list.len().max(1);
-        let mut all = vec![0_u64; hosts];
-        all[0] += self.shape.rest_stored;
+        let mut all = vec![Need::default(); hosts];
+        all[0].other += self.shape.rest_stored;
         for (layer, stage) in self.shape.layers.iter().zip(self.stages()) {
             let experts = layer.experts.as_ref().map_or(0, |e| e.bytes * e.count as u64);
-            match placement {
-                HostPlacement::Alone => all[0] += layer.stored + experts,
-                HostPlacement::Stages => all[stage] += layer.stored + experts,
-                HostPlacement::Slices | HostPlacement::Owners => {
-                    all[0] += layer.stored;
-                    for bytes in &mut all {
-                        *bytes += experts.div_ceil(hosts as u64);
-                    }
-                }
+            let (host, whole) = match placement {
+                HostPlacement::Alone => (0, true),
+                HostPlacement::Stages => (stage, true),
+                HostPlacement::Slices | HostPlacement::Owners => (0, false),
+            };
+            all[host].other += layer.stored;
+            if whole {
+                all[host].experts += experts;
+                continue;
+            }
+            for need in &mut all {
+                need.experts += experts.div_ceil(hosts as u64);
             }
         }
         all
@@ -305,6 +352,17 @@ mod tests {
         assert_eq!(chosen(&limited(15e6)), Some(HostPlacement::Stages));
         // Nothing fits: what needs least on one host.
         assert_eq!(chosen(&limited(1e6)), Some(HostPlacement::Stages));
+        // With a disk, experts that have no room are read from it: two hosts have room for twice as many.
+        let mut paged = hosts(2, "100 Gb/s, 10 us");
+        paged.disk_gb_per_s = Some(1.0);
+        paged.list.iter_mut().for_each(|h| h.capacity = Some(8e6));
+        let all = costs(&paged, &shape);
+        assert!(all.iter().all(|c| c.fits && c.memory.iter().all(|&bytes| bytes <= 8_000_000)));
+        // Of 16 MB of experts one host holds 4 MB. Each of two has 8 MB of them, the first with room for half.
+        let us = |decode: f64| 1e6 / decode;
+        assert!((us(all[0].decode) - (700.0 + 4000.0 * 0.75)).abs() < 1e-6, "{all:?}");
+        let slices = us(all[1].decode) - us(costs(&hosts(2, "100 Gb/s, 10 us"), &shape)[1].decode);
+        assert!((slices - 2000.0 * 0.5).abs() < 1e-6, "{slices}");
         // Rows of a batch share weights, but not their messages.
         let all = costs(&hosts(2, "100 Gb/s, 10 us"), &shape);
         assert!(all[1].batch > 1.5 * all[1].decode && all[1].batch < 4.0 * all[1].decode);

@@ -211,6 +211,7 @@ impl<'a> UnitList<'a> {
                 backend: self.device.backend_of(unit).to_owned(),
                 memory: memory as u32,
                 queues: unit.queues(),
+                cpus: unit.cpus.clone().unwrap_or_default(),
             });
         }
         let has_accelerator = units.iter().any(|u| u.backend != moec_device::CPU_BACKEND);

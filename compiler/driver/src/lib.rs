@@ -13,6 +13,7 @@ use moec_cpu::{CpuTarget, WeightImportance};
 use moec_device::{Device, UnitKind};
 use moec_import::{Checkpoint, ImportOptions, ModelSpec};
 use moec_ir::plan::Plan;
+use moec_measure::job::Job;
 use moec_measure::quality::Measured;
 use moec_measure::tuner::Tuner;
 use moec_measure::{calibrate, chunk, gamma, hosts, mix, thresholds};
@@ -49,6 +50,8 @@ pub struct Request<'a> {
     pub reuse: bool,
     /// Passes after which the IR is printed, and the pass after which the build stops.
     pub stops: Stops<'a>,
+    /// Hosts that divide the texts of measurements.
+    pub job: Job<'a>,
 }
 
 /// A bundle that has been written.
@@ -62,7 +65,8 @@ pub struct BuiltBundle {
     pub summary: Summary,
 }
 
-/// Builds a bundle. Returns `None` if the request stops before a bundle is written.
+/// Builds a bundle. Returns `None` if the request stops before a bundle is written, and on every host of a job but the
+/// first, which writes it.
 ///
 /// # Errors
 /// Those of the request, the checkpoint and the machine. No files of the bundle remain then.
@@ -76,20 +80,25 @@ pub fn build(
     let config = configure(request, &device)?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     let target = target.with_activations(config.weights.activations);
-    let route = prepare(request, &config, &target, &folder, progress)?;
-    let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
+    let job = request.job;
+    let route = if job.is_first() { prepare(request, &config, &target, &folder, progress)? } else { None };
+    let tuner = request
+        .tune
+        .filter(|_| job.is_first())
+        .map(|time| Tuner::new(&target, time, progress))
+        .transpose()?;
     let (checkpoint, spec) = open(&config, progress)?;
 
     let mut inputs = Inputs::new(&config, &checkpoint, &spec, &target);
     inputs.units = Units::of(&device);
     check(&inputs, progress)?;
-    let profile = recorded(&inputs, progress)?;
+    let profile = recorded(&inputs, job, progress)?;
     inputs.profile = profile.as_ref();
-    let probe = probe(&inputs, progress)?;
+    let probe = probe(&inputs, job, progress)?;
     inputs.quality = probe.as_ref().map(|p| p as &dyn QualityProbe);
-    let mix = mixed(&mut inputs, progress)?;
+    let mix = mixed(&mut inputs, job, progress)?;
     let spent = mix.first().and_then(|of| of.figure(mix::INCREASE)).unwrap_or(0.0);
-    let (chosen, thresholds) = thresholds::choose(&inputs, spent, progress)?.unzip();
+    let (chosen, thresholds) = thresholds::choose(&inputs, spent, job, progress)?.unzip();
     inputs.thresholds = chosen.unwrap_or_default();
     let (gamma, gamma_decision) = gamma::choose(&inputs, progress)?.unzip();
     inputs.gamma = gamma;
@@ -107,7 +116,10 @@ pub fn build(
     if !ran? {
         return Ok(None);
     }
-    let weighed = calibrate::importance(&compilation.inputs, &compilation.module, progress)?;
+    let weighed = calibrate::importance(&compilation.inputs, &compilation.module, job, progress)?;
+    if !job.is_first() {
+        return Ok(None);
+    }
     let weighed = weighed.as_ref();
 
     let mut compiled = compilation.finish()?;
@@ -225,13 +237,13 @@ fn check(inputs: &Inputs<'_>, progress: &Progress) -> Result<()> {
 ///
 /// # Errors
 /// Those of calibration; also fails if a profile is needed and there is none.
-fn recorded(inputs: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>> {
+fn recorded(inputs: &Inputs<'_>, job: Job<'_>, progress: &Progress) -> Result<Option<Profile>> {
     let config = inputs.config;
     let approximates = config.experts.predict != Predict::Off || config.experts.threshold != Threshold::Off;
     let elsewhere = inputs.units.is_some() || !inputs.list.accelerators.is_empty();
     let chooses_gamma = config.decode.fallback_share().is_some();
     let decides = elsewhere || config.memory.budget.is_some() || approximates || chooses_gamma;
-    let profile = if decides { calibrate::profile(inputs, progress)? } else { None };
+    let profile = if decides { calibrate::profile(inputs, job, progress)? } else { None };
     if profile.is_none() && config.experts.predict.is_requested() {
         return Err(Error::input("`predict` under `[experts]` needs a profile to train on")
             .hint("name `text` or `profile` under `[calibrate]`"));
@@ -243,10 +255,12 @@ fn recorded(inputs: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>>
 ///
 /// # Errors
 /// Fails if a text cannot be read.
-fn probe<'a>(inputs: &Inputs<'a>, progress: &'a Progress) -> Result<Option<Measured<'a>>> {
+fn probe<'a>(inputs: &Inputs<'a>, job: Job<'a>, progress: &'a Progress) -> Result<Option<Measured<'a>>> {
     match inputs.profile.filter(|_| inputs.config.quality.max_perplexity_increase.is_some()) {
         Some(profile) => {
-            Measured::new(inputs.config, inputs.checkpoint()?, profile, inputs.spec()?, progress)
+            Measured::new(inputs.config, inputs.checkpoint()?, profile, inputs.spec()?, progress)?
+                .map(|measured| measured.with_job(job))
+                .transpose()
         }
         None => Ok(None),
     }
@@ -256,7 +270,7 @@ fn probe<'a>(inputs: &Inputs<'a>, progress: &'a Progress) -> Result<Option<Measu
 ///
 /// # Errors
 /// Fails if no choice of formats has that size, or if graphs are static: these have formats of their own.
-fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Vec<Decision>> {
+fn mixed(inputs: &mut Inputs<'_>, job: Job<'_>, progress: &Progress) -> Result<Vec<Decision>> {
     match inputs.config.weights.size {
         Size::Any => Ok(Vec::new()),
         Size::Auto | Size::Most(_) if inputs.units.is_some() => {
@@ -264,7 +278,7 @@ fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Vec<Decision>> 
                 .hint("remove it, or build for a target with only a CPU"))
         }
         Size::Auto | Size::Most(_) => {
-            let (formats, decisions) = mix::choose(inputs, progress)?;
+            let (formats, decisions) = mix::choose(inputs, job, progress)?;
             inputs.formats = formats;
             Ok(decisions)
         }

@@ -238,10 +238,7 @@ impl<'a> Tensors<'a> {
             .iter()
             .map(|&n| if n == 1 { &one } else { rest.next().copied().unwrap_or(&one) })
             .collect();
-        match self.stored(name, &whole)? {
-            WeightExpr::Leaf(leaf) => Ok(WeightExpr::Leaf(Leaf { shape: sizes, ..leaf })),
-            other => Ok(other),
-        }
+        Ok(shaped(self.stored(name, &whole)?, sizes))
     }
 
     /// Reads a tensor if the config says that it exists.
@@ -341,10 +338,24 @@ pub fn taps(config: &Config, keys: &[&'static str]) -> Result<Dim> {
     Ok(taps.into())
 }
 
+/// A tensor in another shape of as many numbers.
+fn shaped(weight: WeightExpr, shape: Vec<usize>) -> WeightExpr {
+    match weight {
+        WeightExpr::Leaf(leaf) => WeightExpr::Leaf(Leaf { shape, ..leaf }),
+        other => other,
+    }
+}
+
 /// Reads a depthwise convolution, `[channels, 1, taps]`, as `[taps, channels]`.
 ///
 /// # Errors
 /// Those of [`Tensors::take`].
 pub fn by_channel(t: &Tensors<'_>, name: &str, channels: &Dim, taps: &Dim) -> Result<WeightExpr> {
-    Ok(WeightExpr::Transpose(Box::new(t.take_squeezed(name, &[channels, taps])?)))
+    let weight = if t.checkpoint.requested().is_some() {
+        let one = Dim::new(1, "an axis of one");
+        shaped(t.take(name, &[channels, &one, taps])?, vec![channels.n, taps.n])
+    } else {
+        t.take_squeezed(name, &[channels, taps])?
+    };
+    Ok(WeightExpr::Transpose(Box::new(weight)))
 }

@@ -4,6 +4,8 @@
 pub mod big_little;
 
 use crate::host_build::HostBuild;
+use crate::job::Job;
+use bincode::{Decode, Encode};
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
@@ -28,8 +30,16 @@ pub struct Tasks {
     pub windows: Option<usize>,
 }
 
+impl Tasks {
+    /// Checks that all hosts measure the same bundles by the same tasks.
+    fn check_same(&self, bundles: [Option<&Bundle>; 2], job: Job<'_>) -> Result<()> {
+        let plans = bundles.map(|bundle| bundle.map(|bundle| &bundle.plan));
+        job.check_same(&(plans, &self.text, &self.questions, self.window, self.windows))
+    }
+}
+
 /// A question with its expected answer.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Encode)]
 pub struct Question {
     /// Text that the model reads.
     pub prompt: String,
@@ -129,7 +139,18 @@ pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
     Ok(all)
 }
 
-/// Measures a bundle on this machine; `against` is the bundle to compare with.
+/// Measures of one window of a text.
+#[derive(Clone, Copy, Debug, Default, Encode, Decode)]
+struct WindowQuality {
+    /// Sums of −ln p over its predictions, of the bundle and of the other one.
+    loss: f64,
+    other_loss: f64,
+    /// Number of equal choices, and sum of divergences.
+    same: u64,
+    divergence: f64,
+}
+
+/// Measures a bundle on the hosts of a job; `against` is the bundle to compare with.
 ///
 /// # Errors
 /// Fails if a bundle does not run here, if two bundles have different vocabularies, or if a window or a
@@ -138,18 +159,20 @@ pub fn evaluate(
     bundle: &Bundle,
     against: Option<&Bundle>,
     tasks: &Tasks,
+    job: Job<'_>,
     progress: &Progress,
 ) -> Result<Quality> {
+    tasks.check_same([Some(bundle), against], job)?;
     let text = Text::open(&bundle.files(CheckLevel::Small)?, bundle.plan.model.bos).map_err(Error::from)?;
     with_engine(bundle, progress, |engine| match against {
-        None => measure(engine, None, bundle, &text, tasks, progress),
+        None => measure(engine, None, bundle, &text, tasks, (job, progress)),
         Some(other) if other.plan.model.vocab != bundle.plan.model.vocab => {
             Err(Error::usage("the two bundles have different vocabularies")
                 .hint("compare bundles that were built from one checkpoint"))
         }
-        Some(other) => {
-            with_engine(other, progress, |other| measure(engine, Some(other), bundle, &text, tasks, progress))
-        }
+        Some(other) => with_engine(other, progress, |other| {
+            measure(engine, Some(other), bundle, &text, tasks, (job, progress))
+        }),
     })
 }
 
@@ -183,52 +206,67 @@ fn measure(
     bundle: &Bundle,
     text: &Text,
     tasks: &Tasks,
-    progress: &Progress,
+    (job, progress): (Job<'_>, &Progress),
 ) -> Result<Quality> {
     let mut quality = Quality::default();
     if let Some(corpus) = &tasks.text {
         let ids = text.encode(corpus).map_err(Error::from)?;
         let windows = windows(&ids, bundle, tasks)?;
         let bar = progress.items("Reading", windows.len() as u64, "windows of text");
-        let (mut loss, mut count, mut same, mut divergence) = (0.0, 0, 0, 0.0);
-        let mut before = 0.0;
-        for window in &windows {
+        let of_window = |at: usize| {
             moec_base::interrupt::check()?;
+            let window = windows[at];
             let (ids, next) = (&window[..window.len() - 1], &window[1..]);
             let reference = match &mut against {
                 Some(other) => Some(log_probabilities(other, ids).map_err(Error::from)?),
                 None => None,
             };
             let found = log_probabilities(engine, ids).map_err(Error::from)?;
+            let mut of = WindowQuality::default();
             for (at, (row, &next)) in found.iter().zip(next).enumerate() {
-                loss -= f64::from(row[next as usize]);
+                of.loss -= f64::from(row[next as usize]);
                 if let Some(other) = reference.as_ref().and_then(|r| r.get(at)) {
-                    same += usize::from(greedy(row) == greedy(other));
-                    divergence += kl(other, row);
-                    before -= f64::from(other[next as usize]);
+                    of.same += u64::from(greedy(row) == greedy(other));
+                    of.divergence += kl(other, row);
+                    of.other_loss -= f64::from(other[next as usize]);
                 }
             }
-            count += next.len();
-            bar.add(1);
-        }
+            Ok(of)
+        };
+        let found = job.all(windows.len(), of_window, || bar.add(1))?;
         bar.finish();
+        let count: usize = windows.iter().map(|window| window.len() - 1).sum();
+        let sum = |of: fn(&WindowQuality) -> f64| found.iter().map(of).sum::<f64>();
+        let loss = sum(|w| w.loss);
         quality.perplexity = Some((loss / count as f64).exp());
         quality.tokens = Some(count);
         quality.windows = Some(windows.len());
         if against.is_some() {
-            quality.same_choice = Some(same as f64 / count as f64);
-            quality.divergence = Some(divergence / count as f64);
-            quality.increase = Some(((loss - before) / count as f64).exp_m1());
+            quality.same_choice = Some(sum(|w| w.same as f64) / count as f64);
+            quality.divergence = Some(sum(|w| w.divergence) / count as f64);
+            quality.increase = Some(((loss - sum(|w| w.other_loss)) / count as f64).exp_m1());
         }
     }
     if let Some(questions) = &tasks.questions {
-        let exact_match =
-            exact_match_rate(questions, text, progress, |prompt, answer| answers(engine, prompt, answer))?;
+        let answers = |prompt: &[u32], answer: &[u32]| answers(engine, prompt, answer);
+        let exact_match = exact_match_rate(questions, text, (job, progress), answers)?;
         quality.exact_match = Some(exact_match);
         quality.questions = Some(questions.len());
     }
-    quality.overflow = engine.overflow_counters().into_iter().map(LayerOverflow::of).collect();
+    quality.overflow = overflow(engine, job)?.into_iter().map(LayerOverflow::of).collect();
     Ok(quality)
+}
+
+/// Overflow on all hosts together, by layer.
+fn overflow(engine: &Engine<'_>, job: Job<'_>) -> Result<Vec<(u32, OverflowCounters)>> {
+    let mut all = engine.overflow_counters();
+    let own: Vec<_> = all.iter().map(|(_, c)| [c.routed, c.pruned, c.spilled, c.rows, c.padding]).collect();
+    let hosts = job.each(&own)?;
+    for (i, (_, sum)) in all.iter_mut().enumerate() {
+        let of = |at: usize| hosts.iter().filter_map(|host| host.get(i)).map(|counts| counts[at]).sum();
+        *sum = OverflowCounters { routed: of(0), pruned: of(1), spilled: of(2), rows: of(3), padding: of(4) };
+    }
+    Ok(all)
 }
 
 /// Evaluates all questions. `answers` gets a prompt and its expected continuation, and returns whether the
@@ -236,20 +274,20 @@ fn measure(
 fn exact_match_rate(
     questions: &[Question],
     text: &Text,
-    progress: &Progress,
+    (job, progress): (Job<'_>, &Progress),
     mut answers: impl FnMut(&[u32], &[u32]) -> moec_runtime::Result<bool>,
 ) -> Result<f64> {
     let bar = progress.items("Asking", questions.len() as u64, "questions");
-    let mut right = 0;
-    for q in questions {
+    let of_question = |at: usize| {
         moec_base::interrupt::check()?;
+        let q = &questions[at];
         let prompt = text.encode(&q.prompt).map_err(Error::from)?;
         let answer = text.encode_plain(&q.answer).map_err(Error::from)?;
-        right += usize::from(answers(&prompt, &answer).map_err(Error::from)?);
-        bar.add(1);
-    }
+        answers(&prompt, &answer).map_err(Error::from)
+    };
+    let found = job.all(questions.len(), of_question, || bar.add(1))?;
     bar.finish();
-    Ok(right as f64 / questions.len() as f64)
+    Ok(found.into_iter().filter(|right| *right).count() as f64 / questions.len() as f64)
 }
 
 /// The windows of a text, each with the token after it, which is the first token of the next window. They

@@ -26,6 +26,10 @@ pub fn choose(c: &Inputs<'_>) -> Result<Option<(HostPlacement, Decision)>> {
     let shape = Shape::of(&lowered.module, c.config.kv_format());
     let shapes = c.shapes()?;
     let (hosts, routing) = (Hosts::of(c.target), Routing::of(&shape, c.profile));
+    let hosts = match c.config.memory.budget {
+        Some(budget) => hosts.with_budget(budget, c.target),
+        None => hosts,
+    };
     let (batch, chunk) = (shapes.slots as u32, shapes.prefill_chunk as u32);
     let scene = Scene { shape: &shape, hosts: &hosts, routing: &routing, batch, chunk };
     let requested = requested(c);

@@ -11,6 +11,7 @@ use crate::calibrate::texts::{Window, held_out, windows};
 use crate::calibrate::{Corpus, WINDOW, read_texts};
 use crate::evaluate::{greedy, kl, log_probabilities};
 use crate::host_build::{HostBuild, HostBuildExperts, Original};
+use crate::job::Job;
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_config::Config;
@@ -58,6 +59,7 @@ pub struct Measured<'a> {
     cache: Format,
     window: usize,
     tokens: usize,
+    job: Job<'a>,
     progress: &'a Progress,
     /// The model without capacities, and its loss on each window.
     reference: RefCell<Option<Reference>>,
@@ -91,6 +93,7 @@ impl<'a> Measured<'a> {
             cache: config.kv_format(),
             window: WINDOW.min(config.shapes_for(spec.max_positions)?.max_context),
             tokens: TOKENS,
+            job: Job::ALONE,
             progress,
             reference: RefCell::new(None),
         }))
@@ -100,6 +103,22 @@ impl<'a> Measured<'a> {
     #[must_use]
     pub fn with_tokens(self, tokens: usize) -> Self {
         Self { tokens, ..self }
+    }
+
+    /// Divides the texts between the hosts of a job.
+    ///
+    /// # Errors
+    /// Hosts that have another model, text or profile.
+    pub fn with_job(self, job: Job<'a>) -> Result<Self> {
+        let texts: Vec<_> = self.corpora.iter().map(|c| c.hash).collect();
+        let profile = (self.profile.origin.checkpoint, &self.profile.reading);
+        job.check_same(&(texts, profile, self.window))?;
+        Ok(Self { job, ..self })
+    }
+
+    /// The hosts that divide the texts.
+    pub(crate) fn job(&self) -> Job<'a> {
+        self.job
     }
 
     /// Measures the capacities of a placement, window by window beside `full`, the model without any.
@@ -178,15 +197,15 @@ impl<'a> Measured<'a> {
     fn losses(&self, host_build: &HostBuild, windows: &[Window]) -> Result<Vec<f64>> {
         let bar = self.progress.items("Reading", windows.len() as u64, "windows of text");
         let found = host_build.with_engine(None, |engine| {
-            let loss = |window: &Window| {
+            let loss = |at: usize| {
                 moec_base::interrupt::check()?;
-                bar.add(1);
+                let window = &windows[at];
                 let rows = log_probabilities(engine, &window.ids).map_err(Error::from)?;
                 let next = window.ids.iter().skip(1);
                 let sum: f64 = rows.iter().zip(next).map(|(row, &id)| -f64::from(row[id as usize])).sum();
                 Ok(sum / (window.ids.len() - 1) as f64)
             };
-            windows.iter().map(loss).collect::<Result<Vec<_>>>()
+            self.job.all(windows.len(), loss, || bar.add(1))
         });
         bar.finish();
         found

@@ -8,6 +8,7 @@
 
 use crate::evaluate::{greedy, kl, log_probabilities};
 use crate::host_build::HostBuild;
+use crate::job::Job;
 use crate::quality::{Measured, cautious};
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
@@ -39,6 +40,7 @@ fn at(gates: &[Gates], share: f64) -> Thresholds {
 pub fn choose(
     c: &Inputs<'_>,
     spent: f64,
+    job: Job<'_>,
     progress: &Progress,
 ) -> Result<Option<(Thresholds, Vec<Decision>)>> {
     let setting = c.config.experts.threshold;
@@ -57,6 +59,7 @@ pub fn choose(
     let gates = recorded_gates(c, profile)?;
     let limit = c.config.quality.max_perplexity_increase;
     let measured = Measured::new(c.config, c.checkpoint()?, profile, c.spec()?, progress)?;
+    let measured = measured.map(|m| m.with_job(job)).transpose()?;
     let bench = measured.as_ref().map(|m| Bench::new(c, m, progress)).transpose()?;
     let mut tried: Vec<Cost> = Vec::new();
     let mut cost = |share: f64, bench: &Bench<'_>| -> Result<Cost> {
@@ -201,26 +204,29 @@ impl<'a> Bench<'a> {
         let changed = self.measured.unbounded(Some(&self.exact), &module, &self.model)?;
         let windows = self.measured.windows(&self.measured.text(self.model.bos)?)?;
         let bar = self.progress.items("Reading", windows.len() as u64, "windows of text");
-        let (mut rises, mut divergence, mut same, mut tokens) = (Vec::new(), 0.0, 0, 0);
-        self.exact.with_engine(None, |exact| {
+        let found = self.exact.with_engine(None, |exact| {
             changed.with_engine(None, |changed| {
-                for window in &windows {
+                let of_window = |at: usize| {
                     moec_base::interrupt::check()?;
+                    let window = &windows[at];
                     let p = log_probabilities(exact, &window.ids).map_err(Error::from)?;
                     let q = log_probabilities(changed, &window.ids).map_err(Error::from)?;
-                    divergence += p.iter().zip(&q).map(|(p, q)| kl(p, q)).sum::<f64>();
-                    same += p.iter().zip(&q).filter(|(p, q)| greedy(p) == greedy(q)).count();
-                    tokens += p.len();
+                    let divergence = p.iter().zip(&q).map(|(p, q)| kl(p, q)).sum::<f64>();
+                    let same = p.iter().zip(&q).filter(|(p, q)| greedy(p) == greedy(q)).count();
                     let next = window.ids.iter().skip(1);
                     let rise = p.iter().zip(&q).zip(next);
                     let rise = rise.map(|((p, q), &id)| f64::from(p[id as usize] - q[id as usize]));
-                    rises.push(rise.sum::<f64>() / (window.ids.len() - 1).max(1) as f64);
-                    bar.add(1);
-                }
-                Ok(())
+                    Ok((rise.sum::<f64>() / (window.ids.len() - 1).max(1) as f64, divergence, same, p.len()))
+                };
+                self.measured.job().all(windows.len(), of_window, || bar.add(1))
             })
         })?;
         bar.finish();
+        let (mut rises, mut divergence, mut same, mut tokens) = (Vec::new(), 0.0, 0, 0);
+        for window in found {
+            rises.push(window.0);
+            (divergence, same, tokens) = (divergence + window.1, same + window.2, tokens + window.3);
+        }
         let of = tokens.max(1) as f64;
         Ok(Cost {
             share,

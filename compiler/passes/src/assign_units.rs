@@ -38,7 +38,7 @@ use moec_backend::CommandStreams;
 use moec_base::error::{Error, Result};
 use moec_config::HostPlacement;
 use moec_costs::units::{DynamicUnit, Named, UnitList};
-use moec_device::HOST_BACKEND;
+use moec_device::is_beside;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpAssignment, Placement};
 use moec_ir::plan::{
     Arg, Code, ExpertLayer, ExpertPlacement, ExpertPolicy, ExpertTable, Memory, MemoryLink, Plan, UnitRef,
@@ -239,9 +239,9 @@ impl UnitAssignment {
     }
 }
 
-/// True if a unit is of another host than the first.
+/// True if a unit is of another host than the first, or of another NUMA node.
 fn is_host(unit: &UnitRef) -> bool {
-    unit.backend == HOST_BACKEND
+    is_beside(&unit.backend)
 }
 
 /// Assigns attention, mixers, experts and the rest to units and records that in the placement. Without static

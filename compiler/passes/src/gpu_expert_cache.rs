@@ -14,7 +14,7 @@
 
 use super::assign_units::{UnitAssignment, expert_rows, expert_tables, record_starts, size, takes_experts};
 use super::plan_expert_schedule::{curve, scheduled_layers, window_us, without_costs};
-use super::size_expert_cache::routers;
+use super::size_expert_cache::{Routed, routers};
 use crate::decisions::Decision;
 use moec_base::error::{Error, Result};
 use moec_config::UnitSetting;
@@ -100,8 +100,10 @@ pub fn plan_gpu_expert_cache(
     }
     let graph = module.entries.first().ok_or_else(|| Error::bug("experts of no graph"))?;
     let routers = routers(graph);
-    let &(most, k, score) = routers.first().ok_or_else(|| Error::bug("experts without a router"))?;
-    if routers.iter().any(|r| *r != (most, k, score)) || routers.len() != experts.len() {
+    let first = *routers.first().ok_or_else(|| Error::bug("experts without a router"))?;
+    let Routed { experts: most, k, score, .. } = first;
+    if routers.iter().any(|r| Routed { layer: first.layer, ..*r } != first) || routers.len() != experts.len()
+    {
         return Err(Error::limit(
             "the layers' routers choose in different ways, but all layers share the cache frames",
         )

@@ -2,12 +2,14 @@
 //!
 //! Before this pass every buffer has its own bytes. A buffer is live from the first step that touches it to
 //! the last; buffers that are never live together may share bytes. What steps on transferred experts read is
-//! live until the last of them, as they are executed for one wave of experts after the other. The largest buffer comes first and takes
-//! the lowest offset that fits. This is best-fit by decreasing size, the greedy algorithm of Pisarchyk and
+//! live until the last of them, as they are executed for one wave of experts after the other. What a unit writes into
+//! another's memory is live from the first step at which it may be written: otherwise the unit would wait for bytes
+//! that steps beside it use. The largest buffer comes first and takes the lowest offset that fits. This is best-fit by decreasing size, the greedy algorithm of Pisarchyk and
 //! Lee (arXiv 2001.03288, §4).
 
 use moec_base::error::{Error, Result};
 use moec_base::human;
+use moec_ir::access::{Access, Accesses};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{ALIGN, Arg, Buffer, Entry, Plan};
 use std::ops::RangeInclusive;
@@ -21,9 +23,11 @@ use std::ops::RangeInclusive;
 pub fn memory(plan: &mut Plan) -> Result<()> {
     let transferred = |e: &Entry| e.steps.iter().map(|step| plan.transferred_layer(step)).collect();
     let layers: Vec<Vec<Option<usize>>> = plan.entries.iter().map(transferred).collect();
+    let lives: Vec<_> =
+        plan.entries.iter().zip(&layers).map(|(e, layers)| lifetimes(plan, e, layers)).collect();
     for m in 0..plan.memories.len() as u32 {
         let without_reuse: Vec<Vec<u64>> = plan.entries.iter().map(|e| side_by_side(e, m)).collect();
-        let bytes = plan.entries.iter_mut().zip(&layers).map(|(e, layers)| assign(e, layers, m)).max();
+        let bytes = plan.entries.iter_mut().zip(&lives).map(|(e, lives)| assign(e, lives, m)).max();
         let bytes = bytes.unwrap_or(0);
         for (entry, offsets) in plan.entries.iter_mut().zip(without_reuse) {
             let mut own: Vec<&mut Buffer> = entry.buffers.iter_mut().filter(|b| b.memory == m).collect();
@@ -70,13 +74,16 @@ fn fits(plan: &Plan, index: u32) -> Result<()> {
 
 /// Steps during which each buffer of `entry` is live. `layers` has, by step, the layer whose transferred
 /// experts it reads.
-fn lifetimes(entry: &Entry, layers: &[Option<usize>]) -> Vec<RangeInclusive<usize>> {
+fn lifetimes(plan: &Plan, entry: &Entry, layers: &[Option<usize>]) -> Vec<RangeInclusive<usize>> {
     let end = entry.steps.len();
+    let earliest = earliest(plan, entry);
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; entry.buffers.len()];
-    for (step, (first, layer)) in entry.steps.iter().zip(layers.iter().enumerate()) {
-        let last = layer.and_then(|_| layers.iter().rposition(|of| of == layer)).unwrap_or(first);
+    for (step, (at, layer)) in entry.steps.iter().zip(layers.iter().enumerate()) {
+        let last = layer.and_then(|_| layers.iter().rposition(|of| of == layer)).unwrap_or(at);
         for arg in &step.args {
             if let Arg::Buffer(b, _) = *arg {
+                let elsewhere = entry.buffers[b as usize].memory != plan.memory_of(step.unit);
+                let first = if elsewhere { earliest[at] } else { at };
                 let life = lives[b as usize].get_or_insert((first, last));
                 life.1 = life.1.max(last);
             }
@@ -95,8 +102,27 @@ fn lifetimes(entry: &Entry, layers: &[Option<usize>]) -> Vec<RangeInclusive<usiz
         .collect()
 }
 
-fn assign(entry: &mut Entry, layers: &[Option<usize>], memory: u32) -> u64 {
-    let lives = lifetimes(entry, layers);
+/// By step, the first step at which it may be executed. Steps of unit 0 follow each other; one of another unit waits
+/// for what it depends on, and for the unit's own step before.
+fn earliest(plan: &Plan, entry: &Entry) -> Vec<usize> {
+    let accesses = Accesses::new(plan);
+    let touched: Vec<Vec<Access>> = entry.steps.iter().map(|step| accesses.of(entry, step)).collect();
+    let depends = |before: usize, at: usize| {
+        entry.steps[before].unit == entry.steps[at].unit
+            || touched[before].iter().any(|x| touched[at].iter().any(|y| x.conflicts(y)))
+    };
+    let mut earliest: Vec<usize> = Vec::with_capacity(entry.steps.len());
+    for at in 0..entry.steps.len() {
+        let after = |before: usize| if entry.steps[before].unit == 0 { before + 1 } else { earliest[before] };
+        earliest.push(match entry.steps[at].unit {
+            0 => at,
+            _ => (0..at).filter(|&before| depends(before, at)).map(after).max().unwrap_or(0),
+        });
+    }
+    earliest
+}
+
+fn assign(entry: &mut Entry, lives: &[RangeInclusive<usize>], memory: u32) -> u64 {
     let mut order: Vec<usize> =
         (0..entry.buffers.len()).filter(|&b| entry.buffers[b].memory == memory).collect();
     order.sort_by_key(|&b| (std::cmp::Reverse(entry.buffers[b].bytes), b));

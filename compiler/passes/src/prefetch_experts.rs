@@ -6,7 +6,10 @@
 //! stream changes little from layer to layer, so that these predict their choices (HybriMoE, §IV-C). Frames
 //! of a GPU are filled ahead in every step; from disk, where the rows of a step request most experts anyway,
 //! only when one token is decoded. No result changes.
+//!
+//! Layers of other hosts are left out: a host gets the choice of its experts with their rows, and reads them then.
 
+use crate::assign_units::UnitAssignment;
 use moec_base::error::{Error, Result};
 use moec_ir::graph::EntryKind;
 use moec_ir::plan::MAX_REQUEST_SCORES;
@@ -36,9 +39,12 @@ pub struct Ahead {
 ///
 /// # Errors
 /// A bug of the compiler: a layer that is not of the form that `lower` makes.
-pub fn prefetch_experts(module: &mut Module, ahead: Ahead) -> Result<()> {
+pub fn prefetch_experts(module: &mut Module, ahead: Ahead, assignment: &UnitAssignment) -> Result<()> {
     for graph in &mut module.entries {
-        let layers = routed(graph)?;
+        let mut layers = routed(graph)?;
+        layers.retain(|layer| {
+            assignment.of_host(&graph.nodes[layer.dispatch]).is_none_or(|unit| !assignment.is_host(unit))
+        });
         let alone = matches!(graph.kind, EntryKind::Decode(1) | EntryKind::Little(1));
         let ahead = if alone { ahead.token } else { ahead.rows }.min(MAX_REQUEST_SCORES - 1);
         // From the last layer on, so that earlier indices stay valid.

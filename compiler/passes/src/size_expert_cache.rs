@@ -7,12 +7,15 @@
 //! the pinned share of the cache: its experts, the hottest, are read at the start and never evicted.
 //! PowerInfer-2 (§4.2) does that with regions of hot and cold neurons; here it is done with whole experts.
 
+mod hosts;
+
 use crate::regions::ArtifactRegions;
 use moec_base::error::{Error, Result};
 use moec_base::human;
 use moec_device::{Bandwidth, Device, Memory};
+use moec_ir::op::Score;
 use moec_ir::plan::{ALIGN, ArtifactBytes, CoreClass, PagedLayer, Paging, Plan, Segment};
-use moec_ir::{Graph, Op, Operand};
+use moec_ir::{Graph, Node, Op, Operand};
 use moec_profile::Profile;
 use moec_runtime::offload::cache::{Key, Setting};
 use moec_runtime::offload::disk::{BLOCK, LARGEST_BLOCK};
@@ -47,13 +50,13 @@ const TOKENIZER: u64 = 28;
 /// Lays the experts of `layers` out for reading. Each is one piece of the file, gate and up before down, at
 /// multiples of [`BLOCK`] (PowerInfer-2, §4.4: weights that are read together are stored together). Gated
 /// experts of today's models use all of their neurons, so that the piece is the expert. Sets offset and pitch
-/// of their segments; returns the size of the file.
+/// of their segments, after the first `end` bytes of the file; returns the size of the file.
 ///
 /// # Errors
 /// Fails if the experts exceed what a file can hold.
-pub fn lay_out(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<u64> {
+pub fn lay_out(segments: &mut [Segment], layers: &[PagedLayer], end: u64) -> Result<u64> {
     let too_large = || Error::limit("the experts are past what one file can hold");
-    let mut end = 0_u64;
+    let mut end = end.checked_next_multiple_of(BLOCK).ok_or_else(too_large)?;
     for l in layers {
         let bytes = |segments: &[Segment], s: u32| {
             let segment = segments.get(s as usize).filter(|s| s.shape.len() == 3);
@@ -67,17 +70,34 @@ pub fn lay_out(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<u64> {
             let segment = &mut segments[s as usize];
             (segment.offset, segment.pitch) = (offset, pitch);
         }
-        let all = pitch.checked_mul(u64::from(l.experts)).ok_or_else(too_large)?;
+        let experts = segments.get(l.down as usize).map_or(0, |s| s.extents().0);
+        let all = pitch.checked_mul(u64::from(experts)).ok_or_else(too_large)?;
         end = end.checked_add(all).ok_or_else(too_large)?;
     }
     let last = layers.last().and_then(|l| segments.get(l.down as usize)).and_then(Segment::end);
     Ok(last.unwrap_or(0))
 }
 
-/// Routers of a graph in order: experts, experts per token, scores.
-pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
-    let routers = graph.nodes.iter().filter_map(|n| n.op.router());
-    routers.map(|d| (d.experts as u32, d.k as u32, d.score)).collect()
+/// A layer with a router.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Routed {
+    /// Layer.
+    pub layer: Option<u32>,
+    /// Experts.
+    pub experts: u32,
+    /// Experts per token.
+    pub k: u32,
+    /// Function that turns the router's logits into scores.
+    pub score: Score,
+}
+
+/// Routers of a graph in order.
+pub fn routers(graph: &Graph) -> Vec<Routed> {
+    let routed = |n: &Node| {
+        let of = n.op.router()?;
+        Some(Routed { layer: n.scope.layer, experts: of.experts as u32, k: of.k as u32, score: of.score })
+    };
+    graph.nodes.iter().filter_map(routed).collect()
 }
 
 /// True if an operand of a node is matrices of experts, which kernels find by a table of addresses.
@@ -249,11 +269,14 @@ pub fn size_expert_cache(
     options: PagingOptions<'_>,
     profile: Option<&Profile>,
 ) -> Result<Paged> {
+    let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
+    let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
+    hosts::size(plan, options, profile, trace.as_ref())?;
     let mut sums = sums(plan, options);
     if plan.paging.as_ref().is_some_and(Paging::by_neurons) {
         return size_neuron_cache(plan, options, &sums);
     }
-    let elsewhere = plan.experts_off_disk();
+    let elsewhere = plan.experts_off_disk(0);
     let Some(frame_bytes) = plan.paging.as_ref().map(|p| p.frame_bytes) else {
         return Ok(Paged { choice: None });
     };
@@ -262,7 +285,9 @@ pub fn size_expert_cache(
     let regions =
         options.regions(plan, room, (all + u64::from(STAGING)).saturating_mul(frame_bytes), false)?;
     sums.loaded = regions.most();
+    let uses = hosts::uses(plan, 0, profile, trace.as_ref());
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
+    let layers = paging.layers.len();
     let experts: u32 = paging.layers.iter().map(|l| l.experts).sum::<u32>() - elsewhere.len() as u32;
     let lives_elsewhere = |layer: u32, expert: u32| elsewhere.binary_search(&(layer, expert)).is_ok();
     let fixed = sums.resident().saturating_add(sums.process).saturating_add(sums.loaded);
@@ -276,8 +301,6 @@ pub fn size_expert_cache(
         too_small(options.budget, &sums, least)
     };
     let capacity = frames(STAGING).ok_or_else(too_small)?;
-    let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
-    let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
     let PinnedExperts { policy, percent, pinned, choice } =
         choose_policy(options, trace.as_ref(), u64::from(capacity))?;
     let bypasses = policy.to_string().contains("bypass=1");
@@ -299,15 +322,10 @@ pub fn size_expert_cache(
     // Staging frames for bypassing misses make it smaller than it was for the replays.
     let most = u64::from(frames) * u64::from(percent) / 100;
     // The replays know one memory. Experts in another memory are neither read at the start nor kept.
-    let mut uses = trace.as_ref().map(cache::uses).unwrap_or_default();
-    let keys = (0..).zip(&paging.layers).flat_map(|(l, layer)| (0..layer.experts).map(move |e| (l, e)));
-    for (n, (layer, expert)) in uses.iter_mut().zip(keys) {
-        *n = if lives_elsewhere(layer, expert) { 0 } else { *n };
-    }
     let keys = pinned.iter().map(|k| (u32::from(k.layer), u32::from(k.expert)));
-    let pinned =
-        keys.filter(|&(layer, expert)| !lives_elsewhere(layer, expert)).take(most as usize).collect();
-    (paging.uses, paging.pinned) = (uses, pinned);
+    let here = |&(layer, expert): &(u32, u32)| (layer as usize) < layers && !lives_elsewhere(layer, expert);
+    paging.pinned = keys.filter(here).take(most as usize).collect();
+    paging.uses = uses;
     Ok(Paged { choice })
 }
 

@@ -3,7 +3,7 @@
 use super::{Inputs, Neurons, Placed};
 use moec_backend::HotLayer;
 use moec_base::error::{Error, Result};
-use moec_config::Skip;
+use moec_config::{HostPlacement, Skip};
 use moec_costs::units::UnitPreference;
 use moec_import::lower;
 use moec_ir::{EntryKind, Module};
@@ -36,7 +36,10 @@ pub(super) fn rewrite(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
 
 /// Cuts experts into slices. Other ways to place experts take whole ones, and are refused.
 pub(super) fn slice_experts(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
-    check_alone(given, "experts are cut into slices", &[])?;
+    // Each host has a slice of every expert on its disk, and no host several.
+    let one_each = given.hosts() == HostPlacement::Slices && given.slices() == given.list.hosts().len();
+    let budget = given.config.memory.budget.is_some() && !one_each;
+    check_alone(given, "experts are cut into slices", &[(budget, "`budget` under `[memory]`")])?;
     slice_experts::slice_experts(module, given.slices())
 }
 
@@ -47,8 +50,9 @@ pub(super) fn slice_experts(given: &Inputs<'_>, module: &mut Module) -> Result<(
 /// Fails with the name of one that there is.
 pub(super) fn check_alone(given: &Inputs<'_>, division: &str, more: &[(bool, &str)]) -> Result<()> {
     let (config, experts) = (given.config, &given.config.placement.experts);
+    let nodes = given.target.device().units.iter().any(|unit| unit.cpus.is_some());
     let requested = [
-        (config.memory.budget.is_some(), "`budget` under `[memory]`"),
+        (nodes && config.memory.budget.is_some(), "`budget` under `[memory]` on NUMA nodes"),
         (config.placement.policy.is_some(), "`policy` under `[placement]`"),
         (experts.unit().is_some_and(|unit| unit != "cpu"), "`experts` under `[placement]`"),
         (config.experts.skip == Skip::On, "`skip` under `[experts]`"),
@@ -184,5 +188,5 @@ pub(super) fn prefetch_experts(
     let paged = given.config.memory.budget.map_or(0, |_| given.config.memory.prefetch);
     let frames = assignment.experts.policy.cached().map_or(0, |c| c.ahead as usize);
     let ahead = prefetch_experts::Ahead { token: paged.max(frames), rows: frames };
-    prefetch_experts::prefetch_experts(module, ahead)
+    prefetch_experts::prefetch_experts(module, ahead, assignment)
 }

@@ -2,6 +2,7 @@
 
 use super::{Inputs, Neurons, Placed, Planned};
 use moec_base::error::{Error, Result};
+use moec_costs::hosts::DISK_GB_PER_S;
 use moec_ir::Module;
 use moec_ir::plan::{ArtifactBytes, CoreClass};
 use moec_ir::state::stores_rotated;
@@ -12,9 +13,6 @@ use moec_passes::layout::CacheForm;
 use moec_passes::tune::{self, KernelTimer};
 use moec_passes::{fuse, gpu_expert_cache, layout, size_expert_cache};
 use moec_runtime::platform::cpu;
-
-/// Assumed rate of a disk that was not measured, in 10⁹ bytes per second.
-const DISK_GB_PER_S: f64 = 2.0;
 
 pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Result<Planned> {
     let artifacts = given.artifacts()?;
@@ -78,6 +76,11 @@ pub(super) fn size_expert_cache(
     planned: &mut Planned,
 ) -> Result<()> {
     let Some(budget) = given.config.memory.budget else { return Ok(()) };
+    // A device of several hosts says what memory each has.
+    let device = given.target.device();
+    let own = device.memories.iter().find(|m| device.cpu_memory() == Some(m.name.as_str()));
+    let own = own.and_then(|m| m.capacity.as_ref()).filter(|_| given.list.hosts().len() > 1);
+    let budget = own.map_or(budget, |most| budget.min(most.value as u64));
     let tokenizer = given.tokenizer()?.map_or(0, |text| text.len() as u64);
     let cores = size_expert_cache::core_classes(given.target.device());
     // The device's computing cores where its file names them, else this machine's cores.

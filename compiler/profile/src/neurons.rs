@@ -8,7 +8,7 @@
 //!
 //! In a batch of B tokens a neuron of an expert is active if any of the tokens that chose the expert
 //! activates it. The tokens of a batch are of different sequences, at the same position of each: the last B
-//! sequences that were read.
+//! sequences that were read of one piece of the texts.
 
 use super::{MOST, ProfileFault, Routing};
 use bincode::{Decode, Encode};
@@ -70,6 +70,10 @@ impl Batch {
         Some(())
     }
 
+    fn empty(&self) -> Self {
+        Self { of: vec![0; self.of.len()], active: vec![0; self.active.len()] }
+    }
+
     fn merge(&self, other: &Self) -> Self {
         let sum = |a: &[u32], b: &[u32]| a.iter().zip(b).map(|(a, b)| a.saturating_add(*b)).collect();
         Self { of: sum(&self.of, &other.of), active: sum(&self.active, &other.active) }
@@ -87,6 +91,16 @@ impl NeuronCounts {
         let batch = Batch { of: vec![0; experts], active: vec![0; experts * width as usize] };
         let level = |&threshold: &f32| Level { threshold, batches: vec![batch.clone(); batches] };
         Self { layer, weight, routed, width, levels: thresholds.iter().map(level).collect() }
+    }
+
+    /// Counts of the same neurons, at the same thresholds, before any token.
+    #[must_use]
+    pub fn empty(&self) -> Self {
+        let level = |level: &Level| Level {
+            threshold: level.threshold,
+            batches: level.batches.iter().map(Batch::empty).collect(),
+        };
+        Self { levels: self.levels.iter().map(level).collect(), weight: self.weight.clone(), ..*self }
     }
 
     /// Sets the thresholds of the levels, ascending; equal ones share a level.
@@ -181,7 +195,7 @@ impl NeuronCounts {
     }
 
     /// Merges two, at thresholds and for batches that both counted. `None` if there are none.
-    pub(super) fn merge(&self, other: &Self) -> Option<Self> {
+    pub fn merge(&self, other: &Self) -> Option<Self> {
         let level = |a: &Level| {
             let b = other.levels.iter().find(|b| b.threshold == a.threshold)?;
             let batches = a.batches.iter().zip(&b.batches).map(|(a, b)| a.merge(b)).collect();

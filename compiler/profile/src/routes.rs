@@ -77,6 +77,24 @@ impl Routes {
         Self { sequences: all.iter().take_while(fits).map(|&s| s.clone()).collect() }
     }
 
+    /// Adds sequences that were read later, up to the limit of tokens.
+    pub fn append(&mut self, later: Self, layers: &[Routing]) {
+        let k: usize = layers.iter().map(|l| l.k as usize).sum();
+        let width: usize = layers.iter().map(ranks).sum();
+        let tokens = |s: &Sequence| s.chosen.len() / k.max(1);
+        let mut room = Self::most(layers).saturating_sub(self.sequences.iter().map(tokens).sum());
+        for mut sequence in later.sequences {
+            let kept = tokens(&sequence).min(room);
+            room -= kept;
+            sequence.chosen.truncate(kept * k);
+            sequence.ranked.truncate(kept * width);
+            sequence.scores.truncate(kept * width);
+            if kept > 0 {
+                self.sequences.push(sequence);
+            }
+        }
+    }
+
     /// Limit of the tokens that are kept of `layers`.
     pub fn most(layers: &[Routing]) -> usize {
         let numbers: usize = layers.iter().map(|l| l.k as usize + 2 * ranks(l)).sum();
@@ -195,6 +213,20 @@ mod tests {
         assert_eq!(merged, b.merge(&a, &layers));
         assert_eq!(merged.sequences.len(), 10);
         assert_eq!(Routes::default().merge(&a, &layers), a);
+    }
+
+    #[test]
+    fn appended_routes_end_at_the_limit() {
+        let layers = layers();
+        let (mut routes, third) = (Routes::default(), TOKENS / 3);
+        for first in [0, 1, 0, 1] {
+            routes.append(Routes { sequences: vec![sequence(third, first)] }, &layers);
+        }
+        let rest = TOKENS - 3 * third;
+        let want =
+            [(third, 0), (third, 1), (third, 0), (rest, 1)].map(|(tokens, first)| sequence(tokens, first));
+        assert_eq!(routes.sequences, want);
+        assert_eq!(Routes::most(&layers), TOKENS);
     }
 
     #[test]

@@ -92,7 +92,8 @@ impl Routing {
         (0..self.chosen.len()).filter(|&e| self.chosen[e] < tokens).collect()
     }
 
-    pub(super) fn merge(&self, other: &Self) -> Option<Self> {
+    /// Merges two; `None` if they are of different layers or shapes.
+    pub fn merge(&self, other: &Self) -> Option<Self> {
         let fits = self.layer == other.layer && self.k == other.k && self.chosen.len() == other.chosen.len();
         fits.then(|| Self {
             layer: self.layer,

@@ -60,7 +60,8 @@ impl Saliency {
         0.0
     }
 
-    pub(super) fn merge(&self, other: &Self) -> Option<Self> {
+    /// Merges two; `None` if they are of different layers.
+    pub fn merge(&self, other: &Self) -> Option<Self> {
         let sums = self.bins.iter().zip(&other.bins).map(|(a, b)| a.saturating_add(*b));
         (self.layer == other.layer).then(|| Self {
             layer: self.layer,

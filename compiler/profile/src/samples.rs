@@ -42,7 +42,7 @@ fn hash(row: &[u16]) -> u64 {
 }
 
 /// Collects rows: those with the smallest hashes are kept.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Encode, Decode)]
 pub struct RowSample {
     rows: BTreeSet<(u64, Vec<u16>)>,
 }
@@ -55,6 +55,14 @@ impl RowSample {
 
     fn add_bits(&mut self, row: Vec<u16>, most: usize) {
         self.rows.insert((hash(&row), row));
+        while self.rows.len() > most {
+            self.rows.pop_last();
+        }
+    }
+
+    /// Adds the rows of another sample, of which at most `most` are kept in all.
+    pub fn merge(&mut self, other: Self, most: usize) {
+        self.rows.extend(other.rows);
         while self.rows.len() > most {
             self.rows.pop_last();
         }

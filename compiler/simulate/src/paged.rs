@@ -69,7 +69,7 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
     }
     let matrices = matrices(plan, paging)?;
     let requests = requests(&trace, &paging.layers, [prompt, chunk, decode]);
-    let elsewhere = plan.experts_off_disk();
+    let elsewhere = plan.experts_off_disk(0);
     let scene = Scene {
         paging,
         elsewhere: &elsewhere,

@@ -251,6 +251,7 @@ mod tests {
     use moec_config::Config;
     use moec_import::ImportOptions;
     use moec_measure::calibrate::{Request, calibrate, read_texts};
+    use moec_measure::job::Job;
     use moec_profile::Profile;
     use std::fmt::Write as _;
     use std::fs;
@@ -350,7 +351,7 @@ mod tests {
         let config = Config::load(&toml).unwrap();
         let (checkpoint, spec) = moec_import::open(&source, &ImportOptions::default()).unwrap();
         let texts = read_texts(&[path]).unwrap();
-        let request = Request { texts: &texts, tokens: 4096, window: 256 };
+        let request = Request { texts: &texts, tokens: 4096, window: 256, job: Job::ALONE };
         calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap()
     }
 

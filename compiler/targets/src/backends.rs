@@ -17,6 +17,7 @@ pub const BACKENDS: &[&dyn Backend] = &[
     &moec_coreml::CoreMl,
     &moec_cuda::Cuda,
     &moec_hosts::Hosts,
+    &moec_hosts::Nodes,
     &moec_mirror::Mirror,
     &moec_ndp::Ndp,
     &moec_qnn::Qnn,
@@ -154,12 +155,18 @@ pub fn bench() -> Result<(&'static str, Box<dyn Bench>)> {
 /// # Errors
 /// There are no others, or they cannot be reached.
 pub fn links() -> Result<Box<dyn Links>> {
-    let found = BACKENDS.iter().find_map(|f| f.links());
-    let opened = found.ok_or_else(|| {
+    job()?.ok_or_else(|| {
         Error::usage("no launcher of MPI has started this process with others")
             .hint("`mpirun -n 2 moec profile-device --hosts` measures two processes; `--hostfile` names other machines")
-    })?;
-    opened.map_err(Error::from)
+    })
+}
+
+/// Connections with the processes that a launcher started together with this one; `None`: there are no others.
+///
+/// # Errors
+/// They cannot be reached.
+pub fn job() -> Result<Option<Box<dyn Links>>> {
+    BACKENDS.iter().find_map(|f| f.links()).transpose().map_err(Error::from)
 }
 
 /// Libraries of a plan's `run` besides the runtime, to drive the units that have steps; `None`: nothing.

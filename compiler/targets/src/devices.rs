@@ -28,7 +28,9 @@ pub fn device(name: &str) -> Result<Device> {
         let error = match &e {
             DeviceError::Unknown { .. } => Error::usage(e.to_string()),
             DeviceError::Read { source, .. } => Error::input(e.to_string()).because(source),
-            DeviceError::Parse { .. } | DeviceError::Invalid { .. } => Error::input(e.to_string()),
+            DeviceError::Parse { .. } | DeviceError::Invalid { .. } | DeviceError::Nodes { .. } => {
+                Error::input(e.to_string())
+            }
         };
         error.hint(hint)
     })?;

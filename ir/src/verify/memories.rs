@@ -26,6 +26,7 @@ pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
         let queues = u.queues as usize;
         require((1..=MOST).contains(&queues), at, || format!("{queues} queues, expected 1 to {MOST}"))?;
     }
+    check_cpus(plan)?;
     let few = plan.units.len() <= MOST && plan.memories.len() <= MOST;
     require(few, at, || format!("more than {MOST} units or memories"))?;
     for m in 1..plan.memories.len() as u32 {
@@ -44,6 +45,21 @@ pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
     Ok(())
 }
 
+/// CPUs of NUMA nodes: each is of one node, and the first node has some, too.
+fn check_cpus(plan: &Plan) -> Result<(), VerifyError> {
+    let first_has_some = plan.units.first().is_some_and(|u| !u.cpus.is_empty());
+    for (i, u) in plan.units.iter().enumerate() {
+        let at = || format!("units[{i}]");
+        require(u.cpus.is_valid(), at, || "CPUs that do not ascend, or past all".into())?;
+        require(u.cpus.is_empty() || i == 0 || (first_has_some && u.memory != 0), at, || {
+            "CPUs of a node without a memory of its own, or beside a first unit without CPUs".into()
+        })?;
+        let shared = plan.units.iter().take(i).find_map(|other| u.cpus.shared(&other.cpus));
+        require(shared.is_none(), at, || format!("CPU {} of another unit", shared.unwrap_or(0)))?;
+    }
+    Ok(())
+}
+
 /// Residents name matrices that there are, once each.
 pub(super) fn check_residents(plan: &Plan) -> Result<(), VerifyError> {
     for (i, m) in plan.memories.iter().enumerate() {
@@ -51,6 +67,11 @@ pub(super) fn check_residents(plan: &Plan) -> Result<(), VerifyError> {
             i > 0 || m.residents.is_empty(),
             || "memories[0]".into(),
             || "a store serves its weights".into(),
+        )?;
+        require(
+            i > 0 || m.paging.is_none(),
+            || "memories[0]".into(),
+            || "the plan has its experts on disk".into(),
         )?;
         let mut previous = None;
         for (j, r) in m.residents.iter().enumerate() {

@@ -14,13 +14,20 @@ const MOST_KINDS: usize = 16;
 const MOST_CORES: u32 = 1024;
 
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
-    let Some(p) = &plan.paging else { return Ok(()) };
-    let at = || "paging".to_owned();
+    plan.paged_memories().try_for_each(|(memory, paging)| check_one(plan, memory, paging))
+}
+
+/// Checks the experts on the disk of a memory's host.
+fn check_one(plan: &Plan, memory: u32, p: &Paging) -> Result<(), VerifyError> {
+    let name = if memory == 0 { "paging".to_owned() } else { format!("memories[{memory}].paging") };
+    let at = || name.clone();
+    let plain = memory == 0 || !p.by_neurons() && p.regions.is_empty() && p.artifacts.is_empty();
+    require(plain, at, || "another host has neurons or artifacts on disk".into())?;
     let rising = p.layers.is_sorted_by(|a, b| a.layer < b.layer);
     require(!p.layers.is_empty() && rising, at, || "no layers, or out of order".into())?;
     require(p.threads > 0 && p.staging >= 2, at, || "too few threads or frames".into())?;
     let whole = if p.by_neurons() { ALIGN } else { BLOCK };
-    require(p.frame_bytes > 0 && p.frame_bytes % whole == 0, at, || {
+    require(p.frame_bytes > 0 && p.frame_bytes.is_multiple_of(whole), at, || {
         format!("frames of {} bytes", p.frame_bytes)
     })?;
     let blocks = (BLOCK..=LARGEST).contains(&u64::from(p.block_bytes));
@@ -39,8 +46,9 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     require(p.uses.is_empty() || p.uses.len() as u64 == matrices / 2, at, || {
         format!("uses of {} of {} experts", p.uses.len(), matrices / 2)
     })?;
+    let elsewhere = plan.experts_off_disk(memory);
     for (i, layer) in p.layers.iter().enumerate() {
-        let at = || format!("paging.layers[{i}]");
+        let at = || format!("{name}.layers[{i}]");
         require((1..=layer.experts).contains(&layer.k), at, || {
             format!("{} of {} experts", layer.k, layer.experts)
         })?;
@@ -53,10 +61,25 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         }
         let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
         require(fits, at, || "its experts are not neighbours on disk, or larger than a frame".into())?;
+        let resident = |segment: u32| {
+            let residents = plan.memories.get(memory as usize).map_or(&[][..], |m| &m.residents);
+            memory == 0 || residents.iter().any(|r| r.segment == segment && !r.matrices.is_empty())
+        };
+        require([layer.gate_up, layer.down].into_iter().all(resident), at, || {
+            "its experts are not in its memory".into()
+        })?;
+        let there = [layer.gate_up, layer.down].map(|segment| plan.experts_on_disk(memory, segment));
+        let missing = |expert: &u32| {
+            elsewhere.binary_search(&(i as u32, *expert)).is_err()
+                && !there.iter().all(|t| t.contains_key(expert))
+        };
+        if let Some(expert) = (0..layer.experts).find(missing) {
+            require(false, at, || format!("expert {expert} is neither there nor elsewhere"))?;
+        }
     }
     check_cores(p)?;
     check_regions(plan, p)?;
-    check_pinned(plan, p)
+    check_pinned(&elsewhere, p)
 }
 
 /// Every entry point has regions that hold what it runs: two artifacts in a row, and any expert. Frames of
@@ -101,14 +124,14 @@ fn check_cores(p: &Paging) -> Result<(), VerifyError> {
 }
 
 /// Pinned experts exist, each once, and leave the policy a frame.
-fn check_pinned(plan: &Plan, p: &Paging) -> Result<(), VerifyError> {
+fn check_pinned(elsewhere: &[(u32, u32)], p: &Paging) -> Result<(), VerifyError> {
     let at = || "paging.pinned".to_owned();
     let (pinned, frames) = (p.pinned.len(), p.frames);
     require(pinned == 0 || !p.by_neurons(), at, || "experts are pinned although neurons are read".into())?;
     require(pinned == 0 || (pinned as u64) < u64::from(frames), at, || {
         format!("{pinned} experts in {frames} frames")
     })?;
-    let (elsewhere, mut seen) = (plan.experts_off_disk(), BTreeSet::new());
+    let mut seen = BTreeSet::new();
     for &(layer, expert) in &p.pinned {
         let there = p.layers.get(layer as usize).is_some_and(|l| expert < l.experts);
         require(there, at, || format!("layer {layer} has no expert {expert}"))?;
@@ -165,6 +188,7 @@ fn expert_bytes(plan: &Plan, layer: &PagedLayer) -> Option<u64> {
         && gate_up.pitch % BLOCK == 0
         && gate_up.pitch >= bytes
         && gate_up.offset.checked_add(first) == Some(down.offset)
-        && [gate_up, down].iter().all(|s| s.shape.len() == 3 && s.extents().0 == layer.experts);
+        && gate_up.extents().0 == down.extents().0
+        && [gate_up, down].iter().all(|s| s.shape.len() == 3 && s.extents().0 <= layer.experts);
     fits.then_some(bytes)
 }

@@ -1,12 +1,14 @@
 //! Plans with several units and memories: those that the verifier accepts, and those that it refuses.
 
-use moec_ir::plan::{Arg, Plan, Resident};
+use moec_ir::Format;
+use moec_ir::op::Score;
+use moec_ir::plan::{Arg, FileRef, Layout, PagedLayer, Paging, Plan, Resident, Segment};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
 /// The CPU copies rows to a GPU, which multiplies them by a matrix in its own memory. The result is copied
 /// back, and overwrites the rows that were sent.
-const TEXT: &str = r#"plan 21 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 22 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 
@@ -122,6 +124,11 @@ fn units_memories_and_experts_are_checked() {
     refused("units[1]", "no backend", |p| p.units[1].backend.clear());
     refused("units[1]", "0 queues, expected 1 to 64", |p| p.units[1].queues = 0);
     refused("units[1]", "memory 7 is out of range", |p| p.units[1].memory = 7);
+    refused("units[1]", "beside a first unit without CPUs", |p| p.units[1].cpus = [1].into_iter().collect());
+    refused("units[1]", "CPU 3 of another unit", |p| {
+        p.units[0].cpus = (0..4).collect();
+        p.units[1].cpus = (3..6).collect();
+    });
     refused("units", "the CPU's memory", |p| p.units.swap(0, 1));
     refused("units", "2 units in memory 1", |p| {
         let mut other = p.units[1].clone();
@@ -137,4 +144,72 @@ fn units_memories_and_experts_are_checked() {
     refused("experts.layers[0]", "units [1, 0]", |p| p.experts.layers[0].units = vec![1, 0]);
     refused("experts.layers[0]", "must not move", |p| p.experts.layers[0].segments = vec![1]);
     refused("experts.layers[1]", "out of order", |p| p.experts.layers.push(p.experts.layers[0].clone()));
+}
+
+/// Expert 1 is on the disk of the second memory's host, in a segment of its own.
+fn paged(p: &mut Plan) {
+    p.files.push(FileRef { path: "ram1.bin".into(), bytes: 8192, sha256: [0; 32] });
+    for (name, offset) in [("gate_up", 0), ("down", 4096)] {
+        p.memories[1].residents.push(Resident { segment: p.segments.len() as u32, matrices: vec![1] });
+        p.segments.push(Segment {
+            name: name.into(),
+            file: 1,
+            offset,
+            bytes: 128,
+            pitch: 8192,
+            shape: vec![1, 4, 8],
+            format: Format::F32,
+            layout: Layout::Rows,
+        });
+    }
+    p.memories[1].paging = Some(Paging {
+        budget: 1 << 20,
+        threads: 1,
+        resident: 768,
+        process: 0,
+        frame_bytes: 8192,
+        frames: 1,
+        staging: 2,
+        block_bytes: 4096,
+        policy: "lru".into(),
+        pinned: vec![],
+        neurons: 0,
+        layers: vec![PagedLayer { layer: 0, experts: 2, k: 1, gate_up: 2, down: 3, score: Score::Softmax }],
+        checksums: vec![0; 4],
+        uses: vec![],
+        cores: vec![],
+        artifacts: Vec::new(),
+        regions: Vec::new(),
+    });
+}
+
+#[test]
+fn experts_on_the_disk_of_another_host_are_its_own() {
+    let mut plan = plan();
+    let before = plan.peak(1, 1).unwrap();
+    paged(&mut plan);
+    verify::plan(&plan).unwrap();
+    assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
+    // Experts on disk take none of the memory; in an emulation each part takes a table of two and its matrix.
+    assert_eq!((plan.peak(1, 1), plan.whole(1)), (Some(before), Some(before + 2 * (64 + 128))));
+    assert_eq!(plan.experts_off_disk(1), [(0, 0)]);
+    assert_eq!(plan.experts_on_disk(1, 2).into_iter().collect::<Vec<_>>(), [(1, 0)]);
+    let refused = |at: &str, message: &str, change: &dyn Fn(&mut Plan)| {
+        refused(at, message, |p| {
+            paged(p);
+            change(p);
+        });
+    };
+    let paging = |p: &mut Plan| p.memories[1].paging.clone().unwrap();
+    refused("memories[0]", "the plan has its experts", &|p| p.memories[0].paging = Some(paging(p)));
+    refused("memories[1].paging.layers[0]", "expert 0 is neither", &|p| p.experts.layers[0].starts[0] = 1);
+    refused("memories[1].paging.layers[0]", "not in its memory", &|p| {
+        p.memories[1].residents.pop();
+    });
+    refused("memories[1].paging", "in a budget of 1000", &|p| {
+        p.memories[1].paging = Some(Paging { budget: 1000, ..paging(p) });
+    });
+    refused("memories[1].paging", "neurons or artifacts", &|p| {
+        p.memories[1].paging = Some(Paging { neurons: 1, ..paging(p) });
+    });
 }

@@ -101,7 +101,7 @@ pub(crate) fn plan() -> Plan {
         },
         units: vec![
             UnitRef::cpu(),
-            UnitRef { name: "npu".into(), backend: "coreml".into(), memory: 0, queues: 4 },
+            UnitRef { name: "npu".into(), backend: "coreml".into(), queues: 4, ..UnitRef::cpu() },
         ],
         memories: vec![Memory { name: "ram".into(), arena_bytes: 640, ..Memory::default() }],
         links: Vec::new(),

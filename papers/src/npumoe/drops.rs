@@ -15,6 +15,7 @@ use moec_import::ImportOptions;
 use moec_ir::Format;
 use moec_ir::placement::{CAPACITY_ALIGN, Placement};
 use moec_measure::calibrate::{Request, calibrate, read_texts};
+use moec_measure::job::Job;
 use moec_measure::quality::Measured;
 use moec_passes::tier::tier;
 use moec_pipeline::{Candidate, Compilation, Inputs, Stops};
@@ -101,7 +102,7 @@ pub fn measure(model: &Path, extent: &Extent<'_>, progress: &Progress) -> Result
     let (checkpoint, spec) = moec_import::open(model, &ImportOptions::default())?;
     let profile = |path: &Path| {
         let texts = read_texts(&[path.to_owned()])?;
-        let request = Request { texts: &texts, tokens: extent.recorded, window: CHUNK };
+        let request = Request { texts: &texts, tokens: extent.recorded, window: CHUNK, job: Job::ALONE };
         calibrate(&config, &checkpoint, &spec, &request, progress)
     };
     let (recorded, own) = (profile(extent.calibration)?, profile(extent.text)?);

@@ -37,7 +37,7 @@ pub(super) enum Commands {
 #[derive(Args)]
 #[command(next_help_heading = "Memory and threads")]
 pub struct Common {
-    /// Threads [default: `MOEC_THREADS`, else one per core]
+    /// Threads, on each NUMA node if the bundle has several [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
     /// Pin every worker thread to a core of its own, if the operating system supports it; the main thread is

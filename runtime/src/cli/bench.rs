@@ -70,9 +70,7 @@ pub(super) fn run(
         if let Some(did) = engine.assigned() {
             assigned::add(&mut value, &did);
         }
-        if let Some(traffic) = engine.traffic() {
-            hosts::add(&mut value, &traffic);
-        }
+        hosts::add(&mut value, &engine);
         io.say(&format!("{value}\n"))?;
         return Ok(());
     }
@@ -113,8 +111,8 @@ pub(super) fn run(
     if let Some(did) = engine.assigned() {
         io.say(&format!("{}\n", assigned::line(&did)))?;
     }
-    if let Some(traffic) = engine.traffic() {
-        io.say(&format!("{}\n", hosts::line(&traffic)))?;
+    if let Some(line) = hosts::line(&engine) {
+        io.say(&format!("{line}\n"))?;
     }
     Ok(())
 }
@@ -202,9 +200,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         if let Some(did) = engine.assigned() {
             assigned::add(&mut value, &did);
         }
-        if let Some(traffic) = engine.traffic() {
-            hosts::add(&mut value, &traffic);
-        }
+        hosts::add(&mut value, engine);
         io.say(&format!("{value}\n"))?;
     }
 }

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::exec::overflow::Overflow;
 use crate::offload::paging;
 use crate::platform::available::available;
+use crate::platform::numa::Node;
 use crate::platform::{cores, cpu};
 use crate::serving::text;
 use crate::weights::owned::MovingStore;
@@ -244,7 +245,10 @@ fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
     if context.emulation.is_some() {
         return Vec::new();
     }
-    let here = |unit: &UnitRef| context.native_executor(unit).is_some_and(|found| found.is_ok());
+    let here = |unit: &UnitRef| match context.native_executor(unit) {
+        Some(found) => found.is_ok(),
+        None => !unit.cpus.is_empty() && Node::new(&unit.name, &unit.cpus).is_ok(),
+    };
     let units = context.program.accelerators().filter(|(_, unit)| !here(unit));
     units.map(|(_, unit)| unit.name.as_str()).collect()
 }

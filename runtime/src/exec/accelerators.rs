@@ -47,7 +47,7 @@ pub(crate) struct AcceleratorMemories {
 }
 
 /// Allocates the memories of a program's units, and copies the weights there that units read in them, of files
-/// that are checked first.
+/// that are checked first. Segments that `stays` on disk have addresses and no bytes.
 ///
 /// # Errors
 /// Memory refused; a unit that lacks the memory of the plan; weight files that cannot be read.
@@ -56,6 +56,7 @@ pub(crate) fn open<'p>(
     units: &mut [Option<Box<dyn ComputeUnit + 'p>>],
     files: Option<&BundleFiles>,
     check: CheckLevel,
+    stays: &dyn Fn(u32) -> bool,
 ) -> Result<AcceleratorMemories> {
     let count = program.memories.len();
     let mut accelerators = AcceleratorMemories {
@@ -78,7 +79,7 @@ pub(crate) fn open<'p>(
         .collect();
     let store = match files {
         Some(files) if !needed.is_empty() => {
-            Some(MappedStore::of(program, files, check, &|i| needed.contains(&i))?)
+            Some(MappedStore::of(program, files, check, &|i| needed.contains(&i) && !stays(i))?)
         }
         _ => None,
     };
@@ -96,7 +97,7 @@ pub(crate) fn open<'p>(
             continue;
         };
         let (memory, mapped) = (&program.memories[index as usize], unit.is_mapped());
-        let bytes = program.peak(index, 1).ok_or_else(|| Error::plan("a memory past all addresses"))?;
+        let bytes = program.whole(index).ok_or_else(|| Error::plan("a memory past all addresses"))?;
         let base = unit.take(bytes)?.ok_or_else(|| {
             Error::plan(format!(
                 "`{}` has no memory of its own, and the plan has `{}`",
@@ -119,7 +120,7 @@ pub(crate) fn open<'p>(
         }
         let mut residents = vec![None; program.segments.len()];
         for resident in &memory.residents {
-            let at = if unit.has_weights() {
+            let at = if unit.has_weights() || stays(resident.segment) {
                 place_segment(program, resident, &mut place)
             } else {
                 let store = store.as_ref().ok_or_else(|| {

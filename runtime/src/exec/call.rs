@@ -453,7 +453,11 @@ impl Walk<'_> {
         let mut steps = steps.filter(own).peekable();
         while let Some(i) = steps.next() {
             let step = &self.bound.steps[i];
-            self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
+            let waits = &self.bound.waits[step.waits.clone()];
+            if !self.events.occurred(waits) {
+                accelerator.begin();
+                self.events.wait_all(waits);
+            }
             let mut last = i;
             if let Some((assigner, experts)) = self.assigner.zip(step.transferred) {
                 // All steps on a wave come before the next wave.

@@ -30,6 +30,11 @@ pub(crate) struct CpuUnit<'p> {
 }
 
 impl<'p> CpuUnit<'p> {
+    /// Executor of steps that compute, on experts on disk if there is a pager.
+    pub(crate) fn paged(pager: Option<AnyPager>) -> Self {
+        Self { pager, ..Self::default() }
+    }
+
     /// Executor of the steps of a program.
     pub(crate) fn new(
         program: &'p Program,

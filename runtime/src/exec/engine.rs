@@ -7,7 +7,7 @@ use crate::exec::call::{Bound, Places, bind};
 use crate::exec::capacity_limit::SetCounters;
 use crate::exec::overflow::{OverflowCounters, Overflowed};
 use crate::exec::timeline::Timeline;
-use crate::exec::traffic::HostTraffic;
+use crate::exec::traffic::{HostReads, HostTraffic};
 use crate::exec::unit::{ComputeUnit, Units};
 use crate::kv::states::States;
 use crate::offload::border::Border;
@@ -19,7 +19,7 @@ use crate::sync::pool::Pool;
 use crate::weights::owned::LoadProgress;
 use crate::weights::store::{CheckLevel, Store};
 use crate::weights::{Demand, WeightPlacement, Weights};
-use moec_ir::plan::{Builtin, Code};
+use moec_ir::plan::{Builtin, Code, UnitRef};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
@@ -324,6 +324,15 @@ impl<'p> Engine<'p> {
             sum
         });
         Some(HostTraffic { waited: self.events.waited(), ..sum? })
+    }
+
+    /// Experts that each other host has read from its disk since the engine was opened, by the name of its unit. Asks
+    /// the hosts.
+    pub fn reads_of_hosts(&self) -> Vec<(&str, HostReads)> {
+        let of = |(unit, by): (&'p UnitRef, &Option<Box<dyn ComputeUnit + 'p>>)| {
+            Some((&*unit.name, by.as_ref()?.reads()?))
+        };
+        self.program.units.iter().zip(&self.units).filter_map(of).collect()
     }
 
     /// Tokens in a slot; 0 if there is no such slot.

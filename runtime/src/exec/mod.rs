@@ -19,6 +19,7 @@ pub(crate) mod graph_queues;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub(crate) mod graph_unit;
 pub mod graphs;
+pub(crate) mod node_unit;
 pub mod operations;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod overflow;

@@ -6,7 +6,8 @@ use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
 use crate::exec::cpu::CpuUnit;
 use crate::exec::graphs::LoadCounts;
-use crate::exec::traffic::HostTraffic;
+use crate::exec::traffic::{HostReads, HostTraffic};
+use crate::platform::cpu::CoreSet;
 use crate::platform::memory::Addr;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Grid, Span};
@@ -237,8 +238,19 @@ pub trait ComputeUnit: Send + Sync {
         LoadCounts::default()
     }
 
+    /// Cores that the thread which submits its steps is bound to; `None`: any.
+    fn cores(&self) -> Option<CoreSet> {
+        None
+    }
+
     /// Messages to the other host that the unit belongs to; `None`: it is of this host.
     fn traffic(&self) -> Option<HostTraffic> {
+        None
+    }
+
+    /// Experts that the other host which the unit belongs to has read from its disk; `None`: it has none there, or is
+    /// this host. Asks the host: not for every token.
+    fn reads(&self) -> Option<HostReads> {
         None
     }
 
@@ -250,6 +262,9 @@ pub trait ComputeUnit: Send + Sync {
     /// step that this one depends on has ended on all threads. Threads of one call have distinct indexes
     /// below the common `of`, each with its own scratch.
     unsafe fn submit(&self, launch: &Launch<'_>, thread: PoolThread);
+
+    /// Begins what was submitted so far: the thread that submits will wait for another unit.
+    fn begin(&self) {}
 
     /// Waits until all submitted work has ended.
     fn wait(&self, _fault: &OnceLock<StepFault>) {}

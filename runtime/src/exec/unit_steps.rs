@@ -1,8 +1,9 @@
 //! The steps of one unit, in a process that has no other: the part of a program that another host executes.
 //!
 //! The first host orders every step and brings what it reads ([`UnitSteps::write`]); it takes what the unit
-//! computes from the same places ([`UnitSteps::read`]). Weights are read here, from this host's files. Places are
-//! offsets into the unit's memory, whose order follows from the plan alone.
+//! computes from the same places ([`UnitSteps::read`]). Weights are read here, from this host's files: under a budget
+//! experts when a step needs them, by a pager of this host's own. Places are offsets into the unit's memory, whose
+//! order follows from the plan alone.
 
 #![expect(clippy::cast_possible_truncation, reason = "sizes of memory that was allocated")]
 
@@ -10,12 +11,16 @@ use crate::bundle::BundleFiles;
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
 use crate::exec::accelerators::{self, AcceleratorMemories};
-use crate::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, Units};
+use crate::exec::cpu::CpuUnit;
+use crate::exec::traffic::HostReads;
+use crate::exec::unit::{self, ComputeUnit, Launch, LayerPart, PoolThread, StepFault, Units};
+use crate::offload::paging::{self, Experts, Paging};
 use crate::platform::cpu;
 use crate::platform::memory::{Addr, Region};
 use crate::sync::pool::{Binding, Pool};
 use crate::weights::store::CheckLevel;
-use moec_ir::plan::{ALIGN, Arg, Builtin};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{ALIGN, Arg, Builtin, Step};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -49,6 +54,10 @@ pub struct UnitSteps<'p> {
     unit: u32,
     units: Vec<Option<Box<dyn ComputeUnit + 'p>>>,
     memories: AcceleratorMemories,
+    /// Executor of the steps.
+    cpu: CpuUnit<'p>,
+    /// Experts on this host's disk.
+    experts: Option<Experts>,
     base: Addr,
     bytes: usize,
     scratch: Region,
@@ -75,15 +84,27 @@ impl<'p> UnitSteps<'p> {
         let files = BundleFiles::open(program, bundle)?;
         let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = program.units.iter().map(|_| None).collect();
         units[unit as usize] = Some(Box::new(HostMemory::default()));
-        let memories = accelerators::open(program, &mut units, Some(&files), check)?;
+        let paging = program.paging_of(memory);
+        let threads = paging::threads(paging, threads, None)?;
+        let experts =
+            paging.map(|_| Experts::open(program, memory, &files, &Paging::from_env()?)).transpose()?;
+        let stays = |segment: u32| experts.as_ref().is_some_and(|e| e.layer_part(segment).is_some());
+        let memories = accelerators::open(program, &mut units, Some(&files), check, &stays)?;
         let base = memories.arenas.get(memory as usize - 1).copied().flatten();
         let base = base.ok_or_else(|| Error::plan("a memory without an arena"))?;
         let bytes = memories.bytes.get(memory as usize - 1).copied().unwrap_or(0) as usize;
-        let threads = cpu::threads(threads)?;
         let stride = program.scratch_bytes.next_multiple_of(ALIGN) + ALIGN;
         let scratch = Region::new("scratch", stride * threads as u64)?;
         let (stride, pool) = (stride as usize, Pool::new(threads, 0, Binding::None)?);
-        Ok(Self { program, unit, units, memories, base, bytes, scratch, stride, pool })
+        let cpu = CpuUnit::paged(experts.as_ref().map(|e| e.pager().clone()));
+        Ok(Self { program, unit, units, memories, cpu, experts, base, bytes, scratch, stride, pool })
+    }
+
+    /// Experts that were read from this host's disk so far; `None` if none stay there.
+    pub fn reads(&self) -> Option<HostReads> {
+        let report = self.experts.as_ref()?.pager().report();
+        let (bytes, reads) = (report.disk.bytes, report.disk.reads);
+        Some(HostReads { bytes, reads, hits: report.hits, misses: report.misses })
     }
 
     /// The bytes at a place of the unit's memory.
@@ -144,16 +165,39 @@ impl<'p> UnitSteps<'p> {
                 let arena = self.memories.arenas.get((buffer.memory as usize).checked_sub(1)?)?;
                 Some((*arena)?.plus(buffer.offset as usize + skip as usize))
             }
-            Arg::Segment(i) | Arg::Matrices(i) => self.memories.residents.get(memory)?.of(i),
+            Arg::Segment(i) | Arg::Matrices(i) => {
+                let on_disk = self.experts.as_ref().and_then(|e| e.matrices(i));
+                on_disk.or_else(|| self.memories.residents.get(memory)?.of(i))
+            }
             Arg::State(i) => self.memories.states.get(i as usize).copied().flatten(),
         }
+    }
+
+    /// The experts on disk that a step reads, if it reads some.
+    ///
+    /// # Errors
+    /// Experts without a dispatch table of theirs.
+    fn layer_part(&self, entry: u32, step: &Step) -> Result<Option<LayerPart>> {
+        let read = |arg: &Arg| match *arg {
+            Arg::Matrices(i) => self.experts.as_ref()?.layer_part(i),
+            _ => None,
+        };
+        let Some(found) = step.args.iter().find_map(read) else { return Ok(None) };
+        let table = || {
+            let Arg::Buffer(table, 0) = *step.args.get(step.grid.table()? as usize)? else { return None };
+            let buffer = self.program.entries.get(entry as usize)?.buffers.get(table as usize)?;
+            let layer = self.program.paging_of(self.program.memory_of(self.unit))?.layers.get(found.layer)?;
+            let layout = DispatchLayout { rows: 0, k: 0, experts: layer.experts as usize };
+            (buffer.bytes >= layout.words() as u64 * 4).then_some(found)
+        };
+        table().map(Some).ok_or_else(|| Error::plan("experts on disk without a dispatch table of theirs"))
     }
 
     /// Executes a step of the unit with `n` rows, on all threads.
     ///
     /// # Errors
     /// A step that is not the unit's, or does not compute; more rows than the entry point takes; a router's
-    /// choice that is no expert.
+    /// choice that is no expert; experts that cannot be read.
     pub fn execute(&mut self, entry: u32, step: u32, n: usize, seq_len: usize) -> Result<()> {
         let wrong =
             || Error::plan(format!("entry point {entry} has no step {step} of {n} rows for this host"));
@@ -169,6 +213,7 @@ impl<'p> UnitSteps<'p> {
         }
         let args = found.args.iter().map(|&arg| self.address(entry, arg)).collect::<Option<Vec<_>>>();
         let args = args.ok_or_else(wrong)?;
+        let layer_part = self.layer_part(entry, found)?;
         let (taken, fault) = (AtomicUsize::new(0), OnceLock::<StepFault>::new());
         let launch = Launch {
             code,
@@ -178,21 +223,21 @@ impl<'p> UnitSteps<'p> {
             seq_len,
             taken: &taken,
             step: step as usize,
-            layer_part: None,
+            layer_part,
             fault: &fault,
             units: Units(&self.units),
         };
         let (threads, scratch, stride) = (self.pool.threads(), self.scratch.base(), self.stride);
+        if let Some(experts) = &self.experts {
+            // SAFETY: `layer_part` has found the table in the unit's memory, which no thread uses now.
+            unsafe { experts.request_for(&launch, threads)? };
+        }
+        let cpu = &self.cpu;
         self.pool.run(&|index, _| {
             let thread = PoolThread { index, of: threads, scratch: scratch.plus(index * stride) };
-            // SAFETY: the program is verified, and all addresses are in the unit's memory. Steps are executed
-            // one after the other; threads have their own parts of the scratch.
-            unsafe {
-                match code {
-                    Code::Kernel(kernel) => unit::kernel(kernel, &launch, thread),
-                    Code::Builtin(_) => drop(unit::computed(&launch, thread)),
-                }
-            }
+            // SAFETY: the program is verified, and all addresses are in the unit's memory, or in the pager's. Steps
+            // are executed one after the other; threads have their own parts of the scratch.
+            unsafe { cpu.submit(&launch, thread) };
         });
         fault.into_inner().map_or(Ok(()), |fault| Err(fault.error(self.program, entry as usize)))
     }

@@ -105,6 +105,11 @@ impl<'p> States<'p> {
         })
     }
 
+    /// Memory of the states that are the CPU's.
+    pub(crate) const fn region(&self) -> &Region {
+        &self.region
+    }
+
     /// Address of each state of the plan.
     pub(crate) fn addresses(&self) -> &[Addr] {
         &self.at

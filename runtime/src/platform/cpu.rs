@@ -250,6 +250,14 @@ pub fn cores() -> usize {
 /// # Errors
 /// [`Error::Usage`] for a number outside of `1 ..= MAX_THREADS`, or a `MOEC_THREADS` that is not a number.
 pub fn threads(requested: Option<usize>) -> Result<usize> {
+    threads_on(requested, cores())
+}
+
+/// As [`threads`], on so many cores.
+///
+/// # Errors
+/// As [`threads`].
+pub(crate) fn threads_on(requested: Option<usize>, cores: usize) -> Result<usize> {
     let range = |what, found| Error::range(what, "a number from 1 to 1024", found);
     let (what, n) = match (requested, std::env::var("MOEC_THREADS")) {
         (Some(n), _) => ("the number of threads", n),
@@ -257,7 +265,7 @@ pub fn threads(requested: Option<usize>) -> Result<usize> {
             Ok(n) => ("`MOEC_THREADS`", n),
             Err(_) => return Err(range("`MOEC_THREADS`", format!("`{text}`"))),
         },
-        _ => return Ok(cores().min(MAX_THREADS)),
+        _ => return Ok(cores.min(MAX_THREADS)),
     };
     if (1..=MAX_THREADS).contains(&n) { Ok(n) } else { Err(range(what, n.to_string())) }
 }
@@ -314,6 +322,22 @@ impl CoreSet {
         // SAFETY: the call gets a set that lives as long as `self` and its exact size; 0 is the calling
         // thread.
         unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const self.set) == 0 }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl PartialEq for CoreSet {
+    fn eq(&self, other: &Self) -> bool {
+        // SAFETY: both are whole sets.
+        unsafe { libc::CPU_EQUAL(&self.set, &other.set) }
+    }
+}
+
+/// Nothing is bound on this system.
+#[cfg(not(target_os = "linux"))]
+impl PartialEq for CoreSet {
+    fn eq(&self, _other: &Self) -> bool {
+        true
     }
 }
 

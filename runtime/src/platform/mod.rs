@@ -7,4 +7,5 @@ pub mod cpu;
 pub mod energy;
 pub mod mapped;
 pub mod memory;
+pub mod numa;
 pub mod regular;

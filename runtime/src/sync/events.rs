@@ -56,6 +56,11 @@ impl Events {
         }
     }
 
+    /// Whether all of these have occurred.
+    pub(crate) fn occurred(&self, events: &[usize]) -> bool {
+        events.iter().all(|&event| self.left[event].load(Ordering::Acquire) == 0)
+    }
+
     /// Returns when all threads have done their shares. Their earlier writes are then visible.
     pub(crate) fn wait(&self, event: usize) {
         let left = &self.left[event];

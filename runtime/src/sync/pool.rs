@@ -52,7 +52,15 @@ impl Pool {
     /// # Errors
     /// [`Error::Io`] if the operating system refuses to start a thread.
     pub fn new(threads: usize, others: usize, binding: Binding) -> Result<Self> {
-        let all = threads.max(1) + others;
+        Self::with_others(threads, &vec![None; others], binding)
+    }
+
+    /// As [`Pool::new`], with the cores that each of the others is bound to; `None`: any.
+    ///
+    /// # Errors
+    /// As [`Pool::new`].
+    pub fn with_others(threads: usize, others: &[Option<CoreSet>], binding: Binding) -> Result<Self> {
+        let all = threads.max(1) + others.len();
         let shared = Arc::new(Shared {
             barrier: Barrier::new(threads.max(1)),
             gate: Barrier::new(all),
@@ -63,12 +71,14 @@ impl Pool {
         let mut handles = Vec::new();
         for index in 1..all {
             let (shared, gate) = (Arc::clone(&shared), Arc::clone(&complete));
+            let own =
+                index.checked_sub(threads.max(1)).and_then(|other| others.get(other).copied().flatten());
             let body = move || {
                 if *gate.wait() {
                     match binding {
                         Binding::Each if index < threads => cpu::pin(index),
                         Binding::Within(cores) if index < threads => _ = cores.bind(),
-                        _ => {}
+                        _ => _ = own.map(|cores| cores.bind()),
                     }
                     work(&shared, index);
                 }
@@ -107,7 +117,7 @@ impl Pool {
             self.post(Some(job));
         }
         let own = match self.binding {
-            Binding::Within(cores) => CoreSet::of_this_thread().filter(|_| cores.bind()),
+            Binding::Within(cores) => CoreSet::of_this_thread().filter(|own| *own != cores && cores.bind()),
             _ => None,
         };
         let guard = AbortOnPanic;

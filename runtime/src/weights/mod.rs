@@ -96,8 +96,8 @@ impl Choice {
 pub fn needed(program: &Plan, threads: usize) -> u64 {
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let page = HUGE_PAGE as u64;
-    let used = |i: usize| program.segments.iter().any(|s| s.file as usize == i);
-    let files = program.files.iter().enumerate().filter(|&(i, _)| used(i));
+    let here = program.files_here();
+    let files = (0..).zip(&program.files).filter(|(i, _)| here.contains(i));
     let weights = sum(&mut files.map(|(_, f)| f.bytes.div_ceil(page).saturating_mul(page)));
     let scratch = program.scratch_bytes.saturating_mul(threads as u64);
     let kv = sum(&mut program.states.iter().map(StateBuf::bytes));

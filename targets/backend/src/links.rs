@@ -1,11 +1,50 @@
-//! Measurement of the connections between processes that a launcher started.
+//! Connections between processes that a launcher started: work that they divide, and its measurement.
 
 use moec_runtime::Result;
+use std::fmt::Debug;
 
-/// Processes of other hosts, which all do the same at the same time.
-pub trait Links {
-    /// Whether this process is the first: it measures, and the others answer.
-    fn is_first(&self) -> bool;
+/// Processes of several hosts, which run the same subcommand at the same time.
+pub trait Links: Debug {
+    /// Index of this process.
+    fn rank(&self) -> usize;
+
+    /// Number of processes.
+    fn hosts(&self) -> usize;
+
+    /// Whether this process is the first: it writes and prints.
+    fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// Does the work of another process than the first, with signs of it for [`Links::receive`].
+    fn work(&self, work: &mut dyn FnMut());
+
+    /// Sends a message of any length to the first process, which may take it much later.
+    ///
+    /// # Errors
+    /// A process that cannot be reached.
+    fn send(&self, message: &[u8]) -> Result<()>;
+
+    /// The next message of another process, for the first. Waits as long as that process gives signs.
+    ///
+    /// # Errors
+    /// A process that cannot be reached, or has given no sign for too long.
+    fn receive(&self, from: usize) -> Result<Vec<u8>>;
+
+    /// The message of the first process, at every process; those of the others are ignored.
+    ///
+    /// # Errors
+    /// A process that cannot be reached.
+    fn broadcast(&self, message: &[u8]) -> Result<Vec<u8>>;
+
+    /// Lets all processes end together; the last use of the connections.
+    ///
+    /// # Errors
+    /// A process that cannot be reached, or does not answer.
+    fn leave(&self) -> Result<()>;
+
+    /// Ends all processes with an error of this one, which is named.
+    fn end_job(&self, why: &str, hint: Option<String>) -> !;
 
     /// Lets every other process say something to the first, which measures its connection with each; the last use of
     /// the connections. `says` is what this process says. Gives what the first learned, by host; the others get
@@ -32,7 +71,7 @@ pub struct Peer {
 pub struct Trip {
     /// Bytes.
     pub bytes: u64,
-    /// Microseconds that a tenth of many do not exceed.
+    /// The least microseconds of many.
     pub us: f64,
 }
 

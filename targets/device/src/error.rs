@@ -34,6 +34,14 @@ pub enum DeviceError {
         /// The fault.
         message: String,
     },
+    /// This machine cannot be divided into the NUMA nodes of a target.
+    #[error("target `{name}`: {message}")]
+    Nodes {
+        /// Requested name.
+        name: String,
+        /// The fault.
+        message: String,
+    },
     /// A value makes no sense.
     #[error("device file `{}`: `{key}`: {message}", path.display())]
     Invalid {
@@ -57,6 +65,12 @@ impl DeviceError {
                 }
             },
             Self::Read { .. } => "`--target` takes a name that `moec targets` lists, or a device file".into(),
+            Self::Nodes { .. } => {
+                "`--target native` is all of this machine; `native-x2` is two processes of it, by MPI".into()
+            }
+            Self::Invalid { key, .. } if key == crate::nodes::KEY => {
+                "`moec targets native-numa2` prints the nodes of this machine".into()
+            }
             Self::Parse { .. } | Self::Invalid { .. } => {
                 "`moec targets x86-64-v3` prints a valid device file".into()
             }

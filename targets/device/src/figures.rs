@@ -1,6 +1,7 @@
 //! Figures of a device: what it can do, each with the place where the number comes from.
 
 use crate::{Choice, GraphForm, Legality, MatmulTime};
+use moec_ir::CpuList;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -80,6 +81,10 @@ pub struct DeviceUnit {
     /// Host that it is of, by its name; none: the first, where the program starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// CPUs that it is, of those of the machine where the program starts: a NUMA node of it, whose memory is the unit's.
+    /// All nodes have them, the first unit too. Written as Linux does: `"0-15,32"`.
+    #[serde(default, with = "crate::nodes::form", skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuList>,
     /// Backend, where it is not the usual one; `family` in older files ([`crate::Device::backend_of`]).
     #[serde(default, alias = "family", skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,

@@ -2,10 +2,10 @@
 
 use crate::{
     Cluster, Device, DeviceError, DeviceUnit, Dimms, Figure, NATIVE, ParallelRate, UnitKind, host, nearest,
+    nodes, several,
 };
 use moec_runtime::platform::regular;
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::path::Path;
 
 /// The built-in devices: name and text of the file, in the order in which they are listed.
@@ -34,7 +34,7 @@ const MOST_ALIGNMENT: f64 = 4096.0;
 const MOST_QUEUES: f64 = 64.0;
 
 /// Most hosts of one device.
-const MOST_HOSTS: usize = 64;
+pub(crate) const MOST_HOSTS: usize = 64;
 
 impl Device {
     /// The device of that name, or of the user's own file: what ends in `.toml` or holds a `/` is a path.
@@ -46,13 +46,19 @@ impl Device {
         if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
             return Self::parse(text, Path::new(&format!("{name}.toml")));
         }
-        if let Some(hosts) = native_hosts(name_or_path) {
-            return Self::parse(&text_of_hosts(hosts), Path::new(&format!("{name_or_path}.toml")));
+        if let Some(text) = several::find(name_or_path) {
+            return Self::parse(&text?, Path::new(&format!("{name_or_path}.toml")));
         }
         if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) || name_or_path.contains('/') {
             let text = regular::read_text(path, regular::SETTINGS)
                 .map_err(|source| DeviceError::Read { path: path.into(), source })?;
-            return Self::parse(&text, path);
+            let device = Self::parse(&text, path)?;
+            return match nodes::absent(&device) {
+                Some(message) => {
+                    Err(DeviceError::Invalid { path: path.into(), key: nodes::KEY.into(), message })
+                }
+                None => Ok(device),
+            };
         }
         Err(DeviceError::Unknown {
             name: name_or_path.into(),
@@ -148,6 +154,7 @@ impl Device {
         if self.units.iter().position(|u| u.kind == UnitKind::Cpu).is_some_and(|at| at > 0) {
             return bad("unit", "the CPU must be the first unit");
         }
+        nodes::check(self).map_err(|message| (nodes::KEY.to_owned(), message))?;
         self.check_memories()?;
         for m in &self.memories {
             if m.available.as_ref().zip(m.capacity.as_ref()).is_some_and(|(a, c)| a.value > c.value) {
@@ -285,47 +292,6 @@ impl Device {
         }
         out
     }
-}
-
-/// Hosts of `native-x2` and its like: this machine so many times.
-fn native_hosts(name: &str) -> Option<usize> {
-    let hosts: usize = name.strip_prefix(NATIVE)?.strip_prefix("-x")?.parse().ok()?;
-    ((2..=MOST_HOSTS).contains(&hosts) && name == format!("{NATIVE}-x{hosts}")).then_some(hosts)
-}
-
-/// Rate and latency of a link between two processes of this machine, and their source. Hosts of `native-x2` and its
-/// like may be processes of one machine; for machines on a network `moec profile-device --hosts` measures a file.
-const SHARED_MEMORY: (f64, f64, &str) = (
-    2.0,
-    1.7,
-    "moec profile-device --hosts: two processes of an AMD EPYC (Zen 4) with two cores, by MPICH 4.0, answers of 1 MiB",
-);
-
-/// The device file of this machine so many times, without figures but those of links.
-fn text_of_hosts(hosts: usize) -> String {
-    let (gb_per_s, latency_us, source) = SHARED_MEMORY;
-    let mut text = format!(
-        "name = \"{NATIVE}-x{hosts}\"\ndescription = \"{hosts} hosts like this machine\"\nbackend = \"cpu\"\n\
-         triple = \"{NATIVE}\"\ncpu = \"{NATIVE}\"\n\
-         [[unit]]\nname = \"cpu\"\nkind = \"cpu\"\nmemory = \"ram\"\n[[memory]]\nname = \"ram\"\n"
-    );
-    for i in 1..hosts {
-        // Writing to a string cannot fail.
-        let _ = write!(
-            text,
-            "[[host]]\nname = \"host{i}\"\n\
-             [[unit]]\nname = \"cpu{i}\"\nkind = \"cpu\"\nhost = \"host{i}\"\nmemory = \"ram{i}\"\n\
-             [[memory]]\nname = \"ram{i}\"\nhost = \"host{i}\"\n"
-        );
-        for (from, to) in [("ram".to_owned(), format!("ram{i}")), (format!("ram{i}"), "ram".to_owned())] {
-            let _ = write!(
-                text,
-                "[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\ngb_per_s = {gb_per_s:?}\nlatency_us = {latency_us:?}\n\
-                 source = \"{source}\"\n"
-            );
-        }
-    }
-    text
 }
 
 /// Reason that a share is refused.

@@ -15,6 +15,8 @@ mod form;
 mod host;
 mod legality;
 mod nearest;
+mod nodes;
+mod several;
 mod silicon;
 
 pub use cost::MatmulTime;
@@ -77,7 +79,8 @@ pub struct Device {
     pub power: Option<Power>,
 }
 
-/// A machine beside the one where a program starts. Both run the same program.
+/// A machine beside the one where a program starts, which runs the same program. Or, if its unit has
+/// [`DeviceUnit::cpus`], another NUMA node of that machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
@@ -140,11 +143,21 @@ pub const CPU_BACKEND: &str = "cpu";
 /// Backend of the CPUs of other hosts than the first.
 pub const HOST_BACKEND: &str = "host";
 
+/// Backend of the CPUs of other NUMA nodes than the first.
+pub const NODE_BACKEND: &str = "node";
+
+/// Whether units of a backend are CPUs beside the first unit, which a model is divided with: those of other hosts,
+/// or of other NUMA nodes.
+pub fn is_beside(backend: &str) -> bool {
+    [HOST_BACKEND, NODE_BACKEND].contains(&backend)
+}
+
 impl Device {
     /// The backend of a unit: its own where it names one, else the CPU's, else the device's.
     pub fn backend_of<'a>(&'a self, unit: &'a DeviceUnit) -> &'a str {
         match (&unit.backend, unit.kind) {
             (Some(backend), _) => backend,
+            (None, UnitKind::Cpu) if unit.host.is_some() && unit.cpus.is_some() => NODE_BACKEND,
             (None, UnitKind::Cpu) if unit.host.is_some() => HOST_BACKEND,
             (None, UnitKind::Cpu) => CPU_BACKEND,
             (None, _) => &self.backend,

@@ -1,4 +1,5 @@
-//! Backend of the CPUs of other hosts: they run the CPU's kernels, each on weights of its own.
+//! Backends of the CPUs of other hosts, and of other NUMA nodes ([`Nodes`]): they run the CPU's kernels, each on weights
+//! of its own.
 //!
 //! A program that a launcher of MPI started on as many hosts as its device has sends their steps to them
 //! ([`moec_hosts_unit`]). Without a launcher this process executes the steps of all hosts, each in a memory of its
@@ -7,6 +8,9 @@
 //! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of backends.
 
 mod measure;
+mod nodes;
+
+pub use nodes::Nodes;
 
 use measure::Job;
 use moec_backend::{Backend, Diagnosis, Flaw, Links, Tools};
@@ -36,7 +40,8 @@ impl Backend for Hosts {
         Ok(())
     }
 
-    /// Everything but what reads the first host's disk.
+    /// Everything but requests of experts, which are for the first host's disk. Another host reads those of its own
+    /// disk that its steps need.
     fn takes(&self, op: &Op) -> bool {
         !op.reads_disk()
     }

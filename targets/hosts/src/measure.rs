@@ -1,31 +1,77 @@
-//! Connections between hosts, measured with the messages that runs exchange.
+//! The processes of a job: work that they divide, and their connections, measured with the messages that runs exchange.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of messages")]
 
 use moec_backend::links::{Links, Peer, Trip};
 use moec_hosts_unit::message::{Command, Commands, Message, answer, answered};
 use moec_hosts_unit::mpi::Mpi;
-use moec_hosts_unit::{Tag, Wire, leave};
+use moec_hosts_unit::{
+    Delayed, Tag, Wire, await_answer, await_commands, giving_signs, leave, machine, receive_whole,
+    send_whole, timeout,
+};
 use moec_runtime::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Sizes of measured messages.
 const SIZES: [u64; 7] = [64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Fewest messages of a size, and how long more of them are sent.
+/// Fewest messages of each size, and how long more of them are sent.
 const FEWEST: usize = 20;
-const SPAN: Duration = Duration::from_millis(100);
+const SPAN: Duration = Duration::from_millis(700);
+/// Longest time to go on while other programs disturb all messages of a size.
+const LONGEST: Duration = Duration::from_secs(30);
 /// Time for a host to measure itself, and to answer.
 const ANSWERING: Duration = Duration::from_mins(10);
-/// Longest wait for a message at a time.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// The processes of a job.
 #[derive(Debug)]
 pub(crate) struct Job(pub(crate) Arc<Mpi>);
 
 impl Links for Job {
-    fn is_first(&self) -> bool {
-        self.0.rank() == 0
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn hosts(&self) -> usize {
+        self.0.hosts()
+    }
+
+    fn work(&self, work: &mut dyn FnMut()) {
+        giving_signs(self.0.as_ref(), work);
+    }
+
+    fn send(&self, message: &[u8]) -> Result<()> {
+        // The first host takes it after work of its own, however long that is.
+        send_whole(self.0.as_ref(), 0, Tag::Answer, message, Duration::MAX)
+    }
+
+    fn receive(&self, from: usize) -> Result<Vec<u8>> {
+        let timeout = timeout()?;
+        receive_whole(|| await_answer(self.0.as_ref(), from, &format!("host {from}"), timeout))
+    }
+
+    fn broadcast(&self, message: &[u8]) -> Result<Vec<u8>> {
+        let wire: &Mpi = &self.0;
+        if !self.is_first() {
+            return receive_whole(|| await_commands(wire));
+        }
+        let timeout = timeout()?;
+        (1..wire.hosts()).try_for_each(|to| send_whole(wire, to, Tag::Commands, message, timeout))?;
+        Ok(message.to_vec())
+    }
+
+    fn leave(&self) -> Result<()> {
+        if !self.is_first() {
+            echo(self.0.as_ref(), "")?;
+        }
+        leave(&self.0)
+    }
+
+    fn end_job(&self, why: &str, hint: Option<String>) -> ! {
+        let error = Error::machine(format!("host {} (`{}`): {why}", self.rank(), machine()));
+        self.0.end_job(&match hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        })
     }
 
     fn meet(&self, says: &str) -> Result<Vec<Peer>> {
@@ -33,7 +79,7 @@ impl Links for Job {
         let met: Result<Vec<Peer>> = if self.is_first() {
             (1..wire.hosts()).map(|host| measure(wire, host)).collect()
         } else {
-            echo(wire, says).map(|()| Vec::new())
+            Delayed::from_environment(wire).and_then(|wire| echo(&wire, says)).map(|()| Vec::new())
         };
         met.and_then(|peers| leave(wire).map(|()| peers))
     }
@@ -44,27 +90,33 @@ fn measure(wire: &dyn Wire, host: usize) -> Result<Peer> {
     let mut message = Message::default();
     message.add(Command::Greet { program: &[] });
     let says = String::from_utf8_lossy(&ask(wire, host, &message)?).into_owned();
-    let trips = |to: bool| SIZES.iter().map(|&bytes| trip(wire, host, bytes, to)).collect::<Result<Vec<_>>>();
-    Ok(Peer { says, to: trips(true)?, from: trips(false)? })
+    Ok(Peer { says, to: trips(wire, host, true)?, from: trips(wire, host, false)? })
 }
 
-/// Measures messages of a size to a host (`to`), or answers of it.
-fn trip(wire: &dyn Wire, host: usize, bytes: u64, to: bool) -> Result<Trip> {
-    let (there, back) = if to { (bytes, 0) } else { (0, bytes) };
-    let data = vec![0; there as usize];
-    let mut message = Message::default();
-    message.add(Command::Write { offset: 0, data: &data });
-    message.add(Command::Read { offset: 0, bytes: back });
-    let mut us = Vec::new();
+/// Measures messages of each size to a host (`to`), or answers of it, in turns. The least time of a size counts: what
+/// other programs disturb takes longer.
+fn trips(wire: &dyn Wire, host: usize, to: bool) -> Result<Vec<Trip>> {
+    let messages = SIZES.map(|bytes| {
+        let (there, back) = if to { (bytes, 0) } else { (0, bytes) };
+        let mut message = Message::default();
+        message.add(Command::Write { offset: 0, data: &vec![0; there as usize] });
+        message.add(Command::Read { offset: 0, bytes: back });
+        message
+    });
+    let mut trips = SIZES.map(|bytes| Trip { bytes, us: f64::INFINITY });
     let begin = Instant::now();
-    while us.len() < FEWEST || begin.elapsed() < SPAN {
-        let sent = Instant::now();
-        ask(wire, host, &message)?;
-        us.push(sent.elapsed().as_secs_f64() * 1e6);
+    for turn in 0.. {
+        for (trip, message) in trips.iter_mut().zip(&messages) {
+            let sent = Instant::now();
+            ask(wire, host, message)?;
+            trip.us = trip.us.min(sent.elapsed().as_secs_f64() * 1e6);
+        }
+        let enough = turn >= FEWEST && begin.elapsed() >= SPAN && Trip::gb_per_s(&trips).is_some();
+        if enough || begin.elapsed() >= LONGEST {
+            break;
+        }
     }
-    // What other programs disturb takes longer.
-    us.sort_by(f64::total_cmp);
-    Ok(Trip { bytes, us: us[us.len() / 10] })
+    Ok(trips.to_vec())
 }
 
 /// Sends a message, and waits for its answer.
@@ -81,8 +133,7 @@ fn ask(wire: &dyn Wire, host: usize, message: &Message) -> Result<Vec<u8>> {
 /// Answers the first host until it leaves.
 fn echo(wire: &dyn Wire, says: &str) -> Result<()> {
     loop {
-        // The launcher ends this process if the first host's ends.
-        let Some(message) = wire.receive(0, Tag::Commands, LOOK)? else { continue };
+        let message = await_commands(wire)?;
         let mut data = Vec::new();
         for command in Commands::of(&message) {
             match command? {
@@ -146,7 +197,7 @@ mod tests {
             }
             let mut message = Message::default();
             message.add(Command::Leave);
-            first.send(1, Tag::Commands, message.bytes(), LOOK).unwrap();
+            first.send(1, Tag::Commands, message.bytes(), ANSWERING).unwrap();
             served.join().unwrap().unwrap();
         });
     }

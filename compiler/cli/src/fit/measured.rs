@@ -7,6 +7,7 @@ use moec_base::scratch::Scratch;
 use moec_base::{Error, Result, human};
 use moec_bundle::read::Bundle;
 use moec_measure::evaluate::{self, Tasks};
+use moec_measure::job::Job;
 use moec_pipeline::Stops;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -52,6 +53,7 @@ pub(super) fn build(
         sources: false,
         reuse: true,
         stops: Stops::default(),
+        job: Job::ALONE,
     };
     let built = moec_driver::build(&request, progress, &mut |_| {})?;
     let built = built.ok_or_else(|| Error::bug("a build without a bundle"))?;
@@ -124,7 +126,7 @@ fn loss(
     let reference = build(args, &toml, Some(&scratch.path().join("bf16.moec")), false, progress)?;
     let tasks =
         Tasks { text: Some(text.to_owned()), questions: None, window: WINDOW, windows: Some(WINDOWS) };
-    let quality = evaluate::evaluate(bundle, Some(&Bundle::open(&reference)?), &tasks, progress)?;
+    let quality = evaluate::evaluate(bundle, Some(&Bundle::open(&reference)?), &tasks, Job::ALONE, progress)?;
     quality.increase.map(f64::ln_1p).ok_or_else(|| Error::bug("a text without a perplexity"))
 }
 

@@ -24,6 +24,7 @@ use moec_import::{ImportOptions, hub};
 use moec_profile::{Origin, Profile};
 use moec_runtime::platform::{available, regular};
 use moec_runtime::weights;
+use moec_targets::backends;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -96,6 +97,10 @@ pub struct Args {
 /// Fails if the checkpoint is not supported, the profile is of another model, the target has no kernels, or no
 /// candidate keeps the limits.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    if backends::job()?.is_some() {
+        return Err(Error::usage("`moec fit` measures the speed of one host")
+            .hint("start it without a launcher of MPI"));
+    }
     let device = moec_targets::device(&args.target)?;
     let profile = args.profile.as_deref().map(Profile::read).transpose()?;
     check(args, profile.as_ref())?;

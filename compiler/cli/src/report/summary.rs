@@ -11,7 +11,7 @@ use moec_ir::plan::{Entry, Plan};
 use moec_ir::{EntryKind, Format, Module, Role, WeightClass};
 use moec_passes::decisions::{Decisions, ExpertUse, ScheduleSource};
 use moec_profile::importance::ENOUGH;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A name and how much of something it has.
 pub(crate) type Share = (String, f64);
@@ -199,7 +199,8 @@ fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
 /// Contents of every memory: weights by class, with those on disk separate, then the other memory of a run.
 fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     let classes = classes(module);
-    let on_disk: Vec<u32> = plan.paging.iter().flat_map(moec_ir::paging::Paging::segments).collect();
+    let paged = plan.paged_memories().flat_map(|(_, paging)| paging.segments());
+    let on_disk: BTreeSet<u32> = paged.collect();
     let mut sums: BTreeMap<(usize, &str), u64> = BTreeMap::new();
     let name = |m: usize| plan.memories.get(m).map_or("memory", |m| &m.name);
     let class = |segment: usize| {
@@ -215,6 +216,9 @@ fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
                 0 => segment.bytes,
                 n => segment.bytes / u64::from(matrices.max(1)) * n,
             };
+            if on_disk.contains(&resident.segment) && memory.paging.is_some() {
+                continue;
+            }
             *sums.entry((m, class(resident.segment as usize))).or_default() += bytes;
             *elsewhere.entry(resident.segment as usize).or_default() += bytes;
         }
@@ -237,8 +241,10 @@ fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
         *sums.entry((m, "intermediate results")).or_default() += memory.arena_bytes;
     }
     *sums.entry((0, "scratch of a thread")).or_default() += plan.scratch_bytes;
-    let frames = plan.paging.as_ref().and_then(moec_ir::paging::Paging::cache_bytes);
-    *sums.entry((0, "frames for experts on disk")).or_default() += frames.unwrap_or(0);
+    for (m, paging) in plan.paged_memories() {
+        let frames = paging.cache_bytes().unwrap_or(0);
+        *sums.entry((m as usize, "frames for experts on disk")).or_default() += frames;
+    }
     let in_memory = sums.into_iter().map(|((m, what), bytes)| Part {
         memory: name(m).to_owned(),
         what: what.to_owned(),

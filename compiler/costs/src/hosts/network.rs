@@ -3,8 +3,11 @@
 use super::Load;
 use super::shape::{Experts, Product};
 use moec_cpu::{CpuTarget, Figures};
-use moec_device::{Device, Memory, UnitKind};
+use moec_device::{Bandwidth, Device, Memory, UnitKind};
 use std::str::FromStr;
+
+/// Assumed rate of a disk that was not measured, in 10⁹ bytes per second.
+pub const DISK_GB_PER_S: f64 = 2.0;
 
 /// A host.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,10 +29,12 @@ impl Host {
         read.max(2.0 * rows * product.numbers as f64 / (self.gops * 1e3))
     }
 
-    /// Microseconds of a load of experts.
-    pub fn experts_us(&self, of: &Experts, load: Load) -> f64 {
-        let read = load.experts * of.bytes as f64 / (self.gb_per_s * 1e3);
+    /// Microseconds of a load of experts, of which a share is first read from a disk of so many 10⁹ bytes per second.
+    pub fn experts_us(&self, of: &Experts, load: Load, (missing, disk_gb_per_s): (f64, f64)) -> f64 {
+        let bytes = load.experts * of.bytes as f64;
+        let read = bytes / (self.gb_per_s * 1e3);
         read.max(2.0 * load.pairs * of.numbers as f64 / (self.gops * 1e3))
+            + missing * bytes / (disk_gb_per_s * 1e3)
     }
 
     /// Whether its memory holds so many bytes.
@@ -92,6 +97,8 @@ pub struct Hosts {
     pub list: Vec<Host>,
     /// Their rates.
     pub constants: Vec<Constant>,
+    /// 10⁹ bytes per second that the disk of each gives, if experts that its memory does not hold stay there.
+    pub disk_gb_per_s: Option<f64>,
 }
 
 impl Hosts {
@@ -102,14 +109,25 @@ impl Hosts {
         let names = std::iter::once(None).chain(device.hosts.iter().map(|h| Some(h.name.as_str())));
         let mut constants = Vec::new();
         let list = names.map(|name| host(device, figures, name, &mut constants)).collect();
-        Self { list, constants }
+        Self { list, constants, disk_gb_per_s: None }
+    }
+
+    /// The same hosts, each with so many bytes of memory at most, and experts on a disk like the target's.
+    #[must_use]
+    pub fn with_budget(mut self, budget: u64, target: &CpuTarget) -> Self {
+        for host in &mut self.list {
+            host.capacity = Some(host.capacity.map_or(budget as f64, |capacity| capacity.min(budget as f64)));
+        }
+        let measured = target.disk().and_then(|disk| disk.bandwidth.last());
+        self.disk_gb_per_s = Some(measured.map_or(DISK_GB_PER_S, Bandwidth::rate));
+        self
     }
 
     /// So many hosts like one, each connected with the first in the same way.
     pub fn alike(host: &Host, hosts: usize, network: Network) -> Self {
         let link = |i: usize| (i > 0).then_some(network);
         let list = (0..hosts.max(1)).map(|i| Host { link: link(i), ..host.clone() }).collect();
-        Self { list, constants: Vec::new() }
+        Self { list, constants: Vec::new(), disk_gb_per_s: None }
     }
 
     /// The host where programs start.
@@ -160,8 +178,11 @@ fn host(device: &Device, figures: &Figures, name: Option<&str>, constants: &mut 
     constant("memory", format!("{gb_per_s:.1} GB/s"), source);
     let peaks = cpu.into_iter().flat_map(|cpu| cpu.peak.values()).filter(|p| p.rate() > 0.0);
     let peak = peaks.max_by(|a, b| a.rate().total_cmp(&b.rate()));
-    let cores = format!("{}; {} cores", figures.bf16.source, figures.cores);
-    let assumed = (figures.bf16.value * f64::from(figures.cores) * 1e-9, &cores);
+    // A NUMA node has its own cores, another host as many as this one.
+    let count =
+        cpu.and_then(|cpu| cpu.cpus.as_ref()).map_or(f64::from(figures.cores), |cpus| cpus.len() as f64);
+    let cores = format!("{}; {count} cores", figures.bf16.source);
+    let assumed = (figures.bf16.value * count * 1e-9, &cores);
     let (gops, source) = peak.map_or(assumed, |p| (p.rate(), &p.source));
     constant("peak", format!("{gops:.0} GOP/s"), source);
     let capacity = memory.and_then(|m| m.available.as_ref().or(m.capacity.as_ref())).map(|f| f.value);

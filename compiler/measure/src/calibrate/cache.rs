@@ -4,6 +4,7 @@
 //! A profile that a build records itself is kept in the cache under a hash of everything that it depends on.
 
 use super::{Request, WINDOW, calibrate, read_texts};
+use crate::job::Job;
 use moec_base::cache_dir;
 use moec_base::error::{Error, Result};
 use moec_base::hashing::{hex, sha256};
@@ -23,11 +24,11 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// Fails if a profile is invalid or of another model, or if the calibration fails.
-pub fn profile(c: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>> {
+pub fn profile(c: &Inputs<'_>, job: Job<'_>, progress: &Progress) -> Result<Option<Profile>> {
     let origin = || Origin::of(c.checkpoint()?, c.spec()?);
     Ok(match &c.config.calibrate.profile {
         Some(path) => Some(named(path, &origin()?)?),
-        None if !c.config.calibrate.text.is_empty() => Some(cached(c, &origin()?, progress)?),
+        None if !c.config.calibrate.text.is_empty() => Some(cached(c, &origin()?, job, progress)?),
         None => None,
     })
 }
@@ -55,7 +56,12 @@ pub struct Weighed {
 ///
 /// # Errors
 /// Fails if a profile is invalid or of another model, or if the calibration fails.
-pub fn importance(c: &Inputs<'_>, module: &Module, progress: &Progress) -> Result<Option<Weighed>> {
+pub fn importance(
+    c: &Inputs<'_>,
+    module: &Module,
+    job: Job<'_>,
+    progress: &Progress,
+) -> Result<Option<Weighed>> {
     if !module.weights.iter().any(|w| w.format.is_quantised()) {
         // A profile that `model.toml` names must be valid in any case.
         if let Some(path) = &c.config.calibrate.profile {
@@ -63,7 +69,7 @@ pub fn importance(c: &Inputs<'_>, module: &Module, progress: &Progress) -> Resul
         }
         return Ok(None);
     }
-    let Some(profile) = profile(c, progress)? else { return Ok(None) };
+    let Some(profile) = profile(c, job, progress)? else { return Ok(None) };
     if let Some(few) = too_few(&profile) {
         progress.warn(&few);
     }
@@ -97,7 +103,7 @@ fn file_names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String {
 }
 
 /// Returns the profile of the texts of `model.toml`, from the cache if possible.
-fn cached(c: &Inputs<'_>, origin: &Origin, progress: &Progress) -> Result<Profile> {
+fn cached(c: &Inputs<'_>, origin: &Origin, job: Job<'_>, progress: &Progress) -> Result<Profile> {
     let configured = &c.config.calibrate;
     let texts = read_texts(&configured.text)?;
     let tokenizer = c.tokenizer()?.unwrap_or_default();
@@ -114,14 +120,17 @@ fn cached(c: &Inputs<'_>, origin: &Origin, progress: &Progress) -> Result<Profil
     }
     let name = format!("{}.trace", hex(&sha256(key.as_bytes())));
     let path = cache_dir::path()?.join("profiles").join(name);
-    // A cached file that cannot be used is recorded again, for any reason.
-    if let Some(cached) = Profile::read(&path).ok().filter(|p| p.origin == *origin) {
+    // A cached file that cannot be used is recorded again, for any reason. The first host decides.
+    let own = if job.is_first() { Profile::read(&path).ok() } else { None };
+    if let Some(cached) = job.broadcast(own.filter(|p| p.origin == *origin))? {
         progress.stage("Calibrated", &format!("before ({})", path.display()));
         return Ok(cached);
     }
-    let request = Request { texts: &texts, tokens: configured.tokens, window: WINDOW };
+    let request = Request { texts: &texts, tokens: configured.tokens, window: WINDOW, job };
     let profile = calibrate(c.config, c.checkpoint()?, c.spec()?, &request, progress)
         .map_err(|e: Error| e.context("the calibration that `[calibrate]` requests failed"))?;
-    profile.write(&path)?;
+    if job.is_first() {
+        profile.write(&path)?;
+    }
     Ok(profile)
 }

@@ -6,6 +6,7 @@
 
 use super::gates::{self, GateSample};
 use super::neurons::{Network, Neurons};
+use super::piece::{PieceRecord, Sum};
 use super::products::Products;
 use super::record::Recorder;
 use super::roles::{begins_network, experts_wide, gate_of, is_silu_gate, joins_stream, value};
@@ -15,8 +16,8 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, BufferColumns, Entry, RowSpace};
 use moec_ir::{DType, Graph, Module, Node, Op, Operand, ValueId, Weight, WeightClass, WeightId};
 use moec_profile::correlations::{WIDEST, block_for};
-use moec_profile::samples::{self, Sample};
-use moec_profile::{Chunk, Correlations, Moments, NeuronCounts, Routes, Routing, Saliency, Trace};
+use moec_profile::samples;
+use moec_profile::{Chunk, Routes, Routing, Saliency};
 use moec_runtime::{Moment, StepView};
 use std::collections::BTreeMap;
 
@@ -50,54 +51,23 @@ enum Tap {
     Attended { x: StridedRows, layer: usize },
 }
 
-/// Sums of one weight.
-struct Sum {
-    name: String,
-    cols: usize,
-    /// Number of tokens that each of its matrices has seen.
-    tokens: Vec<u64>,
-    /// `[matrices, cols]`.
-    squares: Vec<f32>,
-}
-
-/// Observations.
-pub(super) struct CalibrationRecord {
-    pub(super) layers: Vec<Routing>,
-    pub(super) trace: Trace,
-    pub(super) saliency: Vec<Saliency>,
-    pub(super) weights: BTreeMap<String, Moments>,
-    pub(super) routes: Routes,
-    pub(super) correlations: Vec<Correlations>,
-    pub(super) neurons: Vec<NeuronCounts>,
-    pub(super) samples: Vec<Sample>,
-    pub(super) gates: Vec<GateSample>,
-}
-
 /// Observer of the runs of one entry point.
 pub(super) struct Collector<'a> {
     entry: &'a Entry,
     before: Vec<Vec<Tap>>,
     after: Vec<Vec<Tap>>,
-    sums: Vec<Sum>,
-    products: Vec<Products>,
-    /// Rows that are kept of each sampled input.
-    most: usize,
+    /// Sums of the current piece of the texts.
+    pub(super) piece: PieceRecord,
     /// Sums of products of values that several weights read.
     known: BTreeMap<(ValueId, usize), usize>,
-    layers: Vec<Routing>,
-    trace: Trace,
     /// Loads of the current chunk, by layer.
     loads: Vec<Vec<u16>>,
-    saliency: Vec<Saliency>,
     /// The residual stream before the next addition.
     residual: Vec<u8>,
     pub(super) recorder: Recorder,
     pub(super) neurons: Neurons,
-    gates: Vec<GateSample>,
     /// Sums of one chunk, so that small numbers are added to small ones first.
     part: Vec<f32>,
-    /// Whether every value of the taps could be read.
-    whole: bool,
 }
 
 impl<'a> Collector<'a> {
@@ -118,20 +88,13 @@ impl<'a> Collector<'a> {
             entry,
             before: vec![Vec::new(); steps],
             after: vec![Vec::new(); steps],
-            sums: Vec::new(),
-            products: Vec::new(),
-            most: 0,
+            piece: PieceRecord::new(entry.kind.rows() as u32),
             known: BTreeMap::new(),
-            layers: Vec::new(),
-            trace: Trace::new(entry.kind.rows() as u32),
             loads: Vec::new(),
-            saliency: Vec::new(),
             residual: Vec::new(),
             recorder: Recorder::default(),
             neurons: Neurons::default(),
-            gates: Vec::new(),
             part: Vec::new(),
-            whole: true,
         };
         let spaces = graph.row_spaces(module);
         let experts = experts_wide(module, graph);
@@ -151,7 +114,7 @@ impl<'a> Collector<'a> {
                     continue;
                 }
                 let step = collector.reader(graph, node, id, segments)?;
-                let sum = collector.sums.len();
+                let sum = collector.piece.sums.len();
                 let tap = match node.op {
                     Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } => {
                         let x = value(node, 0)?;
@@ -179,21 +142,21 @@ impl<'a> Collector<'a> {
                     (&node.op, tap, node.scope.layer)
                     && gates::measured(*glu)
                 {
-                    collector.before[step].push(Tap::Gated { x, table, sample: collector.gates.len() });
-                    collector.gates.push(GateSample::new(layer, id, weight.rows() / 2));
+                    collector.before[step].push(Tap::Gated { x, table, sample: collector.piece.gates.len() });
+                    collector.piece.gates.push(GateSample::new(layer, id, weight.rows() / 2));
                 }
                 if let (Tap::Input { x, .. }, Some(layer)) = (tap, node.scope.layer)
                     && is_silu_gate(graph, node)
                 {
-                    collector.before[step].push(Tap::DenseGated { x, sample: collector.gates.len() });
-                    collector.gates.push(GateSample::new(layer, id, weight.rows()));
+                    collector.before[step].push(Tap::DenseGated { x, sample: collector.piece.gates.len() });
+                    collector.piece.gates.push(GateSample::new(layer, id, weight.rows()));
                 }
                 if let Some(tap) = collector.neurons(graph, node, weight, tap) {
                     collector.before[step].push(tap);
                 }
                 let name = &weight.name;
                 // If two nodes read a weight, the correlations are those of its first input.
-                let known = collector.products.iter().any(|p| p.readers.contains(name));
+                let known = collector.piece.products.iter().any(|p| p.readers.contains(name));
                 match tap {
                     _ if known => {}
                     Tap::Slots { x, table, .. } => {
@@ -202,22 +165,22 @@ impl<'a> Collector<'a> {
                         collector.before[step].push(Tap::PerSlot {
                             x,
                             table,
-                            products: collector.products.len(),
+                            products: collector.piece.products.len(),
                         });
-                        collector.products.push(products);
+                        collector.piece.products.push(products);
                     }
                     // The experts of a layer together read all rows that the layer reads.
                     Tap::Input { x, .. } | Tap::Routed { x, .. } => {
                         let v = value(node, 0)?;
                         let matrices = if matches!(tap, Tap::Routed { .. }) { 1 } else { weight.matrices() };
                         if let Some(&known) = collector.known.get(&(v, matrices)) {
-                            collector.products[known].readers.push(name.clone());
+                            collector.piece.products[known].readers.push(name.clone());
                         } else {
-                            let products = collector.products.len();
+                            let products = collector.piece.products.len();
                             collector.known.insert((v, matrices), products);
                             let new = Products::new(name.clone(), matrices, weight.cols(), WIDEST);
                             let sampled = matrices == 1 && begins_network(graph, node);
-                            collector.products.push(if sampled { new.with_sample() } else { new });
+                            collector.piece.products.push(if sampled { new.with_sample() } else { new });
                             let space = spaces[v.0 as usize];
                             collector.before[step].push(Tap::Dense { x, space, products });
                         }
@@ -226,7 +189,7 @@ impl<'a> Collector<'a> {
                 }
                 let (matrices, cols) = (weight.matrices(), weight.cols());
                 let name = weight.name.clone();
-                collector.sums.push(Sum {
+                collector.piece.sums.push(Sum {
                     name,
                     cols,
                     tokens: vec![0; matrices],
@@ -234,7 +197,8 @@ impl<'a> Collector<'a> {
                 });
             }
         }
-        collector.most = samples::most(collector.products.iter().filter_map(Products::sample_cols));
+        collector.piece.most =
+            samples::most(collector.piece.products.iter().filter_map(Products::sample_cols));
         Ok(collector)
     }
 
@@ -246,7 +210,7 @@ impl<'a> Collector<'a> {
         let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
         let last = self.entry.steps.iter().rposition(|s| Some(s.node as usize) == at);
         let last = last.ok_or_else(|| Error::bug("a router without step"))?;
-        let (&[ids, weights], layer) = (node.outputs.as_slice(), self.layers.len()) else {
+        let (&[ids, weights], layer) = (node.outputs.as_slice(), self.piece.layers.len()) else {
             return Err(Error::bug("a router without choices"));
         };
         let logits = self.rows(value(node, 0)?)?;
@@ -255,7 +219,7 @@ impl<'a> Collector<'a> {
         let number = node.scope.layer.unwrap_or(layer as u32);
         let routing = Routing::new(number, desc.k as u32, desc.experts);
         self.recorder.layer(&routing, desc.score);
-        self.layers.push(routing);
+        self.piece.layers.push(routing);
         self.loads.push(vec![0; desc.experts]);
         Ok(())
     }
@@ -271,10 +235,10 @@ impl<'a> Collector<'a> {
         let (first, last) = first.zip(last).ok_or_else(|| Error::bug("an addition without step"))?;
         let &[out] = node.outputs.as_slice() else { return Err(Error::bug("an addition of no result")) };
         let (before, after) = (self.rows(value(node, 0)?)?, self.rows(out)?);
-        let index = self.saliency.len();
+        let index = self.piece.saliency.len();
         self.before[first].push(Tap::Residual { x: before });
         self.after[last].push(Tap::Attended { x: after, layer: index });
-        self.saliency.push(Saliency::new(layer));
+        self.piece.saliency.push(Saliency::new(layer));
         Ok(())
     }
 
@@ -298,15 +262,15 @@ impl<'a> Collector<'a> {
 
     /// Begins a text.
     pub(super) fn begin(&mut self) {
-        self.trace.begin();
+        self.piece.trace.begin();
         self.neurons.begin();
     }
 
     /// Ends a chunk of `tokens` tokens.
     pub(super) fn end_chunk(&mut self, tokens: usize) {
         let loads = self.loads.iter_mut().flat_map(|l| l.iter_mut().map(std::mem::take)).collect();
-        self.trace.push(Chunk { tokens: tokens as u32, loads });
-        self.recorder.end_chunk(tokens, Routes::most(&self.layers));
+        self.piece.trace.push(Chunk { tokens: tokens as u32, loads });
+        self.recorder.end_chunk(tokens, Routes::most(&self.piece.layers));
     }
 
     /// Index of the step that reads a weight for a node. The step may belong to an addition whose epilogue
@@ -395,7 +359,7 @@ impl<'a> Collector<'a> {
             Moment::After => &self.after,
         };
         for tap in taps.get(view.index()).cloned().unwrap_or_default() {
-            self.whole &= self.record_tap(tap, view).is_some();
+            self.piece.whole &= self.record_tap(tap, view).is_some();
         }
     }
 
@@ -412,7 +376,7 @@ impl<'a> Collector<'a> {
                     RowSpace::Outputs => view.m(),
                 };
                 let x = x.view(view)?;
-                let sum = &mut self.sums[sum];
+                let sum = &mut self.piece.sums[sum];
                 self.part.clear();
                 self.part.resize(sum.squares.len(), 0.0);
                 for i in 0..n {
@@ -425,12 +389,12 @@ impl<'a> Collector<'a> {
                 let (x, contents) = (x.view(view)?, table.view(view)?);
                 contents.each(|expert, slots| {
                     let rows = slots.map(|slot| x.row(contents.word(table.layout.token() + slot)?));
-                    self.sums[sum].add(expert, rows, &mut self.part)
+                    self.piece.sums[sum].add(expert, rows, &mut self.part)
                 })?;
             }
             Tap::Gated { x, table, sample } => {
                 let (x, contents) = (x.view(view)?, table.view(view)?);
-                let sample = &mut self.gates[sample];
+                let sample = &mut self.piece.gates[sample];
                 contents.each(|expert, mut slots| {
                     slots.try_for_each(|slot| {
                         let row = x.row(contents.word(table.layout.token() + slot)?)?;
@@ -442,13 +406,13 @@ impl<'a> Collector<'a> {
             Tap::DenseGated { x, sample } => {
                 let x = x.view(view)?;
                 for i in 0..view.n() {
-                    self.gates[sample].add(0, x.row(i)?.chunks_exact(4).map(number));
+                    self.piece.gates[sample].add(0, x.row(i)?.chunks_exact(4).map(number));
                 }
             }
             Tap::Slots { x, table, sum } => {
                 let (x, contents) = (x.view(view)?, table.view(view)?);
                 contents.each(|expert, slots| {
-                    self.sums[sum].add(expert, slots.map(|slot| x.row(slot)), &mut self.part)
+                    self.piece.sums[sum].add(expert, slots.map(|slot| x.row(slot)), &mut self.part)
                 })?;
             }
             Tap::Dense { x, space, products } => {
@@ -457,16 +421,16 @@ impl<'a> Collector<'a> {
                     RowSpace::Outputs => view.m(),
                 };
                 let x = x.view(view)?;
-                let products = &mut self.products[products];
+                let products = &mut self.piece.products[products];
                 for matrix in 0..products.matrices() {
                     let own = products.channels(matrix);
                     products.add(matrix, (0..n).map(|i| x.row(i)?.get(own.start * 4..own.end * 4)))?;
                 }
-                products.keep(self.most);
+                products.keep(self.piece.most);
             }
             Tap::PerSlot { x, table, products } => {
                 let (x, contents) = (x.view(view)?, table.view(view)?);
-                let products = &mut self.products[products];
+                let products = &mut self.piece.products[products];
                 contents.each(|expert, slots| products.add(expert, slots.map(|slot| x.row(slot))))?;
             }
             Tap::ExpertActivations { x, table, network } => {
@@ -495,7 +459,7 @@ impl<'a> Collector<'a> {
                     let logits = logits.row(i)?.chunks_exact(4).map(number);
                     self.recorder.token(layer, chosen, logits);
                 }
-                let (layer, loads) = (&mut self.layers[layer], &mut self.loads[layer]);
+                let (layer, loads) = (&mut self.piece.layers[layer], &mut self.loads[layer]);
                 let mut chosen: Vec<usize> = Vec::new();
                 for i in 0..view.n() {
                     let ids = ids.row(i)?.chunks_exact(4).map(word);
@@ -528,7 +492,7 @@ impl<'a> Collector<'a> {
                     let before = self.residual.get(i * width..(i + 1) * width)?.chunks_exact(4).map(number);
                     let after = rows.row(i)?.chunks_exact(4).map(number);
                     let square: f64 = before.zip(after).map(|(a, b)| f64::from(b - a).powi(2)).sum();
-                    self.saliency[layer].add(square.sqrt());
+                    self.piece.saliency[layer].add(square.sqrt());
                 }
             }
         }
@@ -537,55 +501,12 @@ impl<'a> Collector<'a> {
 
     /// Routing of the layers with routers.
     pub(super) fn layers(&self) -> &[Routing] {
-        &self.layers
+        &self.piece.layers
     }
 
-    /// Returns the observations.
-    ///
-    /// # Errors
-    /// Fails if activations are not finite; the message names the weight.
-    pub(super) fn finish(mut self) -> Result<CalibrationRecord> {
-        if !self.whole {
-            return Err(Error::bug("values were not at the addresses of the plan"));
-        }
-        let mut weights = BTreeMap::new();
-        for sum in self.sums {
-            let moments = Moments::from_sums(sum.cols, sum.tokens, &sum.squares).ok_or_else(|| {
-                Error::input(format!("the inputs of `{}` are not finite", sum.name))
-                    .hint("the model diverges on these texts: is the checkpoint whole?")
-            })?;
-            // A weight that two nodes read has two inputs, which both count.
-            weights
-                .entry(sum.name)
-                .and_modify(|old: &mut Moments| {
-                    if let Some(both) = old.merge(&moments) {
-                        *old = both;
-                    }
-                })
-                .or_insert(moments);
-        }
-        let layers = self.layers;
-        let (mut saliency, mut trace) = (self.saliency, self.trace);
-        if !layers.is_sorted_by_key(|l| l.layer) {
-            return Err(Error::bug("routers out of layer order"));
-        }
-        saliency.sort_by_key(|s| s.layer);
-        trace.sequences.sort();
-        let samples = self.products.iter_mut().filter_map(Products::sample).collect();
-        let correlations = self.products.into_iter().map(Products::finish).collect::<Option<_>>();
-        let correlations = correlations.ok_or_else(|| Error::bug("sums of products of another shape"))?;
-        let (routes, neurons, gates) = (self.recorder.finish(), self.neurons.finish(), self.gates);
-        Ok(CalibrationRecord {
-            layers,
-            trace,
-            saliency,
-            weights,
-            routes,
-            correlations,
-            neurons,
-            samples,
-            gates,
-        })
+    /// Takes the sums of a piece out; those of the next piece begin at zero.
+    pub(super) fn take(&mut self) -> PieceRecord {
+        PieceRecord { routes: self.recorder.take(), neurons: self.neurons.take(), ..self.piece.take() }
     }
 }
 

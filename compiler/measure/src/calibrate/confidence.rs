@@ -7,6 +7,7 @@
 
 use super::spread;
 use super::texts::Window;
+use crate::job::Job;
 use moec_base::error::{Error, Result};
 use moec_base::interrupt;
 use moec_base::progress::Progress;
@@ -27,14 +28,16 @@ pub(super) fn record(
     engine: &mut Engine<'_>,
     experts: u32,
     windows: &[Window],
+    job: Job<'_>,
     progress: &Progress,
 ) -> Result<Confidence> {
     let mut confidence = Confidence::new(experts);
     let parts = parts(&windows.iter().map(|w| w.ids.len()).collect::<Vec<_>>());
     let total: usize = parts.iter().map(|(_, range)| range.len()).sum();
     let bar = progress.items("Decoding", total as u64, "tokens with fewer experts");
-    for (at, range) in parts {
-        let ids = &windows[at].ids;
+    let of_part = |part: usize| {
+        let (at, range) = parts[part].clone();
+        let (ids, mut found) = (&windows[at].ids, Vec::with_capacity(range.len()));
         engine.reset(0).map_err(Error::from)?;
         let (start, whole) = (range.start, ids.len());
         let read = &ids[..start];
@@ -43,14 +46,17 @@ pub(super) fn record(
             interrupt::check()?;
             let batch = [(0, pos, ids[pos])];
             let count = &mut |_, logits: &[f32]| {
-                confidence.add(largest_probability(logits));
+                found.push(largest_probability(logits));
                 Ok(())
             };
             engine.decode_little(&batch, count).map_err(Error::from)?;
             engine.decode(&batch, &mut |_, _| Ok(())).map_err(Error::from)?;
             bar.add(1);
         }
-    }
+        Ok(found)
+    };
+    let found = job.all(parts.len(), of_part, || ())?;
+    found.into_iter().flatten().for_each(|probability| confidence.add(probability));
     bar.finish();
     Ok(confidence)
 }

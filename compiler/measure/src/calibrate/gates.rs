@@ -1,6 +1,7 @@
 //! Measures the gates of experts and dense networks with SiLU. No kernel stores gates, so a sample of rows is kept with the
 //! experts that they chose. After all text is read, the sample is multiplied by the gates of these experts.
 
+use bincode::{Decode, Encode};
 use moec_base::error::{Error, Result};
 use moec_base::interrupt;
 use moec_ir::op::{Activation, Glu};
@@ -14,10 +15,11 @@ const PAIRS: usize = 512;
 const SUMS: usize = 16;
 
 /// Sampled rows of the experts of one layer.
+#[derive(Encode, Decode)]
 pub(super) struct GateSample {
     layer: u32,
-    /// Its first rows are the gate.
-    weight: WeightId,
+    /// Number of the weight whose first rows are the gate.
+    weight: u32,
     /// Rows of the gate.
     inter: usize,
     /// Kept pairs of expert and row: one of `every` pairs.
@@ -34,7 +36,7 @@ pub(super) fn measured(glu: Glu) -> bool {
 impl GateSample {
     /// Creates the sample of a layer with a weight whose first `inter` rows are the gate, of each expert.
     pub(super) const fn new(layer: u32, weight: WeightId, inter: usize) -> Self {
-        Self { layer, weight, inter, pairs: Vec::new(), every: 1, total: 0 }
+        Self { layer, weight: weight.0, inter, pairs: Vec::new(), every: 1, total: 0 }
     }
 
     /// Adds a row that an expert computes. The choice of the kept pairs depends on their order alone.
@@ -44,13 +46,34 @@ impl GateSample {
         }
         self.total += 1;
         if self.pairs.len() > PAIRS {
-            let mut index = 0;
-            self.pairs.retain(|_| {
-                index += 1;
-                index % 2 == 1
-            });
-            self.every *= 2;
+            self.thin();
         }
+    }
+
+    /// Drops every other pair.
+    fn thin(&mut self) {
+        let mut index = 0;
+        self.pairs.retain(|_| {
+            index += 1;
+            index % 2 == 1
+        });
+        self.every *= 2;
+    }
+
+    /// Takes the sample out; the next one is empty.
+    pub(super) fn take(&mut self) -> Self {
+        let next = Self::new(self.layer, WeightId(self.weight), self.inter);
+        std::mem::replace(self, next)
+    }
+
+    /// Adds the sample of a later piece; both are thinned alike.
+    pub(super) fn merge(&mut self, mut next: Self) {
+        while self.every != next.every || self.pairs.len() + next.pairs.len() > PAIRS {
+            let denser = if self.every <= next.every { &mut *self } else { &mut next };
+            denser.thin();
+        }
+        self.pairs.append(&mut next.pairs);
+        self.total += next.total;
     }
 
     /// Returns the magnitudes of the gates of the sample.
@@ -58,7 +81,7 @@ impl GateSample {
     /// # Errors
     /// Fails if a weight cannot be read, or on an interrupt.
     pub(super) fn finish(mut self, module: &Module, source: &dyn Source) -> Result<Gates> {
-        let weight = module.weight(self.weight);
+        let weight = module.weight(WeightId(self.weight));
         let (inter, hidden) = (self.inter, weight.cols());
         let mut gates = Gates::new(self.layer, weight.name.clone());
         self.pairs.sort_by_key(|(expert, _)| *expert);
@@ -107,6 +130,17 @@ mod tests {
         assert!(kept > PAIRS / 2 && kept <= PAIRS, "{kept}");
         let experts: Vec<usize> = sample.pairs.iter().map(|p| p.0).collect();
         assert_eq!(experts, (0..kept).map(|i| i * every).collect::<Vec<_>>());
+        // Of a text in pieces, as dense a sample of each is kept.
+        sample.take();
+        let mut pieces = GateSample::new(0, WeightId(0), 1);
+        for range in [0..8000, 8000..9000, 9000..10_000] {
+            range.for_each(|i| sample.add(i, std::iter::once(i as f32)));
+            pieces.merge(sample.take());
+        }
+        let of = |range: std::ops::Range<usize>| pieces.pairs.iter().filter(|p| range.contains(&p.0)).count();
+        assert!(pieces.pairs.len() <= PAIRS && pieces.pairs.is_sorted_by_key(|p| p.0));
+        assert_eq!([of(0..8000), of(8000..9000)], [8000, 1000].map(|n: usize| n.div_ceil(pieces.every)));
+        assert_eq!(pieces.total, 10_000);
         assert_eq!(dot(&[1.0; 35], &[2.0; 35]), 70.0);
         assert!((silu(1.0) - 0.731_058_6).abs() < 1e-6 && silu(-90.0).abs() < 1e-30);
     }

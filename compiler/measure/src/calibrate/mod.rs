@@ -10,6 +10,7 @@ mod collect;
 mod confidence;
 mod gates;
 mod neurons;
+mod piece;
 mod products;
 mod record;
 mod roles;
@@ -19,7 +20,8 @@ pub(crate) mod texts;
 pub use cache::{Weighed, entry, expert_use, importance, profile};
 pub use texts::{Corpus, read_ids, read_texts};
 
-use collect::{CalibrationRecord, Collector};
+use crate::job::Job;
+use collect::Collector;
 use moec_base::error::{Error, Result};
 use moec_base::interrupt;
 use moec_base::progress::Progress;
@@ -31,11 +33,14 @@ use moec_import::{Checkpoint, ModelSpec};
 use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
 use moec_pipeline::{Compilation, Compiled, Inputs, Stops};
+use moec_profile::neurons::BATCHES;
 use moec_profile::{Origin, Profile, Reading, Routes};
 use moec_runtime::CheckLevel;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::serving::text::Text;
 use moec_runtime::{Engine, Moment, Options, Program, Row, StepView};
+use piece::{CalibrationRecord, Part, PieceRecord};
+use std::ops::Range;
 use texts::Window;
 
 /// Default number of tokens of a text that are read as one sequence; the same as in `moec eval`.
@@ -43,6 +48,11 @@ pub const WINDOW: usize = 512;
 /// Logits that are computed per chunk. With a large vocabulary the head reads, and the score covers, only a
 /// sample of the tokens.
 const LOGITS: usize = 1 << 21;
+
+/// Most pieces of the texts: a host reads whole pieces, and the sums of a piece are sent to the first host.
+const PIECES: usize = 16;
+/// Fewest sequences of a piece: batches of neurons are of sequences of one piece.
+const PER_PIECE: usize = 2 * BATCHES;
 
 /// Input of a calibration.
 #[derive(Clone, Copy, Debug)]
@@ -53,9 +63,11 @@ pub struct Request<'a> {
     pub tokens: usize,
     /// Most tokens of one sequence.
     pub window: usize,
+    /// Hosts that divide the texts.
+    pub job: Job<'a>,
 }
 
-/// Runs the model of `config` over texts and returns the recorded profile.
+/// Runs the model of `config` over texts and returns the recorded profile, on every host of the job.
 ///
 /// # Errors
 /// Fails if the checkpoint does not compile or run here or lacks a tokenizer, if texts are too short, or on
@@ -108,6 +120,8 @@ pub fn calibrate(
     let text = is_text.then(open).transpose()?;
     let windows = texts::windows(request.texts, text.as_ref(), request.tokens, window)?;
     interrupt::check()?;
+    let read: Vec<&[u32]> = windows.iter().map(|w| w.ids.as_slice()).collect();
+    request.job.check_same(&(&bundle.plan, read))?;
 
     let unit = bundle.unit()?;
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).map_err(Error::from)?;
@@ -115,42 +129,75 @@ pub fn calibrate(
     let mut engine = Engine::open(&program, &folder, options).map_err(Error::from)?;
     let mut run = Run::new(&compiled, &bundle.plan)?;
     let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum(), "tokens");
-    let mut reading = Reading::default();
     let every = run.every(windows.iter().map(|w| w.ids.len()).sum());
     if let Some(first) = windows.first().filter(|_| run.collector.neurons.needs_thresholds()) {
         run.gauge(&mut engine, first)?;
     }
-    for (i, window) in windows.iter().enumerate() {
-        run.collector.recorder.begin(i % every == 0);
-        run.window(&mut engine, window, &|n| bar.add(n))?;
-        *reading.texts.entry(request.texts[window.text].hash).or_default() += window.ids.len() as u64;
-    }
+    let pieces = pieces(windows.len());
+    let mut sums = None;
+    request.job.in_order(
+        pieces.len(),
+        |piece, give| {
+            for i in pieces[piece].clone() {
+                run.collector.recorder.begin(i % every == 0);
+                run.window(&mut engine, &windows[i], &|n| bar.add(n))?;
+            }
+            run.collector.take().parts().try_for_each(give)
+        },
+        |piece, part| {
+            if matches!(part, Part::Begin(_)) && !request.job.computes(piece) {
+                bar.add(windows[pieces[piece].clone()].iter().map(|w| w.ids.len() as u64).sum());
+            }
+            PieceRecord::add(&mut sums, part)
+        },
+    )?;
     bar.finish();
-    (reading.predicted, reading.loss) = (run.predicted, run.loss);
-    let CalibrationRecord { layers, trace, saliency, weights, routes, correlations, neurons, samples, gates } =
-        run.collector.finish()?;
-    let gates = gates.into_iter().map(|g| g.finish(&compiled.module, checkpoint));
-    let mut gates = gates.collect::<Result<Vec<_>>>()?;
-    gates.sort_by_key(|g| g.layer);
     let little = bundle.plan.model.big_little;
     let confidence = little
-        .map(|little| confidence::record(&mut engine, little.experts, &windows, progress))
+        .map(|little| confidence::record(&mut engine, little.experts, &windows, request.job, progress))
         .transpose()?;
-    Ok(Profile {
-        origin,
-        reading,
-        layers,
-        trace,
-        saliency,
-        weights,
-        routes,
-        correlations,
-        neurons,
-        samples,
-        gates,
-        confidence,
-        losses: Vec::new(),
-    })
+    let profile = |sums: PieceRecord| -> Result<Profile> {
+        let mut reading = Reading::default();
+        for window in &windows {
+            let of_text = reading.texts.entry(request.texts[window.text].hash).or_default();
+            *of_text += window.ids.len() as u64;
+        }
+        let CalibrationRecord {
+            layers,
+            trace,
+            saliency,
+            weights,
+            routes,
+            correlations,
+            neurons,
+            samples,
+            gates,
+            predicted,
+            loss,
+        } = sums.finish()?;
+        (reading.predicted, reading.loss) = (predicted, loss);
+        let gates = gates.into_iter().map(|g| g.finish(&compiled.module, checkpoint));
+        let mut gates = gates.collect::<Result<Vec<_>>>()?;
+        gates.sort_by_key(|g| g.layer);
+        Ok(Profile {
+            origin,
+            reading,
+            layers,
+            trace,
+            saliency,
+            weights,
+            routes,
+            correlations,
+            neurons,
+            samples,
+            gates,
+            confidence,
+            losses: Vec::new(),
+        })
+    };
+    // The first host has the sums.
+    let profile = sums.map(profile).transpose()?;
+    request.job.broadcast(profile)?.ok_or_else(|| Error::bug("a calibration without a profile"))
 }
 
 /// The format of each class that holds the checkpoint's numbers exactly. Block formats are computed in bf16,
@@ -181,6 +228,12 @@ pub(crate) fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
     }
 }
 
+/// Windows of each piece.
+fn pieces(windows: usize) -> Vec<Range<usize>> {
+    let each = windows.div_ceil(PIECES).max(PER_PIECE);
+    (0..windows).step_by(each).map(|start| start..(start + each).min(windows)).collect()
+}
+
 /// A run over windows of text.
 struct Run<'a> {
     plan: &'a Plan,
@@ -189,8 +242,6 @@ struct Run<'a> {
     collector: Collector<'a>,
     /// Steps with taps of the collector.
     stops: Vec<bool>,
-    predicted: u64,
-    loss: f64,
 }
 
 impl<'a> Run<'a> {
@@ -200,7 +251,7 @@ impl<'a> Run<'a> {
         let collector =
             Collector::new(&compiled.module, &plan.entries[entry], entry, &compiled.segment_weights)?;
         let stops = collector.stops();
-        Ok(Self { plan, entry, collector, stops, predicted: 0, loss: 0.0 })
+        Ok(Self { plan, entry, collector, stops })
     }
 
     /// Sampling interval: one in so many sequences is recorded token by token, if they have `tokens` tokens in all.
@@ -257,8 +308,8 @@ impl<'a> Run<'a> {
             });
             result.map_err(Error::from)?;
             self.collector.end_chunk(ids.len());
-            self.predicted += scored.0;
-            self.loss += scored.1;
+            self.collector.piece.predicted += scored.0;
+            self.collector.piece.loss += scored.1;
             start += ids.len();
             tick(ids.len() as u64);
         }
@@ -299,7 +350,18 @@ fn spread(n: usize, most: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::spread;
+    use super::{PER_PIECE, PIECES, pieces, spread};
+
+    #[test]
+    fn pieces_have_all_windows_in_order() {
+        for windows in [1, 7, 8, 9, 100, 128, 129, 5000] {
+            let pieces = pieces(windows);
+            assert!(pieces.iter().flat_map(Clone::clone).eq(0..windows), "{windows}");
+            assert!(pieces.len() <= PIECES);
+            assert!(pieces[..pieces.len() - 1].iter().all(|p| p.len() >= PER_PIECE));
+        }
+        assert_eq!(pieces(128).len(), PIECES);
+    }
 
     #[test]
     fn rows_are_spread_over_the_chunk() {

@@ -3,7 +3,7 @@
 //!
 //! A token adds one row of bits for each expert that it chose. The rows of the current and of earlier
 //! sequences are kept. So a token can form a batch with the tokens at the same position of the last
-//! sequences.
+//! sequences of the same piece.
 
 use moec_profile::neurons::{BATCHES, MOST_COUNTS, QUANTILES};
 use moec_profile::{NeuronCounts, Saliency};
@@ -178,9 +178,14 @@ impl Neurons {
         w.count()
     }
 
-    /// Returns the counts, in the order of a profile.
-    pub(super) fn finish(self) -> Vec<NeuronCounts> {
-        let mut all: Vec<_> = self.watched.into_iter().map(|w| w.counts).collect();
+    /// Takes the counts of a piece out, in the order of a profile. The next piece begins without sequences.
+    pub(super) fn take(&mut self) -> Vec<NeuronCounts> {
+        let take = |w: &mut Watched| {
+            w.sequences.clear();
+            let next = w.counts.empty();
+            std::mem::replace(&mut w.counts, next)
+        };
+        let mut all: Vec<_> = self.watched.iter_mut().map(take).collect();
         all.sort_by(|a, b| (a.layer, &a.weight).cmp(&(b.layer, &b.weight)));
         all.dedup_by(|b, a| a.weight == b.weight);
         all
@@ -273,7 +278,7 @@ mod tests {
         read(&mut neurons, &[(1, &[0.0, -2.0])]);
         neurons.begin();
         read(&mut neurons, &[(0, &[0.0, 3.0]), (2, &[0.0, 0.0]), (2, &[1.0, 0.0])]);
-        let counts = neurons.finish().remove(0);
+        let counts = neurons.take().remove(0);
         let of = |expert, batch| [0, 1].map(|n| counts.active(expert, n, batch));
         assert_eq!(of(0, 1), [(1, 2), (1, 2)]);
         assert_eq!((of(1, 1), of(2, 1)), ([(0, 1), (1, 1)], [(1, 2), (0, 2)]));
@@ -293,7 +298,7 @@ mod tests {
         assert!(neurons.is_gauging());
         neurons.begin();
         read(&mut neurons, &[(1, &[99.0, -99.0, 1.0, 0.0])]);
-        let counts = neurons.finish().remove(0);
+        let counts = neurons.take().remove(0);
         assert!(!counts.is_exact() && counts.levels.len() == 3, "{:?}", counts.levels);
         assert!(counts.levels.is_sorted_by(|a, b| a.threshold < b.threshold));
         for level in 0..3 {
@@ -315,7 +320,7 @@ mod tests {
         assert!(neurons.watched[0].sequences[0].bits.len() <= 6 * 3);
         neurons.begin();
         (0..3).for_each(|_| read(&mut neurons, &[(0, row.as_slice()), (0, row.as_slice())]));
-        let counts = neurons.finish().remove(0);
+        let counts = neurons.take().remove(0);
         assert_eq!((counts.active(0, 129, 1), counts.active(1, 129, 1)), ((106, 106), (100, 100)));
         assert_eq!(
             (counts.active(0, 0, 2), counts.active(1, 0, 2)),

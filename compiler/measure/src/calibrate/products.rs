@@ -1,9 +1,12 @@
 //! Sums of products of channels, which are the second moments of inputs: a profile keeps them as
 //! [`Correlations`]. Rows of some of these inputs are kept, too.
 
+use super::piece;
+use bincode::{Decode, Encode};
 use moec_profile::Correlations;
 use moec_profile::correlations::blocks;
 use moec_profile::samples::{RowSample, Sample};
+use std::mem;
 use std::ops::Range;
 use std::thread;
 
@@ -11,6 +14,7 @@ use std::thread;
 const SHARE: usize = 1 << 23;
 
 /// Sums of one input; weights that read the same input share them.
+#[derive(Encode, Decode)]
 pub(super) struct Products {
     /// Weights that read it.
     pub(super) readers: Vec<String>,
@@ -60,6 +64,28 @@ impl Products {
         Some(self.sample.take()?.finish(self.readers.clone(), self.cols))
     }
 
+    /// Takes the sums out; the next ones begin at zero.
+    pub(super) fn take(&mut self) -> Self {
+        let next = Self {
+            readers: self.readers.clone(),
+            tokens: vec![0; self.tokens.len()],
+            sums: vec![0.0; self.sums.len()],
+            rows: mem::take(&mut self.rows),
+            sample: self.sample.as_ref().map(|_| RowSample::default()),
+            ..*self
+        };
+        mem::replace(self, next)
+    }
+
+    /// Adds the sums of a later piece, of whose rows at most `most` are kept with these; `None` if shapes differ.
+    pub(super) fn merge(&mut self, next: Self, most: usize) -> Option<()> {
+        if let (Some(own), Some(next)) = (&mut self.sample, next.sample) {
+            own.merge(next, most);
+        }
+        piece::add(&mut self.tokens, &next.tokens)?;
+        piece::add(&mut self.sums, &next.sums)
+    }
+
     /// Number of matrices.
     pub(super) fn matrices(&self) -> usize {
         self.tokens.len()
@@ -96,7 +122,7 @@ impl Products {
             for first in (0..block.len()).step_by(BAND) {
                 let band = first..(first + BAND).min(block.len());
                 let (own, tail) =
-                    std::mem::take(&mut rest).split_at_mut_checked(triangle(band.end) - triangle(first))?;
+                    mem::take(&mut rest).split_at_mut_checked(triangle(band.end) - triangle(first))?;
                 rest = tail;
                 let thread = done * threads / of_one.max(1);
                 done += own.len();

@@ -89,9 +89,10 @@ impl Recorder {
         }
     }
 
-    /// Returns the recorded routes.
-    pub(super) fn finish(self) -> Routes {
-        let mut routes = self.routes;
+    /// Takes the recorded routes out.
+    pub(super) fn take(&mut self) -> Routes {
+        self.tokens = 0;
+        let mut routes = std::mem::take(&mut self.routes);
         routes.sequences.retain(|s| !s.chosen.is_empty());
         routes
     }

@@ -5,6 +5,7 @@
 //! cache. For questions, the prompt is prefilled with all experts and the answer is decoded.
 
 use super::{Tasks, exact_match_rate, greedy, log_sum, windows, with_engine};
+use crate::job::Job;
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
@@ -54,7 +55,14 @@ pub struct OfGamma {
 /// # Errors
 /// Fails if a bundle does not run here or has no little entry points, or if a window or a question is longer
 /// than the context.
-pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progress) -> Result<BigLittle> {
+pub fn evaluate(
+    bundle: &Bundle,
+    gammas: &[f64],
+    tasks: &Tasks,
+    job: Job<'_>,
+    progress: &Progress,
+) -> Result<BigLittle> {
+    tasks.check_same([Some(bundle), None], job)?;
     let built = bundle.plan.model.big_little.ok_or_else(|| Error::from(moec_runtime::Error::no_little()))?;
     let own = [built.gamma()];
     let gammas = if gammas.is_empty() { &own[..] } else { gammas };
@@ -68,14 +76,14 @@ pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progr
             let (mut of_text, mut of_answers) = (decoder()?, decoder()?);
             let mut row = OfGamma { gamma, ..OfGamma::default() };
             if let Some(windows) = &windows {
-                read(engine, &mut of_text, windows, progress, &mut row)?;
+                read(engine, &mut of_text, windows, (job, progress), &mut row)?;
             }
             if let Some(questions) = &tasks.questions {
-                let exact = exact_match_rate(questions, &text, progress, |prompt, answer| {
+                let exact = exact_match_rate(questions, &text, (job, progress), |prompt, answer| {
                     answers(engine, &mut of_answers, prompt, answer)
                 })?;
                 (row.exact_match, row.questions) = (Some(exact), Some(questions.len()));
-                row.answer_fallback_ratio = of_answers.fallbacks().and_then(Fallbacks::ratio);
+                row.answer_fallback_ratio = ratio(&of_answers, job)?;
             }
             rows.push(row);
         }
@@ -88,12 +96,12 @@ fn read(
     engine: &mut Engine<'_>,
     decoder: &mut Decoder,
     windows: &[&[u32]],
-    progress: &Progress,
+    (job, progress): (Job<'_>, &Progress),
     row: &mut OfGamma,
 ) -> Result<()> {
     let bar = progress.items("Reading", windows.len() as u64, "windows of text");
-    let (mut loss, mut count) = (0.0, 0_u32);
-    for ids in windows {
+    let of_window = |at: usize| {
+        let (ids, mut loss) = (windows[at], 0.0);
         moec_base::interrupt::check()?;
         engine.reset(0).map_err(Error::from)?;
         for (pos, pair) in ids.windows(2).enumerate() {
@@ -104,15 +112,24 @@ fn read(
             };
             decoder.decode(engine, &[(0, pos, pair[0])], &sink).map_err(Error::from)?;
             loss += of_token.into_inner().unwrap_or_else(PoisonError::into_inner);
-            count += 1;
         }
-        bar.add(1);
-    }
+        Ok(loss)
+    };
+    let loss: f64 = job.all(windows.len(), of_window, || bar.add(1))?.into_iter().sum();
     bar.finish();
-    row.perplexity = Some((loss / f64::from(count)).exp());
-    row.tokens = Some(count as usize);
-    row.fallback_ratio = decoder.fallbacks().and_then(Fallbacks::ratio);
+    let count: usize = windows.iter().map(|ids| ids.len() - 1).sum();
+    row.perplexity = Some((loss / count as f64).exp());
+    row.tokens = Some(count);
+    row.fallback_ratio = ratio(decoder, job)?;
     Ok(())
+}
+
+/// Share of the tokens of all hosts that were computed with all experts.
+fn ratio(decoder: &Decoder, job: Job<'_>) -> Result<Option<f64>> {
+    let own = decoder.fallbacks().unwrap_or_default();
+    let hosts = job.each(&(own.tokens, own.full))?;
+    let (tokens, full) = hosts.into_iter().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+    Ok(Fallbacks { tokens, full }.ratio())
 }
 
 /// Whether every token of the answer is the greedy choice after the tokens before it.

@@ -3,6 +3,7 @@
 
 use super::measure::{Bench, Extent};
 use crate::calibrate::as_stored;
+use crate::job::Job;
 use crate::quality::Measured;
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
@@ -37,7 +38,7 @@ pub fn losses(
     (checkpoint, spec): (&Checkpoint, &ModelSpec),
     profile: &Profile,
     tokens: usize,
-    progress: &Progress,
+    (job, progress): (Job<'_>, &Progress),
 ) -> Result<Vec<FormatLoss>> {
     let mut own = config.clone();
     own.calibrate.text = texts.to_vec();
@@ -49,7 +50,7 @@ pub fn losses(
         Error::usage("there is no text to measure losses on")
             .hint("name one with `--text FILE`, or `text` under `[quality]`")
     })?;
-    let measured = measured.with_tokens(tokens);
+    let measured = measured.with_tokens(tokens).with_job(job)?;
 
     let lowered = inputs.lowered()?;
     let of = |class: WeightClass| {

@@ -6,6 +6,7 @@
 
 use crate::calibrate::texts::Window;
 use crate::evaluate::{greedy, kl, log_probabilities};
+use crate::job::Job;
 use crate::quality::{Measured, cautious};
 use moec_base::error::{Error, Result, io_error};
 use moec_base::human;
@@ -17,7 +18,7 @@ use moec_bundle::pack::{Packing, pack};
 use moec_config::{Activations, Config, KvCache};
 use moec_cpu::{CpuTarget, HostUnit, WeightImportance};
 use moec_ir::WeightExpr;
-use moec_ir::plan::{ALIGN, FileRef, Plan, Segment, UnitRef};
+use moec_ir::plan::{ALIGN, FileRef, Memory, Plan, Segment, UnitRef};
 use moec_passes::format::Formats;
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::{Importance, Profile};
@@ -103,7 +104,8 @@ impl Store {
                 end = offset + segment.bytes;
             }
             let files = vec![FileRef { path: DENSE.to_owned(), bytes: 0, sha256: [0; 32] }];
-            let mut own = Plan { segments, files, paging: None, ..plan.clone() };
+            let memories = plan.memories.iter().map(|m| Memory { paging: None, ..m.clone() }).collect();
+            let mut own = Plan { segments, files, memories, paging: None, ..plan.clone() };
             let folder = self.scratch.path().join(file.to_string());
             let parent = folder.join(Path::new(DENSE).parent().unwrap_or(Path::new("")));
             fs::create_dir_all(&parent).map_err(|e| io_error("create", &parent, &e))?;
@@ -219,6 +221,7 @@ pub(super) struct Bench<'a> {
     store: Store,
     windows: Vec<Window>,
     reference: Model,
+    job: Job<'a>,
 }
 
 impl<'a> Bench<'a> {
@@ -278,7 +281,7 @@ impl<'a> Bench<'a> {
             "Estimated",
             &format!("up to {} for {others} other models", human::duration(packing + reading)),
         );
-        Ok(Self { builder, store, windows, reference })
+        Ok(Self { builder, store, windows, reference, job: measured.job() })
     }
 
     /// Bytes of the weights in the formats of their classes.
@@ -300,32 +303,36 @@ impl<'a> Bench<'a> {
         let bar = self.builder.progress.items("Reading", self.windows.len() as u64, "windows of text");
         let found = self.reference.with_engine(folder, |exact| {
             model.with_engine(folder, |rounded| {
-                let (mut found, mut tokens) = (MixResult::default(), 0);
-                for window in &self.windows {
+                let of_window = |at: usize| {
                     moec_base::interrupt::check()?;
+                    let window = &self.windows[at];
                     let p = log_probabilities(exact, &window.ids).map_err(Error::from)?;
                     let q = log_probabilities(rounded, &window.ids).map_err(Error::from)?;
-                    found.divergence += p.iter().zip(&q).map(|(p, q)| kl(p, q)).sum::<f64>();
-                    tokens += p.len();
+                    let divergence = p.iter().zip(&q).map(|(p, q)| kl(p, q)).sum::<f64>();
                     let predictions = p.iter().zip(&q).take(window.ids.len() - 1);
-                    found.same += predictions.filter(|(p, q)| greedy(p) == greedy(q)).count() as u64;
+                    let same = predictions.filter(|(p, q)| greedy(p) == greedy(q)).count() as u64;
                     let next = window.ids.iter().skip(1);
                     let rise = p
                         .iter()
                         .zip(&q)
                         .zip(next)
                         .map(|((p, q), &id)| f64::from(p[id as usize] - q[id as usize]));
-                    let (rise, predicted) = (rise.sum::<f64>(), window.ids.len() - 1);
-                    found.losses.push(rise / predicted.max(1) as f64);
-                    (found.nats, found.predicted) = (found.nats + rise, found.predicted + predicted as u64);
-                    bar.add(1);
-                }
-                found.divergence /= tokens.max(1) as f64;
-                Ok(found)
+                    Ok((rise.sum::<f64>(), divergence, same, p.len()))
+                };
+                self.job.all(self.windows.len(), of_window, || bar.add(1))
             })
-        });
+        })?;
         bar.finish();
-        found
+        let (mut result, mut tokens) = (MixResult::default(), 0);
+        for (window, (rise, divergence, same, rows)) in self.windows.iter().zip(found) {
+            let predicted = window.ids.len() - 1;
+            result.losses.push(rise / predicted.max(1) as f64);
+            (result.nats, result.predicted) = (result.nats + rise, result.predicted + predicted as u64);
+            (result.divergence, result.same) = (result.divergence + divergence, result.same + same);
+            tokens += rows;
+        }
+        result.divergence /= tokens.max(1) as f64;
+        Ok(result)
     }
 
     /// Compares the model with a KV cache of another form, with rotated heads or without, and reads passages that

@@ -15,6 +15,7 @@ mod measure;
 pub use knapsack::{Choice, Item, buy};
 
 use crate::calibrate::profile;
+use crate::job::Job;
 use crate::quality::Measured;
 use measure::{Bench, Extent};
 use moec_base::error::{Error, Result};
@@ -81,10 +82,10 @@ fn mixed(size: Option<u64>, limit: Option<f64>, bytes: u64, increase: f64) -> De
 /// # Errors
 /// Fails without a profile or a text, if no choice has that size, or if none of that size keeps the quality
 /// limit. Errors of building and running a model are returned, too.
-pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decision>)> {
+pub fn choose(c: &Inputs<'_>, job: Job<'_>, progress: &Progress) -> Result<(Formats, Vec<Decision>)> {
     let config = c.config;
     let needs = |what: &str| Error::input(format!("`size` under `[weights]` needs {what}"));
-    let profile = profile(c, progress)?.ok_or_else(|| {
+    let profile = profile(c, job, progress)?.ok_or_else(|| {
         needs("a profile, which has the costs of rounding")
             .hint("name `text` or `profile` under `[calibrate]`")
     })?;
@@ -94,7 +95,8 @@ pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decis
             .hint("record it again with `moec calibrate`"));
     }
     let measured = Measured::new(config, c.checkpoint()?, &profile, c.spec()?, progress)?
-        .ok_or_else(|| needs("text to measure on").hint("name `text` under `[quality]` or `[calibrate]`"))?;
+        .ok_or_else(|| needs("text to measure on").hint("name `text` under `[quality]` or `[calibrate]`"))?
+        .with_job(job)?;
     let limit = config.quality.max_perplexity_increase;
     let most = match config.weights.size {
         Size::Most(bytes) => bytes,

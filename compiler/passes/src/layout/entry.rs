@@ -15,8 +15,8 @@ use moec_cpu::{
 };
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, BufferColumns, Builtin, Candidates, Code, Entry, ExpertLayer, GpuKernel, Layout, PagedLayer,
-    Paging, RowSpace, Segment, StateKind, Step, StreamSet,
+    ALIGN, Arg, BufferColumns, Builtin, Candidates, Code, Entry, ExpertLayer, GpuKernel, Layout, RowSpace,
+    Segment, StateKind, Step, StreamSet,
 };
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -46,10 +46,10 @@ pub(super) struct Builder<'a> {
     /// Experts of a host as weights, by the whole weight and the host's unit.
     owned: BTreeMap<(WeightId, u32), WeightId>,
     pub(super) segment_weights: Vec<WeightId>,
-    /// Segments of gate and up, and of down, by layer.
-    pub(super) experts: BTreeMap<u32, [u32; 2]>,
+    /// Segments of gate and up, and of down, by memory of another host, or 0, and layer.
+    pub(super) experts: BTreeMap<(u32, u32), [u32; 2]>,
     /// The same for units that launch kernels of their own.
-    pub(super) brought: BTreeMap<u32, [u32; 2]>,
+    pub(super) brought: BTreeMap<(u32, u32), [u32; 2]>,
     /// Experts that NDP command streams compute.
     pub(super) streams: Vec<StreamSet>,
     /// GPU targets of the units that launch their own kernels, by unit.
@@ -127,40 +127,6 @@ impl<'a> Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Lays out experts that stay on disk; `None` if all weights are mapped.
-    pub(super) fn page(&mut self) -> Result<Option<Paging>> {
-        // Where static graphs have the dense networks of prompts, decoding alone reads the disk.
-        let reads = |g: &&Graph| g.nodes.iter().any(|n| n.op.reads_disk());
-        let Some(graph) = self.module.entries.iter().find(reads) else { return Ok(None) };
-        let by_neurons = graph.nodes.iter().any(|n| n.op.pages_neurons());
-        let routers = size_expert_cache::routers(graph);
-        let in_file = self.segments.iter().filter(|s| s.file == 1).count();
-        // Neurons may have predictors beside them.
-        if routers.len() != self.experts.len() || !by_neurons && in_file != 2 * routers.len() {
-            return Err(Error::bug("experts on disk that no layer reads"));
-        }
-        let layers: Vec<PagedLayer> = (routers.into_iter().zip(&self.experts))
-            .map(|((experts, k, score), (&layer, &[gate_up, down]))| PagedLayer {
-                layer,
-                experts,
-                k,
-                gate_up,
-                down,
-                score,
-            })
-            .collect();
-        if by_neurons {
-            let (bytes, frame) = size_expert_cache::lay_out_neurons(&mut self.segments, &layers)?;
-            self.ends[1] = bytes;
-            let unlimited = size_expert_cache::unlimited(layers, frame.bytes);
-            let (neurons, frames) = (frame.neurons, frame.least);
-            return Ok(Some(Paging { neurons, frames, checksums: Vec::new(), ..unlimited }));
-        }
-        self.ends[1] = size_expert_cache::lay_out(&mut self.segments, &layers)?;
-        let frame = size_expert_cache::frame_bytes(&self.segments, &layers);
-        Ok(Some(size_expert_cache::unlimited(layers, frame)))
-    }
-
     pub(super) fn entry(&mut self, graph: &Graph) -> Result<Entry> {
         let spaces = graph.row_spaces(self.module);
         let mut entry = EntryLayout {
@@ -360,7 +326,7 @@ impl Builder<'_> {
                                         _ => 0..0,
                                     };
                                     if !parts.is_empty() {
-                                        of.entry(layer).or_default()[parts].fill(segment);
+                                        of.entry((host, layer)).or_default()[parts].fill(segment);
                                     }
                                     match self.assignment.of_host(node) {
                                         Some(_) => self.make_all_resident(memory, segment),

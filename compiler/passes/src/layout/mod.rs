@@ -8,6 +8,7 @@ mod builtins;
 mod entry;
 mod entry_layout;
 mod gpu;
+mod on_disk;
 mod read;
 mod streamed;
 
@@ -103,14 +104,14 @@ pub fn layout(
         entries.push(builder.entry(graph)?);
     }
     builder.check_threads()?;
-    let paging = if paged { builder.page()? } else { None };
+    let mut paging = if paged { builder.page()? } else { BTreeMap::new() };
     let states = states(module, &builder, &model, cache.format)?;
     let mut experts = assignment.experts.clone();
     let moves = !experts.policy.is_fixed();
     for layer in experts.layers.iter_mut().filter(|_| moves) {
-        let of = builder.experts.get(&layer.layer);
+        let of = builder.experts.get(&(0, layer.layer));
         let own = *of.ok_or_else(|| Error::bug("units of a layer without experts"))?;
-        let threads = builder.brought.get(&layer.layer);
+        let threads = builder.brought.get(&(0, layer.layer));
         let mut parts: Vec<(u32, Option<u32>)> =
             (0..).zip(own).map(|(i, s)| (s, threads.map(|t| t[i]))).collect();
         parts.sort_unstable();
@@ -124,6 +125,7 @@ pub fn layout(
             of.map(|(&(_, segment), matrices)| Resident { segment, matrices: matrices.clone() }).collect();
         let buffers = entries.iter().flat_map(|e: &Entry| &e.buffers).filter(|b| b.memory as usize == m);
         memory.arena_bytes = buffers.map(|b| b.offset + aligned(b.bytes)).max().unwrap_or(0);
+        memory.paging = if m > 0 { paging.remove(&(m as u32)) } else { None };
     }
     let of_threads: BTreeSet<String> = builder.launches.iter().map(|k| k.artifact.clone()).collect();
     let weights = builder.files.iter().map(|(path, _)| path.clone());
@@ -157,7 +159,7 @@ pub fn layout(
         subgraphs: statics.parts.clone(),
         entries,
         placement: Placement::dynamic(expert_tables(module)?),
-        paging,
+        paging: paging.remove(&0),
     };
     let (kernels, gpu_kernels) = (builder.kernels, builder.gpu_kernels);
     Ok(UnsynchronizedPlan { plan, kernels, gpu_kernels, segment_weights: builder.segment_weights })

@@ -59,7 +59,7 @@ impl Builder<'_> {
                     .hint("its CPU needs AVX-512; or keep experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
             }
             let segment = self.segment(w, layout, false, 0)?;
-            self.experts.entry(layer).or_default()[input - 2] = segment;
+            self.experts.entry((0, layer)).or_default()[input - 2] = segment;
             self.make_resident(layer, memory, segment)?;
             args.push(Arg::Matrices(segment));
         }

@@ -4,7 +4,7 @@ use super::basics::{float, list, text};
 use super::graphs::{kind, scope, state_kind};
 use moec_ir::op::Score;
 use moec_ir::plan::*;
-use moec_ir::{DType, EntryKind, Format};
+use moec_ir::{DType, EntryKind, Format, MOST_CPUS};
 use proptest::prelude::*;
 
 pub(super) fn layout() -> impl Strategy<Value = Layout> {
@@ -119,15 +119,25 @@ pub(super) fn entry() -> impl Strategy<Value = Entry> {
 
 /// Units, memories and links.
 pub(super) fn units() -> impl Strategy<Value = (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>)> {
-    let unit = (text(), text(), any::<(u32, u32)>()).prop_map(|(name, backend, (memory, queues))| UnitRef {
-        name,
-        backend,
-        memory,
-        queues,
-    });
+    let unit = (text(), text(), any::<(u32, u32)>(), list(0_u32..MOST_CPUS, 0..4)).prop_map(
+        |(name, backend, (memory, queues), cpus)| UnitRef {
+            name,
+            backend,
+            memory,
+            queues,
+            cpus: cpus.into_iter().collect(),
+        },
+    );
     let resident = any::<(u32, Vec<u32>)>().prop_map(|(segment, matrices)| Resident { segment, matrices });
-    let memory = (text(), any::<(Option<u64>, u64)>(), list(resident, 0..3)).prop_map(
-        |(name, (capacity, arena_bytes), residents)| Memory { name, capacity, arena_bytes, residents },
+    let paging = prop::option::of(random_paging());
+    let memory = (text(), any::<(Option<u64>, u64)>(), list(resident, 0..3), paging).prop_map(
+        |(name, (capacity, arena_bytes), residents, paging)| Memory {
+            name,
+            capacity,
+            arena_bytes,
+            residents,
+            paging,
+        },
     );
     let link = any::<(u32, u32)>().prop_map(|(from, to)| MemoryLink { from, to });
     (list(unit, 0..3), list(memory, 0..3), list(link, 0..3))

@@ -311,9 +311,7 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
         if let Some(did) = engine.assigned() {
             assigned::add(&mut report, &did);
         }
-        if let Some(traffic) = engine.traffic() {
-            hosts::add(&mut report, &traffic);
-        }
+        hosts::add(&mut report, engine);
         io.say(&format!("{report}\n"))?;
     } else {
         // Also after an interrupt or an error, so that the text so far ends with a line break.
@@ -332,8 +330,8 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
             if let Some(did) = engine.assigned() {
                 io.note(&assigned::line(&did));
             }
-            if let Some(traffic) = engine.traffic() {
-                io.note(&hosts::line(&traffic));
+            if let Some(line) = hosts::line(engine) {
+                io.note(&line);
             }
         }
     }
@@ -366,9 +364,7 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         if let Some(did) = engine.assigned() {
             assigned::add(&mut report, &did);
         }
-        if let Some(traffic) = engine.traffic() {
-            hosts::add(&mut report, &traffic);
-        }
+        hosts::add(&mut report, engine);
         io.say(&format!("{report}\n"))?;
         return Ok(watched?);
     }
@@ -398,8 +394,8 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         if let Some(did) = engine.assigned() {
             io.note(&assigned::line(&did));
         }
-        if let Some(traffic) = engine.traffic() {
-            io.note(&hosts::line(&traffic));
+        if let Some(line) = hosts::line(engine) {
+            io.note(&line);
         }
     }
     Ok(watched?)

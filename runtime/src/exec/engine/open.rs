@@ -10,6 +10,7 @@ use crate::exec::capacity_limit::SetCounters;
 use crate::exec::cpu::CpuUnit;
 use crate::exec::graph_unit::GraphUnit;
 use crate::exec::graphs::Graphs;
+use crate::exec::node_unit::NodeUnit;
 use crate::exec::unit::{self, ComputeUnit};
 use crate::kv::states::States;
 use crate::offload::paging::{self, Opened, Paging};
@@ -17,6 +18,7 @@ use crate::platform::available::available;
 use crate::platform::cores::CoreUse;
 use crate::platform::cpu::{self, CoreSet};
 use crate::platform::memory::{Addr, Region};
+use crate::platform::numa::Node;
 use crate::schedule::dispatch::Assigner;
 use crate::sync::events::Events;
 use crate::sync::pool::{Binding, Pool};
@@ -64,7 +66,9 @@ impl<'p> Engine<'p> {
     }
 
     /// As [`Engine::open`], with executors of accelerators. `executor` is called for every unit that has
-    /// steps. Artifacts of units are read from `packages`.
+    /// steps. Artifacts of units are read from `packages`. A unit with CPUs that `executor` has none for is a NUMA
+    /// node of this machine; the CPU's threads and memory are then bound to the first one, and [`Options::threads`]
+    /// are those of each.
     ///
     /// # Errors
     /// As [`Engine::open`]; a graph that does not load, a unit without an executor.
@@ -77,14 +81,24 @@ impl<'p> Engine<'p> {
     ) -> Result<Self> {
         let counters = Arc::new(SetCounters::of(&program.expert_sets));
         let on_demand = if options.resident { None } else { program.paging.as_ref() };
-        let mut units = load_units(program, on_demand, executor, packages, &counters)?;
+        let (mut units, has_nodes) =
+            load_units(program, (on_demand, options.threads), executor, packages, &counters)?;
+        let mut options = options;
+        let first = program.units.first().filter(|_| has_nodes);
+        let node = first.map(|first| Node::new(&first.name, &first.cpus)).transpose()?;
+        if let Some(node) = &node {
+            if options.pin {
+                let what = "`--pin` binds threads to cores, and the bundle binds them to NUMA nodes";
+                return Err(Error::usage(what).with_hint("leave it out"));
+            }
+            options.threads = Some(cpu::threads_on(options.threads, node.count())?);
+        }
         let threads = cpu::threads(options.threads)?;
         if let Some((demand, free)) = options.demand.zip(available()) {
             weights::check_room(program, threads, demand, free)?;
         }
         let files = BundleFiles::open(program, bundle)?;
-        let mut options = options;
-        let mut cores = None;
+        let mut cores = node.as_ref().map(Node::cores);
         let (store, pager, why, border, locked): (Box<dyn Store + 'p>, _, _, _, _) =
             if program.paging.is_some() && !options.resident {
                 if options.weights == Weights::Ram {
@@ -93,7 +107,7 @@ impl<'p> Engine<'p> {
                 }
                 let mut paging = options.paging.map_or_else(Paging::from_env, Ok)?;
                 let found = paging::cores(program, paging.cores);
-                let threads = paging::threads(program, options.threads, found.as_ref())?;
+                let threads = paging::threads(program.paging.as_ref(), options.threads, found.as_ref())?;
                 options.threads = Some(threads);
                 paging.disk.core = paging.disk.core.or(found.as_ref().and_then(CoreUse::reader));
                 cores = found.and_then(|found| found.set(threads));
@@ -101,14 +115,18 @@ impl<'p> Engine<'p> {
                 let Opened { store, pager, border, locked } = opened;
                 (Box::new(store), Some(pager), Choice::under_budget().why, border, locked)
             } else {
-                let (store, why) = weights_of(program, &files, options)?;
+                let (store, why) = match &node {
+                    Some(node) => node.within(|| weights_of(program, &files, options, Some(node)))?,
+                    None => weights_of(program, &files, options, None)?,
+                };
                 (store, None, why, None, 0)
             };
         let assigner = Assigner::new(program, pager.clone())?;
         let cpu = CpuUnit::new(program, pager.clone(), Arc::clone(&counters), assigner.clone());
         units[0] = Some(Box::new(cpu));
+        let at = (cores, node.as_ref());
         let mut engine =
-            Self::with_parts(program, store, units, (counters, assigner), Some(&files), cores, options)?;
+            Self::with_parts(program, store, units, (counters, assigner), Some(&files), at, options)?;
         (engine.pager, engine.why, engine.border, engine.locked) = (pager, why, border, locked);
         Ok(engine)
     }
@@ -121,7 +139,7 @@ impl<'p> Engine<'p> {
         let counters = Arc::new(SetCounters::of(&program.expert_sets));
         let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = program.units.iter().map(|_| None).collect();
         units[0] = Some(Box::new(CpuUnit::new(program, None, Arc::clone(&counters), None)));
-        Self::with_parts(program, store, units, (counters, None), None, None, options)
+        Self::with_parts(program, store, units, (counters, None), None, (None, None), options)
     }
 
     fn with_parts(
@@ -130,7 +148,7 @@ impl<'p> Engine<'p> {
         mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>>,
         (counters, assigner): (Arc<SetCounters>, Option<Arc<Assigner>>),
         files: Option<&BundleFiles>,
-        cores: Option<CoreSet>,
+        (cores, node): (Option<CoreSet>, Option<&Node>),
         options: Options,
     ) -> Result<Self> {
         unit::check(&units, program)?;
@@ -143,7 +161,7 @@ impl<'p> Engine<'p> {
             cores.map_or(Binding::None, Binding::Within)
         };
         let arena = Region::new("activations", program.arena_bytes())?;
-        let accelerators = accelerators::open(program, &mut units, files, CheckLevel::Sizes)?;
+        let accelerators = accelerators::open(program, &mut units, files, CheckLevel::Sizes, &|_| false)?;
         let sequences = options.demand.map_or(u32::MAX, |d| u32::try_from(d.sequences).unwrap_or(u32::MAX));
         let states = States::new(program, &accelerators.states, sequences)?;
         // One more cache line between threads, so that the prefetcher of one core does not touch the next
@@ -155,6 +173,11 @@ impl<'p> Engine<'p> {
         let scratches = (threads + others.len()) as u64;
         let scratch_bytes = stride.and_then(|s| s.checked_mul(scratches)).unwrap_or(u64::MAX);
         let scratch = Region::new("scratch", scratch_bytes)?;
+        if let Some(node) = node {
+            for region in [&arena, &scratch, states.region()] {
+                node.hold(region);
+            }
+        }
         let stride = stride.unwrap_or(0) as usize;
         let at = |i: usize| scratch.base().plus((threads + i) * stride);
         let own = |u: usize| accelerators.scratch.get(u).copied().flatten();
@@ -184,6 +207,9 @@ impl<'p> Engine<'p> {
         }
         // A transfer queue is served by one more thread.
         let queues = assigner.as_ref().map_or(0, |a| a.queues().iter().flatten().count());
+        let unit_cores = unit_threads.iter().map(|&(u, _)| units[u].as_ref().and_then(|unit| unit.cores()));
+        let others: Vec<_> = unit_cores.chain((0..queues).map(|_| None)).collect();
+        let pool = Pool::with_others(threads, &others, binding)?;
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
         let events = bound.iter().map(|b| b.events().len()).max().unwrap_or(0);
         Ok(Self {
@@ -204,7 +230,7 @@ impl<'p> Engine<'p> {
             scratch_stride: stride,
             taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
             events: Events::new(events, threads + unit_threads.len()),
-            pool: Pool::new(threads, unit_threads.len() + queues, binding)?,
+            pool,
             unit_threads,
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
@@ -217,18 +243,31 @@ impl<'p> Engine<'p> {
     }
 }
 
-/// Executors of all units with steps, except the CPU. With `on_demand`, artifacts are loaded and freed.
+/// Executors of a plan's units, by index; `None` for the CPU, and for those without steps.
+type LoadedUnits<'p> = Vec<Option<Box<dyn ComputeUnit + 'p>>>;
+
+/// Executors of all units with steps, except the CPU, and whether some are NUMA nodes of this machine. With
+/// `on_demand`, artifacts are loaded and freed. `threads`: those of each node.
 fn load_units<'p>(
     program: &'p Program,
-    on_demand: Option<&plan::Paging>,
+    (on_demand, threads): (Option<&plan::Paging>, Option<usize>),
     executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
     packages: &BundleReader,
     counters: &Arc<SetCounters>,
-) -> Result<Vec<Option<Box<dyn ComputeUnit + 'p>>>> {
-    let mut units: Vec<Option<Box<dyn ComputeUnit + 'p>>> = Vec::with_capacity(program.units.len());
+) -> Result<(LoadedUnits<'p>, bool)> {
+    let mut units: LoadedUnits<'p> = Vec::with_capacity(program.units.len());
     units.resize_with(program.units.len(), || None);
+    let mut has_nodes = false;
     for (i, of) in program.accelerators() {
-        units[i] = Some(match executor(of).ok_or_else(|| Error::no_unit(&of.name))? {
+        let Some(found) = executor(of) else {
+            if of.cpus.is_empty() {
+                return Err(Error::no_unit(&of.name));
+            }
+            units[i] = Some(Box::new(NodeUnit::open(program, of, threads)?));
+            has_nodes = true;
+            continue;
+        };
+        units[i] = Some(match found {
             Executor::Unit(mut unit) => {
                 unit.load(program, i as u32, packages)?;
                 unit
@@ -242,16 +281,20 @@ fn load_units<'p>(
             }
         });
     }
-    Ok(units)
+    Ok((units, has_nodes))
 }
 
-/// A store of all weights that the CPU's steps read, mapped or in memory of our own, and the reason.
+/// A store of all weights that the CPU's steps read, mapped or in memory of our own, and the reason. `node`: the NUMA
+/// node that the CPU is.
 fn weights_of<'p>(
     program: &'p Program,
     files: &BundleFiles,
     options: Options,
+    node: Option<&Node>,
 ) -> Result<(Box<dyn Store + 'p>, String)> {
-    if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Ram {
+    // Other nodes' weights are in other files. Pages of mapped files may be on any node.
+    let elsewhere = node.is_none() && program.memories.iter().any(|m| !m.residents.is_empty());
+    if elsewhere && options.weights != Weights::Ram {
         // Memory of our own holds whole files, but some of these weights are elsewhere.
         let (on_cpu, transferred) = (program.segments_of(0), program.segments_to_bring());
         let is_needed = |i: u32| on_cpu.contains(&i) || transferred.contains(&i);
@@ -261,11 +304,14 @@ fn weights_of<'p>(
     let needed = weights::needed(program, cpu::threads(options.threads)?);
     // With `ram` by name the engine waits for it. So it does if all files are hashed, which takes longer than
     // filling it.
-    let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
+    let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All && node.is_none();
     let cached = if may_move { MovingStore::cached(program, files)? } else { None };
-    let choice = weights::choose(options.weights, options.lazy, needed, cached, available())?;
+    let free = [available(), node.and_then(Node::free)].into_iter().flatten().min();
+    let choice = weights::choose(options.weights, options.lazy, needed, cached, free)?;
     let store: Box<dyn Store + 'p> = if !choice.own {
-        Box::new(MappedStore::of(program, files, options.check, &|_| true)?)
+        let here = program.files_here();
+        let is_here = |i: u32| program.segments.get(i as usize).is_some_and(|s| here.contains(&s.file));
+        Box::new(MappedStore::of(program, files, options.check, &is_here)?)
     } else if cached.is_some() {
         Box::new(MovingStore::of(program, files, options.check, &LoadOptions::from_env()?)?)
     } else {

@@ -1,7 +1,7 @@
 //! Weights that stay in memory under a budget are locked there (PowerInfer-2, §6): else the operating system
 //! takes their pages when it reads others.
 
-use super::{on_disk, resident};
+use super::{CPU, on_disk, resident};
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
 use crate::error::Result;
@@ -74,7 +74,7 @@ fn bytes_of(segment: &Segment) -> Option<u64> {
 /// # Errors
 /// As [`MappedStore::open`].
 pub(crate) fn locked(program: &Program, bundle: &Path) -> Result<Locked> {
-    let resident = resident(program, on_disk(program)?);
+    let resident = resident(program, on_disk(program, CPU)?);
     let files = BundleFiles::open(program, bundle)?;
     let mapped = MappedStore::of(program, &files, CheckLevel::Sizes, &|i| resident.contains(&i))?;
     Ok(Locked::of(program, &mapped))

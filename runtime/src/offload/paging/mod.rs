@@ -36,7 +36,9 @@ use crate::exec::timeline::Timeline;
 use crate::exec::unit::{ExpertPart, Launch, LayerPart, PoolThread, StepFault};
 use crate::offload::border::Border;
 use crate::offload::disk::files::Files;
-use crate::offload::disk::{self, Buffers, Class, Extent, ExtentTable, FileEntry, SystemClock, ThreadedDisk};
+use crate::offload::disk::{
+    self, Buffers, Class, Disk, Extent, ExtentTable, FileEntry, SystemClock, ThreadedDisk,
+};
 use crate::platform::cores::{self, CoreUse};
 use crate::platform::cpu::{self, CoreSet};
 use crate::platform::memory::Addr;
@@ -58,6 +60,9 @@ pub(crate) use lock::locked;
 pub use options::{Paging, Wrap};
 pub use pager::Report;
 pub(crate) use pager::{EvictionListener, Pager};
+
+/// The CPU's memory.
+const CPU: u32 = 0;
 
 /// Weights outside of experts mapped, experts on disk.
 pub(crate) struct PagedStore {
@@ -104,7 +109,105 @@ pub(crate) fn open(
     check: CheckLevel,
     options: &Paging,
 ) -> Result<Opened> {
-    let paging = on_disk(program)?;
+    let paging = on_disk(program, CPU)?;
+    let needed = resident(program, paging);
+    let mapped = MappedStore::of(program, files, check, &|i| needed.contains(&i))?;
+    let locked = Locked::of(program, &mapped);
+    let experts = Experts::open(program, CPU, files, options)?;
+    let on_cpu = program.segments_of(CPU);
+    let own = |(i, s): (u32, &Segment)| on_cpu.contains(&i).then_some(s.bytes);
+    let bytes = (0..).zip(&program.segments).filter_map(own).sum();
+    let Experts { tables, layer_parts, pager, border } = experts;
+    let store = PagedStore { mapped, tables, layer_parts, bytes, warning: locked.warning() };
+    Ok(Opened { store, pager, border, locked: locked.bytes })
+}
+
+/// Experts on the disk of a memory's host.
+pub(crate) struct Experts {
+    tables: Arc<Tables>,
+    /// Layer and part of every segment that stays on disk.
+    layer_parts: Vec<Option<LayerPart>>,
+    pager: AnyPager,
+    border: Option<Border>,
+}
+
+impl Experts {
+    /// Opens those of a memory with [`plan::Plan::paging_of`].
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub(crate) fn open(
+        program: &Program,
+        memory: u32,
+        files: &BundleFiles,
+        options: &Paging,
+    ) -> Result<Self> {
+        let paging = under(program, on_disk(program, memory)?, options.budget)?;
+        let table = Arc::new(table(program, memory, files)?);
+        let disk = disk_of(table, &paging, program, options)?;
+        let matrices = |l: &plan::PagedLayer| {
+            if paging.by_neurons() { [0, neurons::addresses(program, l)] } else { [l.experts as usize; 2] }
+        };
+        let tables = Arc::new(Tables::new(paging.layers.iter().map(matrices)));
+        let pager = if paging.by_neurons() {
+            let pager = NeuronPager::new((program, files), &paging, disk, Arc::clone(&tables), options)?;
+            AnyPager::Neurons(Arc::new(pager))
+        } else {
+            let elsewhere = program.experts_off_disk(memory);
+            let pager =
+                Pager::new(program, (&*paging, elsewhere.as_slice()), disk, Arc::clone(&tables), options)?;
+            AnyPager::Experts(Arc::new(pager))
+        };
+        let layer_parts = layer_parts(program, &paging);
+        Ok(Self { tables, layer_parts, pager, border: Border::new(&paging) })
+    }
+
+    /// The pager.
+    pub(crate) fn pager(&self) -> &AnyPager {
+        &self.pager
+    }
+
+    /// The layer and part whose matrices are a segment, if it is on disk.
+    pub(crate) fn layer_part(&self, segment: u32) -> Option<LayerPart> {
+        self.layer_parts.get(segment as usize).copied().flatten()
+    }
+
+    /// The table of a segment's matrices, if it is on disk.
+    pub(crate) fn matrices(&self, segment: u32) -> Option<Addr> {
+        Some(self.tables.address(self.layer_part(segment)?))
+    }
+
+    /// Requests the experts of a step's own dispatch table, if the step is the first on the experts of a layer: of a
+    /// host that gets no request by itself.
+    ///
+    /// # Errors
+    /// A reader that has failed.
+    ///
+    /// # Safety
+    /// As [`crate::exec::unit::ComputeUnit::submit`]; no thread runs the step yet.
+    pub(crate) unsafe fn request_for(&self, launch: &Launch<'_>, threads: usize) -> Result<()> {
+        let (AnyPager::Experts(pager), Some(LayerPart { layer, part: ExpertPart::GateUp })) =
+            (&self.pager, launch.layer_part)
+        else {
+            return Ok(());
+        };
+        let table = launch.grid.table().and_then(|table| launch.args.get(table as usize));
+        let (Some(table), Some((experts, k))) = (table, pager.shape(layer)) else { return Ok(()) };
+        // A table begins as one without rows.
+        let layout = DispatchLayout { rows: 0, k, experts };
+        // SAFETY: the caller's promise; the table has as many words at least, aligned.
+        let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.start()) };
+        let active = usize::try_from(table[0]).unwrap_or(0).min(experts);
+        let active = &table[layout.expert()..][..active];
+        let rows = launch.n;
+        let request =
+            DispatchRequest { layer, active, accelerator_experts: &[], rows, k, scores: 0, threads };
+        pager.request_experts(request, &|_, _| &[])
+    }
+}
+
+/// By segment of the plan, the layer and part whose matrices it has.
+fn layer_parts(program: &Program, paging: &plan::Paging) -> Vec<Option<LayerPart>> {
     let mut layer_parts: Vec<Option<LayerPart>> = vec![None; program.segments.len()];
     for (layer, l) in paging.layers.iter().enumerate() {
         for (part, i) in ExpertPart::ALL.into_iter().zip([l.gate_up, l.down]) {
@@ -115,14 +218,19 @@ pub(crate) fn open(
             }
         }
     }
-    let table = Arc::new(table(program, files)?);
-    let needed = resident(program, paging);
-    let mapped = MappedStore::of(program, files, check, &|i| needed.contains(&i))?;
-    let locked = Locked::of(program, &mapped);
-    let paging = under(program, paging, options.budget)?;
+    layer_parts
+}
+
+/// The disk with these extents, and frames to read them into.
+fn disk_of(
+    table: Arc<ExtentTable>,
+    paging: &plan::Paging,
+    program: &Program,
+    options: &Paging,
+) -> Result<Arc<dyn Disk>> {
     let count = paging.frames.saturating_add(paging.staging);
     let class = if paging.by_neurons() {
-        neurons::class(program, &paging)?
+        neurons::class(program, paging)?
     } else {
         Class { bytes: paging.frame_bytes, count }
     };
@@ -133,31 +241,11 @@ pub(crate) fn open(
         None => reader,
     };
     let hooked = options.hooks.map_or(Ok(None), |hooks| hooks.disk(&table, &buffers, &disk_options))?;
-    let disk = match hooked {
+    let clock = Arc::new(SystemClock::default());
+    Ok(match hooked {
         Some(disk) => disk,
-        None => Arc::new(ThreadedDisk::with_reader(
-            table,
-            buffers,
-            &disk_options,
-            Arc::new(SystemClock::default()),
-            wrap,
-        )?),
-    };
-    let matrices = |l: &plan::PagedLayer| {
-        if paging.by_neurons() { [0, neurons::addresses(program, l)] } else { [l.experts as usize; 2] }
-    };
-    let tables = Arc::new(Tables::new(paging.layers.iter().map(matrices)));
-    let pager = if paging.by_neurons() {
-        let pager = NeuronPager::new((program, files), &paging, disk, Arc::clone(&tables), options)?;
-        AnyPager::Neurons(Arc::new(pager))
-    } else {
-        AnyPager::Experts(Arc::new(Pager::new(program, &paging, disk, Arc::clone(&tables), options)?))
-    };
-    let on_cpu = program.segments_of(0);
-    let own = |(i, s): (u32, &Segment)| on_cpu.contains(&i).then_some(s.bytes);
-    let bytes = (0..).zip(&program.segments).filter_map(own).sum();
-    let store = PagedStore { mapped, tables, layer_parts, bytes, warning: locked.warning() };
-    Ok(Opened { store, pager, border: Border::new(&paging), locked: locked.bytes })
+        None => Arc::new(ThreadedDisk::with_reader(table, buffers, &disk_options, clock, wrap)?),
+    })
 }
 
 /// Parts with which a program with experts on disk runs.
@@ -259,9 +347,9 @@ fn neurons_of(program: &Program, layer: &plan::PagedLayer) -> usize {
     experts as usize * inter as usize
 }
 
-/// Experts on disk in the plan.
-fn on_disk(program: &Program) -> Result<&plan::Paging> {
-    program.paging.as_ref().ok_or_else(|| Error::plan("no experts on disk"))
+/// Experts on the disk of a memory's host in the plan.
+fn on_disk(program: &Program, memory: u32) -> Result<&plan::Paging> {
+    program.paging_of(memory).ok_or_else(|| Error::plan("no experts on disk"))
 }
 
 /// The same paging with another budget: it changes the number of frames, and a smaller one pins fewer
@@ -323,8 +411,8 @@ fn still_pinned(paging: &plan::Paging, frames: u32) -> &[(u32, u32)] {
 }
 
 /// Extents of every matrix of every expert: by layer, expert, and part.
-fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
-    let paging = on_disk(program)?;
+fn table(program: &Program, memory: u32, opened: &BundleFiles) -> Result<ExtentTable> {
+    let paging = on_disk(program, memory)?;
     let segment = |i: u32| {
         program.segments.get(i as usize).ok_or_else(|| Error::plan(format!("there is no segment {i}")))
     };
@@ -338,10 +426,13 @@ fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
     }
     let mut checksums = paging.checksums.iter();
     for l in &paging.layers {
+        let there = program.experts_on_disk(memory, l.gate_up);
         for expert in 0..l.experts {
+            // Experts of other hosts are never read: they are in no request of this one.
+            let matrix = there.get(&expert).copied().unwrap_or(0);
             for i in [l.gate_up, l.down] {
                 let crc32c = checksums.next().copied().unwrap_or(0);
-                extents.push(extent((program, opened), segment(i)?, expert, Some(crc32c), &mut files)?);
+                extents.push(extent((program, opened), segment(i)?, matrix, Some(crc32c), &mut files)?);
             }
         }
     }
@@ -361,9 +452,13 @@ pub(crate) fn cores(program: &Program, folder: &str) -> Option<CoreUse> {
 ///
 /// # Errors
 /// More were requested than the budget allows.
-pub(crate) fn threads(program: &Program, requested: Option<usize>, cores: Option<&CoreUse>) -> Result<usize> {
+pub(crate) fn threads(
+    paging: Option<&plan::Paging>,
+    requested: Option<usize>,
+    cores: Option<&CoreUse>,
+) -> Result<usize> {
     let found = cpu::threads(requested)?;
-    let most = program.paging.as_ref().map_or(usize::MAX, |p| p.threads as usize);
+    let most = paging.map_or(usize::MAX, |p| p.threads as usize);
     let request = requested.is_some() || std::env::var("MOEC_THREADS").is_ok_and(|v| !v.is_empty());
     if request && found > most {
         return Err(Error::usage(format!(
@@ -382,7 +477,7 @@ pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
     let core = cores(program, cores::SYS).and_then(|cores| cores.reader());
     let options = disk::Options { block_bytes, core, ..usual_disk()? };
     let files =
-        Arc::new(Files::open(&table(program, &BundleFiles::open(program, bundle)?)?, options.direct)?);
+        Arc::new(Files::open(&table(program, CPU, &BundleFiles::open(program, bundle)?)?, options.direct)?);
     let buffers = Buffers::new(&[Class { bytes: disk::BLOCK, count: 1 }])?;
     Ok(disk::open::reader(&files, &buffers, &options)?.describe())
 }
@@ -400,7 +495,8 @@ fn extent(
     let file = known.unwrap_or(files.len());
     if known.is_none() {
         let info = program.files.get(segment.file as usize).ok_or_else(wrong)?;
-        let of = opened.get(segment.file)?;
+        let missing = || Error::MissingFile(info.path.clone().into());
+        let of = opened.get(segment.file).map_err(|_| missing())?;
         let (path, identity) = (of.path.clone(), of.identity()?);
         files.push((segment.file, FileEntry { path, bytes: info.bytes, cached: false, identity }));
     }

@@ -105,7 +105,8 @@ impl OwnedStore {
 
         let count = u32::try_from(pieces.all.len()).map_err(|_| too_many())?;
         let memory = Buffers::in_huge_pages("weights", &[Class { bytes: PIECE, count }])?;
-        let addresses = Addresses::new(program, &|_| true, &|s, end| {
+        let is_read = |i: u32| program.segments.get(i as usize).is_some_and(|s| pieces.reads(s));
+        let addresses = Addresses::new(program, &is_read, &|s, end| {
             let first = pieces.place(s.file, s.offset);
             let inside = end <= program.files.get(s.file as usize)?.bytes;
             // An empty segment at the end of a file has an address that is never read.

@@ -3,6 +3,7 @@
 use crate::bundle::program::Program;
 use crate::error::Result;
 use moec_ir::plan::{Arg, Segment};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Most bytes of a piece, which is touched, read and waited for as a whole. Two huge pages.
@@ -19,12 +20,15 @@ pub(super) struct Piece {
     pub(super) bytes: u64,
 }
 
-/// Pieces of all files with segments, file after file. In memory a piece takes [`PIECE`] bytes.
+/// Pieces of all files with segments that are read here ([`Plan::files_here`](moec_ir::plan::Plan::files_here)), file
+/// after file. In memory a piece takes [`PIECE`] bytes.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pub(super) all: Vec<Piece>,
-    /// By file: its pieces; empty if it holds no segment.
+    /// By file: its pieces; empty if none is read.
     of_file: Vec<Range<usize>>,
+    /// Files that are read.
+    files: BTreeSet<u32>,
 }
 
 impl Pieces {
@@ -33,11 +37,11 @@ impl Pieces {
     /// # Errors
     /// [`Error::Bundle`] for too many pieces.
     pub(super) fn new(program: &Program) -> Result<Self> {
-        let mut pieces = Self { all: Vec::new(), of_file: Vec::with_capacity(program.files.len()) };
+        let (all, of_file) = (Vec::new(), Vec::with_capacity(program.files.len()));
+        let mut pieces = Self { all, of_file, files: program.files_here() };
         for (file, info) in (0..).zip(&program.files) {
             let first = pieces.all.len();
-            let used = program.segments.iter().any(|s| s.file == file);
-            let count = if used { info.bytes.div_ceil(PIECE) } else { 0 };
+            let count = if pieces.files.contains(&file) { info.bytes.div_ceil(PIECE) } else { 0 };
             // Limit of a buffer's index: 8 PB.
             if count > u64::from(u32::MAX / 2) - first as u64 {
                 return Err(super::too_many());
@@ -49,6 +53,11 @@ impl Pieces {
             pieces.of_file.push(first..pieces.all.len());
         }
         Ok(pieces)
+    }
+
+    /// Whether a segment's file is read.
+    pub(super) fn reads(&self, s: &Segment) -> bool {
+        self.files.contains(&s.file)
     }
 
     /// The pieces of a file.

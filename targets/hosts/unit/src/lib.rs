@@ -15,9 +15,11 @@
 
 mod compile;
 mod delay;
+mod launcher;
 mod limits;
 pub mod message;
 pub mod mpi;
+mod parts;
 mod remote;
 mod serve;
 mod wire;
@@ -25,8 +27,9 @@ mod wire;
 pub use compile::library;
 pub use delay::{DELAY_VARIABLE, Delayed};
 pub use limits::{TIMEOUT_VARIABLE, timeout};
-pub use remote::Remote;
-pub use serve::{BACKEND, Part, leave, serve, units_of_hosts};
+pub use parts::{receive_whole, send_whole};
+pub use remote::{Remote, await_answer};
+pub use serve::{BACKEND, Part, await_commands, giving_signs, leave, machine, serve, units_of_hosts};
 pub use wire::{Tag, Wire};
 
 /// Variables that launchers set for every process: Open MPI, MPICH and Slurm.

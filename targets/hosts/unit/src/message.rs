@@ -9,10 +9,12 @@
 //! | 5, `leave` | | |
 //! | 6, `zero` | offset, bytes | |
 //! | 7, `copy` | first offset, second offset, bytes | |
+//! | 8, `disk` | | |
 //!
-//! A message with a `read`, a `greet` or a `leave` has an answer: 0 and the bytes that were read, of a `greet` the name of
-//! the machine; or 1 and the text of an error.
+//! A message with a `read`, a `greet`, a `leave` or a `disk` has an answer: 0 and the bytes that were read, of a `greet` the
+//! name of the machine, of a `disk` words of 64 bits; or 1 and the text of an error.
 
+use moec_runtime::exec::traffic::HostReads;
 use moec_runtime::{Error, Result};
 
 /// A command.
@@ -66,6 +68,8 @@ pub enum Command<'a> {
         /// Number of bytes.
         bytes: u64,
     },
+    /// Experts that the host has read from its disk so far, for the answer: the numbers of a [`HostReads`].
+    Disk,
 }
 
 /// Bytes of a word.
@@ -132,6 +136,7 @@ impl Message {
                 self.data(program);
             }
             Command::Leave => self.words(&[5]),
+            Command::Disk => self.words(&[8]),
             Command::Zero { offset, bytes } => self.words(&[6, offset, bytes]),
             Command::Copy { from, to, bytes } => self.words(&[7, from, to, bytes]),
         }
@@ -177,6 +182,7 @@ impl<'a> Commands<'a> {
             5 => Command::Leave,
             6 => Command::Zero { offset: self.word()?, bytes: self.word()? },
             7 => Command::Copy { from: self.word()?, to: self.word()?, bytes: self.word()? },
+            8 => Command::Disk,
             _ => return None,
         })
     }
@@ -206,6 +212,18 @@ pub fn answer(result: &Result<Vec<u8>>) -> Vec<u8> {
     [status.to_le_bytes().as_slice(), &data].concat()
 }
 
+/// The data of an answer to [`Command::Disk`].
+pub fn reads_data(reads: HostReads) -> Vec<u8> {
+    reads.numbers().into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+/// The numbers of such data; `None` if they have another length.
+pub fn reads_of(data: &[u8]) -> Option<HostReads> {
+    let (words, rest) = data.as_chunks::<WORD>();
+    let numbers: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    numbers.try_into().ok().filter(|_| rest.is_empty()).map(HostReads::of_numbers)
+}
+
 /// The data of an answer, or the text of an error.
 pub fn answered(message: &[u8]) -> std::result::Result<&[u8], String> {
     match message.split_first_chunk::<WORD>() {
@@ -228,6 +246,7 @@ mod tests {
             Command::Read { offset: 128, bytes: 4 },
             Command::Zero { offset: 64, bytes: 256 },
             Command::Copy { from: 64, to: 1024, bytes: 32 },
+            Command::Disk,
             Command::Leave,
         ];
         let mut message = Message::default();
@@ -251,5 +270,8 @@ mod tests {
         let refused = answer(&Err(Error::Bundle("no".to_owned())));
         assert!(answered(&refused).unwrap_err().contains("no"));
         assert!(answered(&[0; 3]).is_err());
+        let reads = HostReads { bytes: 1, reads: 2, hits: 3, misses: 4 };
+        assert_eq!(reads_of(&reads_data(reads)), Some(reads));
+        assert_eq!(reads_of(&reads_data(reads)[1..]), None);
     }
 }

@@ -1,13 +1,13 @@
 //! The unit of another host, as the first host sees it.
 
 use crate::limits::{passed, timeout};
-use crate::message::{Command, Message, answered};
+use crate::message::{Command, Message, answered, reads_of};
 use crate::serve::{name_of, units_of_hosts};
 use crate::wire::{Tag, Wire};
 use moec_ir::plan::Builtin;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
-use moec_runtime::exec::traffic::HostTraffic;
+use moec_runtime::exec::traffic::{HostReads, HostTraffic};
 use moec_runtime::exec::unit::{self, ComputeUnit, Launch, PoolThread, StepFault, UnknownStep};
 use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
@@ -44,6 +44,8 @@ pub struct Remote {
     /// Name in errors, with that of its machine once this is known.
     name: String,
     memory: Option<Region>,
+    /// Whether experts stay on its disk.
+    pages: bool,
     pending: Mutex<Pending>,
     entry: AtomicUsize,
     timeout: Duration,
@@ -60,6 +62,7 @@ impl Remote {
             rank: 0,
             name: String::new(),
             memory: None,
+            pages: false,
             pending: Mutex::default(),
             entry: AtomicUsize::new(0),
             timeout: timeout()?,
@@ -82,16 +85,22 @@ impl Remote {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the commands so far, and puts what was asked for where it belongs.
-    fn flush(&self) -> Result<()> {
-        let mut pending = self.pending();
+    /// Sends the commands so far; bytes of their answer.
+    fn send(&self, pending: &mut Pending) -> Result<u64> {
         if pending.message.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         self.wire.send(self.rank, Tag::Commands, pending.message.bytes(), self.timeout)?;
         pending.traffic.sent += pending.message.bytes().len() as u64;
         let expected = pending.message.answer();
         pending.message.clear();
+        Ok(expected)
+    }
+
+    /// Sends the commands so far, and puts what was asked for where it belongs.
+    fn flush(&self) -> Result<()> {
+        let mut pending = self.pending();
+        let expected = self.send(&mut pending)?;
         let reads = std::mem::take(&mut pending.reads);
         if reads.is_empty() {
             return Ok(());
@@ -111,13 +120,24 @@ impl Remote {
         }
         Ok(())
     }
+
+    /// Asks the host what it has read from its disk.
+    fn ask_reads(&self) -> Result<HostReads> {
+        self.flush()?;
+        let mut message = Message::default();
+        message.add(Command::Disk);
+        self.wire.send(self.rank, Tag::Commands, message.bytes(), self.timeout)?;
+        let answer = await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout)?;
+        let data = answered(&answer).map_err(|why| self.failed(why))?;
+        reads_of(data).ok_or_else(|| self.failed("an answer of another length"))
+    }
 }
 
 /// Waits for an answer of a host, as long as it shows that it works; `host`: its name in errors.
 ///
 /// # Errors
 /// No sign of it for too long; a host that cannot be reached.
-pub(crate) fn await_answer(wire: &dyn Wire, rank: usize, host: &str, timeout: Duration) -> Result<Vec<u8>> {
+pub fn await_answer(wire: &dyn Wire, rank: usize, host: &str, timeout: Duration) -> Result<Vec<u8>> {
     let mut sign = Instant::now();
     loop {
         if let Some(answer) = wire.receive(rank, Tag::Answer, LOOK)? {
@@ -144,6 +164,7 @@ impl ComputeUnit for Remote {
     fn load(&mut self, program: &Program, index: u32, _bundle: &BundleReader) -> Result<()> {
         let name = program.units.get(index as usize).map_or("?", |u| &u.name);
         let rank = units_of_hosts(program).position(|unit| unit == index);
+        self.pages = program.paging_of(program.memory_of(index)).is_some();
         self.rank = 1 + rank.ok_or_else(|| Error::unit(name, "it is of no other host"))?;
         self.name = format!("host {}", self.rank);
         if self.rank >= self.wire.hosts() {
@@ -184,6 +205,10 @@ impl ComputeUnit for Remote {
 
     fn traffic(&self) -> Option<HostTraffic> {
         Some(self.pending().traffic)
+    }
+
+    fn reads(&self) -> Option<HostReads> {
+        self.pages.then(|| self.ask_reads().unwrap_or_else(|e| self.wire.end_job(&e)))
     }
 
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
@@ -230,6 +255,16 @@ impl ComputeUnit for Remote {
                     launch.fail(StepFault::Unknown(unknown));
                 }
             }
+        }
+    }
+
+    fn begin(&self) {
+        let mut pending = self.pending();
+        // What is asked for is waited for soon.
+        if pending.reads.is_empty()
+            && let Err(e) = self.send(&mut pending)
+        {
+            self.wire.end_job(&e);
         }
     }
 

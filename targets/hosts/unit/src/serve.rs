@@ -1,8 +1,8 @@
 //! Every host but the first: it executes the steps of its unit as the first host orders them.
 
 use crate::compile::digest;
-use crate::limits::timeout;
-use crate::message::{Command, Commands, Message, answer};
+use crate::limits::{report, timeout};
+use crate::message::{Command, Commands, Message, answer, reads_data};
 use crate::mpi::Mpi;
 use crate::remote::await_answer;
 use crate::wire::{Tag, Wire};
@@ -10,6 +10,7 @@ use moec_runtime::bundle::program::Program;
 use moec_runtime::exec::unit_steps::UnitSteps;
 use moec_runtime::{CheckLevel, Error, Result};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,8 @@ pub fn leave(mpi: &Mpi) -> Result<()> {
         for from in 1..mpi.hosts() {
             let answer = await_answer(mpi, from, &format!("host {from}"), timeout);
             answer.unwrap_or_else(|e| mpi.end_job(&e));
+            // Some MPIs warn of messages that nothing received.
+            while mpi.receive(from, Tag::Alive, Duration::ZERO)?.is_some() {}
         }
     }
     mpi.end()
@@ -84,15 +87,8 @@ pub fn serve(wire: &dyn Wire, program: &Program, part: Part<'_>) -> Result<()> {
         }
         None => Err(Error::machine("this process has no part of the program")),
     };
-    let launcher = parent();
     loop {
-        let Some(message) = wire.receive(0, Tag::Commands, LOOK)? else {
-            // The launcher ends this process if the first host's ends; nothing does if the launcher ends.
-            if parent() == launcher {
-                continue;
-            }
-            return Err(Error::machine("the launcher of this process has ended"));
-        };
+        let message = await_commands(wire)?;
         let mut sign = Instant::now();
         let (mut data, mut answers) = (Vec::new(), false);
         let mut obey = || -> Result<bool> {
@@ -119,6 +115,10 @@ pub fn serve(wire: &dyn Wire, program: &Program, part: Part<'_>) -> Result<()> {
                             sign = Instant::now();
                         }
                     }
+                    Command::Disk => {
+                        answers = true;
+                        data.extend(reads_data(ready(&mut steps)?.reads().unwrap_or_default()));
+                    }
                     Command::Read { offset, bytes } => {
                         answers = true;
                         data.extend(ready(&mut steps)?.read(offset, bytes)?);
@@ -138,8 +138,36 @@ pub fn serve(wire: &dyn Wire, program: &Program, part: Part<'_>) -> Result<()> {
     }
 }
 
+/// The next message of the first host, however long it takes.
+///
+/// # Errors
+/// A first host that cannot be reached; a launcher that has ended.
+pub fn await_commands(wire: &dyn Wire) -> Result<Vec<u8>> {
+    check_launcher()?;
+    loop {
+        if let Some(message) = wire.receive(0, Tag::Commands, LOOK)? {
+            return Ok(message);
+        }
+        check_launcher()?;
+    }
+}
+
+/// Checks that the process that started this one runs since the first call. The launcher ends this process if the first
+/// host's ends; nothing does if the launcher ends.
+///
+/// # Errors
+/// It has ended.
+fn check_launcher() -> Result<()> {
+    static LAUNCHER: OnceLock<libc::pid_t> = OnceLock::new();
+    if *LAUNCHER.get_or_init(parent) == parent() {
+        Ok(())
+    } else {
+        Err(Error::machine("the launcher of this process has ended"))
+    }
+}
+
 /// Name of this machine.
-fn machine() -> String {
+pub fn machine() -> String {
     let mut name = [0_u8; 256];
     // SAFETY: writes at most so many bytes.
     let failed = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) } != 0;
@@ -148,7 +176,7 @@ fn machine() -> String {
 }
 
 /// The process that started this one, or that took it over.
-fn parent() -> libc::pid_t {
+pub(crate) fn parent() -> libc::pid_t {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::getppid() }
 }
@@ -158,12 +186,18 @@ fn ready<'a, 'p>(steps: &'a mut Result<UnitSteps<'p>>) -> Result<&'a mut UnitSte
     steps.as_mut().map_err(|e| Error::Bundle(e.to_string()))
 }
 
-/// Does long work, and gives signs of it meanwhile: weights may take minutes to read.
-fn giving_signs<T>(wire: &dyn Wire, work: impl FnOnce() -> T) -> T {
+/// Does long work, and gives signs of it meanwhile: weights may take minutes to read. Ends this process if its launcher has
+/// ended.
+pub fn giving_signs<T>(wire: &dyn Wire, work: impl FnOnce() -> T) -> T {
     let (done, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while ended.recv_timeout(SIGN) == Err(RecvTimeoutError::Timeout) {
+                if let Err(e) = check_launcher() {
+                    report(&e);
+                    // SAFETY: ends the process, whose work may wait for a host that has ended, too.
+                    unsafe { libc::_exit(1) };
+                }
                 // A first host that is gone is found when its commands are waited for.
                 let _ = wire.send(0, Tag::Alive, &[], ANSWERING);
             }

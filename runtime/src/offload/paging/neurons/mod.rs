@@ -28,7 +28,7 @@ mod step_order;
 
 use super::pager::Report;
 use super::tables::Tables;
-use super::{Hooks, Paging, on_disk};
+use super::{CPU, Hooks, Paging, on_disk};
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
@@ -439,7 +439,7 @@ fn layer_of(layers: &[Layer], matrix: u32) -> Option<(usize, &Layer)> {
 
 /// Extents of all units: by piece, layer, expert, and position in the expert.
 pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
-    let paging = on_disk(program)?;
+    let paging = on_disk(program, CPU)?;
     let stored = stored(program, paging)?;
     let (each, pitch) = (paging.neurons.max(1), stored.unit_pitch() as u64);
     let mut units = Vec::new();

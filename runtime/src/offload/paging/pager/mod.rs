@@ -88,7 +88,7 @@ struct ReadyView {
 impl Pager {
     pub(super) fn new(
         program: &Program,
-        paging: &plan::Paging,
+        (paging, elsewhere): (&plan::Paging, &[(u32, u32)]),
         disk: Arc<dyn Disk>,
         tables: Arc<Tables>,
         options: &Paging,
@@ -106,13 +106,8 @@ impl Pager {
             first += experts;
         }
         let bytes: Vec<u64> = places.iter().map(|p| p.bytes).collect();
-        let elsewhere = program.experts_off_disk();
-        let decider_options = DeciderOptions {
-            bytes: &bytes,
-            elsewhere: &elsewhere,
-            ahead: options.ahead,
-            preload: options.preload,
-        };
+        let decider_options =
+            DeciderOptions { bytes: &bytes, elsewhere, ahead: options.ahead, preload: options.preload };
         let decider = Decider::new(paging, decider_options)?;
         let report = Report {
             reader: disk.describe().to_owned(),
