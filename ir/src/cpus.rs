@@ -66,7 +66,7 @@ impl fmt::Display for CpuList {
     }
 }
 
-/// Text that is no list of CPUs.
+/// Text that is not a list of CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected CPUs such as `0-15,32`, with numbers below {MOST_CPUS}")]
 pub struct CpuListError;

@@ -97,7 +97,7 @@ impl Plan {
     }
 
     /// Files with weights that are read in the first memory, or brought from there to another one, ascending. All that
-    /// have weights if there is no other memory.
+    /// have weights if the plan has one memory.
     pub fn files_here(&self) -> BTreeSet<u32> {
         let (here, brought) = (self.segments_of(0), self.segments_to_bring());
         let alone = self.memories.len() < 2;

@@ -197,7 +197,7 @@ impl<'p> UnitSteps<'p> {
     ///
     /// # Errors
     /// A step that is not the unit's, or does not compute; more rows than the entry point takes; a router's
-    /// choice that is no expert; experts that cannot be read.
+    /// choice that is not an expert; experts that cannot be read.
     pub fn execute(&mut self, entry: u32, step: u32, n: usize, seq_len: usize) -> Result<()> {
         let wrong =
             || Error::plan(format!("entry point {entry} has no step {step} of {n} rows for this host"));

@@ -10,7 +10,7 @@ pub(crate) const KEY: &str = "unit.cpus";
 /// Checks the CPUs of all units.
 ///
 /// # Errors
-/// CPUs of a unit that is no CPU, a node without CPUs, two nodes with the same CPU, a system that binds no threads.
+/// CPUs of a unit that is not a CPU, a node without CPUs, two nodes with the same CPU, a system that binds no threads.
 pub(crate) fn check(device: &Device) -> Result<(), String> {
     let Some(some) = device.units.iter().find(|u| u.cpus.is_some()) else { return Ok(()) };
     if !device.is_native() && !device.triple.contains("linux") {

@@ -309,7 +309,7 @@ pub(super) fn name((experts, rest, kv): Formats) -> String {
     format!("experts in {experts}, other weights in {rest}, KV cache in {kv}")
 }
 
-/// Tokens per second as text; `-` where there is no prediction.
+/// Tokens per second as text; `-` where nothing is predicted.
 pub(super) fn rate(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
 }

@@ -18,7 +18,7 @@ impl<'w> Delayed<'w> {
     /// The wire with the delay of the environment, if it has one.
     ///
     /// # Errors
-    /// A value of the variable that is no number of microseconds.
+    /// A value of the variable that is not a number of microseconds.
     pub fn from_environment(wire: &'w dyn Wire) -> Result<Self> {
         let given = std::env::var(DELAY_VARIABLE).ok();
         let delay = given.as_deref().map_or(Ok(0), |text| {

@@ -14,7 +14,7 @@ pub(crate) const STARTING: u32 = 10;
 /// Time without a sign of a host after which the job ends.
 ///
 /// # Errors
-/// A value of the variable that is no number of seconds.
+/// A value of the variable that is not a number of seconds.
 pub fn timeout() -> Result<Duration> {
     let given = std::env::var(TIMEOUT_VARIABLE).ok();
     let seconds = match given.as_deref().map(str::parse) {
