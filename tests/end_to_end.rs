@@ -33,6 +33,7 @@ mod host_budgets;
 mod host_costs;
 mod host_faults;
 mod host_goldens;
+mod host_heads;
 mod host_links;
 mod host_placements;
 mod host_serving;

@@ -214,6 +214,68 @@ fn every_block_type_gives_the_tokens_of_its_decoded_numbers() {
     }
 }
 
+/// Types of the matrices of a model as published files mix them: the table and the head, then query, key,
+/// value, output, gate, up and down of each layer. Gate and up of the second differ: one weight of moec.
+const MIXED: [&str; 16] = [
+    "Q4_K", "Q6_K", "Q4_K", "Q4_K", "Q3_K", "Q5_K", "Q4_K", "Q4_K", "Q6_K", "Q5_K", "Q5_K", "Q5_K", "Q6_K",
+    "Q5_K", "Q2_K", "Q8_0",
+];
+
+/// `stored` keeps the codes and scales of each matrix. The bundle gives the tokens of the file's numbers in
+/// f32, and takes about as many bits.
+#[test]
+fn stored_codes_give_the_tokens_of_their_numbers() {
+    if !GGUF.met_or_skip() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [model, decoded] = ["model.gguf", "decoded.gguf"].map(|name| folder.path().join(name));
+    let mut python = clean(Command::new(moec_testing::gguf().unwrap()));
+    ok(python.arg(root().join("gguf/tests/samples/model.py")).args([&model, &decoded]).args(MIXED));
+    let toml = folder.path().join("model.toml");
+    ok(moec().args(["init", "--all"]).arg(&model).arg("-o").arg(&toml));
+    let text = fs::read_to_string(&toml).unwrap();
+    assert!(text.contains("\nembeddings = \"stored\""), "{text}");
+    let ids: Vec<u32> = (0..24).map(|i| i * 11 % 64).collect();
+    let built = |name: &str, source: &Path, format: &str, activations: &str| {
+        let bundle = folder.path().join(name);
+        let text = format!(
+            "[model]\nsource = {source:?}\n[shapes]\nmax_context = 64\nprefill_chunk = 16\n[weights]\n\
+             experts = \"{format}\"\nattention = \"{format}\"\nembeddings = \"{format}\"\n\
+             activations = \"{activations}\"\n"
+        );
+        fs::write(&toml, text).unwrap();
+        ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
+        let run = |arguments: &[&str]| ok(moec().arg("run").arg(&bundle).args(arguments)).stdout;
+        let stdout = run(&["generate", "--ids", &list(&ids), "-n", "24", "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
+        let out = folder.path().join("logits.safetensors");
+        ok(moec().arg("run").arg(&bundle).args(["logits", "--ids", &list(&ids), "--out"]).arg(&out));
+        (bundle, report["ids"].clone(), logits_file(&out).1)
+    };
+    let (_, tokens, logits) = built("plain", &decoded, "f32", "f32");
+    let (bundle, kept, near) = built("kept", &model, "stored", "f32");
+    assert_eq!(kept, tokens);
+    assert_eq!(kept.as_array().unwrap().len(), 24);
+    let range = logits.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+    assert!(distance(&near, &logits) <= 1e-5 * range, "{} of {range}", distance(&near, &logits));
+    ok(moec().arg("verify").arg(&bundle).arg("--source").arg(&model));
+    let inspected = ok(moec().args(["inspect", "--json"]).arg(&bundle));
+    let report: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
+    let bits = |name: &str| {
+        let of = report["plan"]["formats"].as_array().unwrap().iter().find(|f| f["format"] == name);
+        of.unwrap_or_else(|| panic!("{name}: {report}"))["bits_per_weight"].as_f64().unwrap()
+    };
+    // Rows of a panel are padded.
+    for (name, of_file) in [("q3k", 3.4375), ("q4k", 4.5), ("q5k", 5.5), ("q6k", 6.5625), ("q8h", 8.5)] {
+        assert!((of_file..of_file + 0.7).contains(&bits(name)), "{name}: {}", bits(name));
+    }
+    // With activations that are rounded, the bound of `verify` is checked. It is a reference of its own.
+    let (bundle, ..) = built("rounded", &model, "stored", "auto");
+    ok(moec().arg("verify").arg(&bundle).arg("--source").arg(&model));
+    ok(moec().arg("verify").arg(&bundle));
+}
+
 #[test]
 fn a_damaged_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -180,8 +180,10 @@ fn hosts_are_chosen_by_cost() {
 fn predicted_messages_are_those_of_runs() {
     let Some((_, launcher, options)) = LAUNCHERS.iter().find(|(need, ..)| need.met_or_skip()) else { return };
     let folder = tempfile::tempdir().unwrap();
-    for division in ["slices", "stages", "owners"] {
-        let bundle = bundle(folder.path(), "native-x2", &format!("[placement]\nhosts = \"{division}\""));
+    let heads = "attention_slices = 2";
+    for (division, more) in [("slices", ""), ("slices", heads), ("stages", ""), ("owners", "")] {
+        let lines = format!("[placement]\nhosts = \"{division}\"\n{more}");
+        let bundle = bundle(folder.path(), "native-x2", &lines);
         let count = |n: &str| {
             let mut command = run(&bundle, Some((launcher, options, 2)));
             command.args(["generate", "--ids", "1,2,3", "-n", n, "--ignore-eos", "--json", "--threads", "1"]);
@@ -196,7 +198,7 @@ fn predicted_messages_are_those_of_runs() {
         // Commands are not in the model, nor what all layers of a stage read: in so small a model, half of the bytes.
         let least = if division == "stages" { 0.4 } else { 0.8 };
         let ratio = predicted / counted;
-        assert!((least..=1.05).contains(&ratio), "{division}: {predicted} of {counted}");
+        assert!((least..=1.05).contains(&ratio), "{division} {more}: {predicted} of {counted}");
     }
 }
 
@@ -275,6 +277,13 @@ fn hosts_of_a_job_are_measured() {
         let device = Device::find(file.to_str().unwrap()).unwrap();
         assert_eq!((device.hosts.len(), device.links.len()), (hosts - 1, 2 * (hosts - 1)));
         assert!(device.units.iter().all(|unit| device.bandwidth_of(unit).is_some()));
+        for memory in &device.memories {
+            let alone = memory.bandwidth[0].gb_per_s;
+            assert!(
+                alone > 0.0 && memory.shared_gb_per_s.as_ref().is_none_or(|f| f.value < alone),
+                "{memory:?}"
+            );
+        }
         let measured = bundle(folder.path(), file.to_str().unwrap(), "[placement]\nhosts = \"slices\"");
         let link = device.link("dram", "dram1").unwrap();
         assert!(

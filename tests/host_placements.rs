@@ -87,7 +87,39 @@ fn divisions_give_the_bits_of_one_host() {
     }
 }
 
-/// Hosts compute their slices at the same time: what comes back waits for no step that computes one here.
+/// The experts of one layer are whole on the first host, those of the others are cut: the bits of one host with such
+/// slices.
+#[test]
+fn layers_have_slices_of_their_own() {
+    let slices = "[placement]\nhosts = \"slices\"\nslices = [1, 2]";
+    for family in ["olmoe", "gpt_oss"] {
+        let (folder, source) = (tempfile::tempdir().unwrap(), checkpoint(family));
+        let golden = expected(&source);
+        let alone = build(&source, folder.path(), "native", "[placement]\nslices = [1, 2]");
+        let alone = answers(&alone, &golden.ids, None);
+        let bundle = build(&source, folder.path(), "native-x2", slices);
+        let plan = Bundle::open(&bundle).unwrap().plan;
+        let reads = |s: &Step, layer: u32| {
+            let own = |i: u32| plan.segments[i as usize].name.starts_with(&format!("layers.{layer}."));
+            s.args.iter().any(|arg| matches!(*arg, Arg::Segment(i) | Arg::Matrices(i) if own(i)))
+        };
+        let other = |layer| {
+            let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
+            steps.filter(|s| reads(s, layer)).count()
+        };
+        assert!(other(0) == 0 && other(1) > 0, "{family}");
+        let same = |launched, by: &str| {
+            assert!(answers(&bundle, &golden.ids, launched) == alone, "{family}, {by}: other bits or tokens");
+        };
+        same(None, "one process");
+        for (launcher, options) in launchers() {
+            same(Some((launcher, options, 2)), launcher);
+        }
+    }
+}
+
+/// Hosts compute their slices at the same time: what is sent waits for no experts here, and experts here wait for
+/// nothing of the other host.
 #[test]
 fn slices_are_computed_at_the_same_time() {
     for family in ["olmoe", "deepseek_v3"] {
@@ -96,27 +128,70 @@ fn slices_are_computed_at_the_same_time() {
         let plan = Bundle::open(&bundle).unwrap().plan;
         let mut beside = 0;
         for entry in &plan.entries {
+            let steps = &entry.steps;
             let computes = |s: &Step| s.unit == 0 && s.args.iter().any(|arg| matches!(arg, Arg::Matrices(_)));
             let comes_back = |s: &Step| match s.args.last() {
                 Some(&Arg::Buffer(b, _)) => s.unit == 1 && entry.buffers[b as usize].memory == 0,
                 _ => false,
             };
-            for at in (0..entry.steps.len()).filter(|&at| comes_back(&entry.steps[at])) {
-                let begin = entry.steps[..at].iter().rposition(comes_back).map_or(0, |last| last + 1);
-                let mut waits = vec![at];
-                for before in (begin..at).rev() {
-                    let step = &entry.steps[before];
-                    beside += u32::from(computes(step));
-                    let is_needed =
-                        |&later: &usize| entry.steps[later].deps.iter().any(|&dep| dep as usize == before);
-                    if step.unit == 1 || waits.iter().any(is_needed) {
-                        assert!(!computes(step), "{family}: step {at} waits for step {before}");
-                        waits.push(before);
-                    }
+            let mut begin = 0;
+            for at in (0..steps.len()).filter(|&at| comes_back(&steps[at])) {
+                let waits = |s: &Step| s.unit == 0 && s.deps.contains(&u32::try_from(at).unwrap());
+                let sum = (at..steps.len()).find(|&later| waits(&steps[later])).unwrap();
+                assert!(!steps[begin..at].iter().any(computes), "{family}: step {at} is sent late");
+                for step in steps[at..sum].iter().filter(|s| computes(s)) {
+                    let other = |&dep: &u32| dep as usize >= begin && steps[dep as usize].unit == 1;
+                    assert!(!step.deps.iter().any(other), "{family}: experts before step {sum} wait");
+                    beside += 1;
                 }
+                begin = sum;
             }
         }
         assert!(beside > 0, "{family}: nothing is computed meanwhile");
+    }
+}
+
+/// The shared expert of a layer is computed after the rows and the table of the layer have gone to the other host, and
+/// before the first host waits for its sum.
+#[test]
+fn shared_experts_are_computed_meanwhile() {
+    for family in ["deepseek_v3", "qwen2_moe", "glm4_moe"] {
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = build(&checkpoint(family), folder.path(), "native-x2", &divided("slices"));
+        let plan = Bundle::open(&bundle).unwrap().plan;
+        let mut layers = 0;
+        for entry in &plan.entries {
+            let steps = &entry.steps;
+            let reads = |at: &usize, unit: u32, begin: &str| {
+                let named = |arg: &Arg| match *arg {
+                    Arg::Segment(i) | Arg::Matrices(i) => plan.segments[i as usize].name.starts_with(begin),
+                    _ => false,
+                };
+                steps[*at].unit == unit && steps[*at].args.iter().any(named)
+            };
+            for layer in 0..plan.model.layers {
+                let shared = format!("layers.{layer}.shared.");
+                let shared: Vec<usize> = (0..steps.len()).filter(|at| reads(at, 0, &shared)).collect();
+                let (Some(&first), Some(&last)) = (shared.first(), shared.last()) else { continue };
+                let experts = format!("layers.{layer}.");
+                // The other host's first step on its experts: what it reads was sent before.
+                let begins = (0..steps.len()).find(|at| reads(at, 1, &experts)).unwrap();
+                let comes_back = |s: &Step| match s.args.last() {
+                    Some(&Arg::Buffer(b, _)) => s.unit == 1 && entry.buffers[b as usize].memory == 0,
+                    _ => false,
+                };
+                let begin = steps[..begins].iter().rposition(comes_back).map_or(0, |last| last + 1);
+                let waits = |at: &usize| {
+                    let other = |&dep: &u32| dep as usize >= begin && steps[dep as usize].unit == 1;
+                    steps[*at].unit == 0 && steps[*at].deps.iter().any(other)
+                };
+                let sum = (begins..steps.len()).find(waits).unwrap();
+                assert!(begins < first, "{family} {} {layer}: the message waits", entry.kind);
+                assert!(last < sum, "{family} {} {layer}: it is computed after the wait", entry.kind);
+                layers += 1;
+            }
+        }
+        assert!(layers > 0, "{family} has no shared expert");
     }
 }
 

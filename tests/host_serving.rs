@@ -18,13 +18,23 @@ use std::time::{Duration, Instant};
 /// Time in which all processes end.
 const END: Duration = Duration::from_mins(1);
 
+/// Lines under `[placement]` that cut experts between hosts, and attention by its heads, too.
+const CUTS: [&str; 2] =
+    ["hosts = \"slices\"\nattention_slices = 1", "hosts = \"slices\"\nattention_slices = 2"];
+
 /// The demo model on two hosts.
 fn bundle(folder: &Path) -> PathBuf {
+    cut(folder, CUTS[0])
+}
+
+/// The demo model on two hosts, with these lines under `[placement]`.
+fn cut(folder: &Path, placement: &str) -> PathBuf {
+    let folder = &tempfile::Builder::new().tempdir_in(folder).unwrap().keep();
     let bundle = folder.join("ferris.moec");
     let setup = Setup { format: "bf16", chunk: 64, batch: &[1, 2, 4], context: 1024 };
     let toml = setup.write(&ferris(), folder);
     let mut more = fs::File::options().append(true).open(&toml).unwrap();
-    writeln!(more, "[placement]\nhosts = \"slices\"").unwrap();
+    writeln!(more, "[placement]\n{placement}").unwrap();
     built(&toml, &["--target", "native-x2"], &bundle);
     bundle
 }
@@ -48,7 +58,13 @@ fn gone(bundle: &Path) {
 #[test]
 fn clients_of_several_hosts_get_the_answers_of_one() {
     let folder = tempfile::tempdir().unwrap();
-    let bundle = bundle(folder.path());
+    for placement in CUTS {
+        clients(&cut(folder.path(), placement));
+    }
+}
+
+/// Asks a server of this bundle, under each launcher.
+fn clients(bundle: &Path) {
     let prompts = [
         "The borrow checker",
         "A trait is",
@@ -58,11 +74,11 @@ fn clients_of_several_hosts_get_the_answers_of_one() {
     ];
     let alone = prompts.map(|prompt| {
         let args = ["generate", "--prompt", prompt, "-n", "24", "--ignore-eos", "--json", "--threads", "1"];
-        let out = ok(run(&bundle, None).args(args)).stdout;
+        let out = ok(run(bundle, None).args(args)).stdout;
         serde_json::from_slice::<Value>(&out).unwrap()["text"].clone()
     });
     for of in LAUNCHERS.iter().filter(|(need, ..)| need.met_or_skip()) {
-        let mut command = launched(&bundle, of);
+        let mut command = launched(bundle, of);
         let mut server =
             Server::start(command.args(["serve", "--port", "0", "--threads", "1", "--exact"])).unwrap();
         let body = |prompt: &str, n: usize, stream: bool| json!({"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true, "stream": stream});
@@ -83,13 +99,13 @@ fn clients_of_several_hosts_get_the_answers_of_one() {
         }
         let mut last = post(server.address(), "/v1/completions", body(prompts[0], 400, true)).send().unwrap();
         assert!(last.event().unwrap().is_some());
-        let first = process(&bundle, 0).expect("the first host serves");
+        let first = process(bundle, 0).expect("the first host serves");
         // SAFETY: a signal to a process of this test.
         assert_eq!(unsafe { libc::kill(first, libc::SIGTERM) }, 0);
         let rest = last.whole().unwrap().body;
         assert!(rest.contains("data: [DONE]"), "{}: {rest}", of.1);
         assert_eq!(server.ended(END).unwrap().code(), Some(0), "{}", of.1);
-        gone(&bundle);
+        gone(bundle);
     }
 }
 
@@ -206,22 +222,25 @@ impl Drop for Ends {
 #[test]
 fn chat_on_several_hosts_answers_as_on_one() {
     let folder = tempfile::tempdir().unwrap();
-    let bundle = bundle(folder.path());
     let template = root().join("golden/plain.jinja");
     let turns = |mut command: Command| {
         command.args(["chat", "--json", "-n", "12", "--threads", "1", "--template"]).arg(&template);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(b"The borrow checker\nWhat is a trait?\n").unwrap();
+        let turns = b"The borrow checker\nWhat is a trait?\nAnd a lifetime?\n";
+        child.stdin.take().unwrap().write_all(turns).unwrap();
         let done = child.wait_with_output().unwrap();
         assert!(done.status.success());
         let texts = String::from_utf8(done.stdout).unwrap();
         let text = |line: &str| serde_json::from_str::<Value>(line).unwrap()["text"].clone();
         texts.lines().map(text).collect::<Vec<_>>()
     };
-    let alone = turns(run(&bundle, None));
-    assert_eq!(alone.len(), 2);
-    for of in LAUNCHERS.iter().filter(|(need, ..)| need.met_or_skip()) {
-        assert_eq!(turns(launched(&bundle, of)), alone, "{}", of.1);
+    for placement in CUTS {
+        let bundle = cut(folder.path(), placement);
+        let alone = turns(run(&bundle, None));
+        assert_eq!(alone.len(), 3);
+        for of in LAUNCHERS.iter().filter(|(need, ..)| need.met_or_skip()) {
+            assert_eq!(turns(launched(&bundle, of)), alone, "{}: {placement}", of.1);
+        }
     }
 }
 

@@ -13,10 +13,8 @@ from common import prompt_ids
 from engines import HERE as PEERS
 from engines import Failed, log
 from limits import BITS, Shape
-from models import Models
+from models import COUNTS, Models
 
-ROOT = PEERS.parent.parent
-COUNTS = ROOT / "golden" / "traces" / "olmoe_expert_counts.csv"
 FORMAT = {8: "q8", 4: "q4"}
 POLICY = "lfu half_life=0 bypass=1"
 """What keeps experts: routing that repeats only by popularity, for all time, is what this policy is the best for."""

@@ -60,6 +60,7 @@ def arguments():
     p.add_argument("--gen", type=int, default=64, help="tokens to decode")
     p.add_argument("--repeat", type=int, default=3, help="turns, of which the medians count")
     p.add_argument("--rpc", action="store_true", help="llama.cpp's RPC, too: its last half of the layers on the second host")
+    p.add_argument("--choices", action="store_true", help="measure the hosts alone, and hold a build's choices against the rows that `--out` has")
     p.add_argument("--quick", action="store_true", help="two layers, one turn, q8, the raw network and one with a delay; no page and no file of results")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the tables")
     args = p.parse_args()
@@ -69,8 +70,13 @@ def arguments():
     for given, known in ((args.formats, ("bf16", "q8", "q4")), (args.placements, PLACEMENTS), (args.networks, NETWORKS)):
         if not set(given) <= set(known):
             p.error(f"`{','.join(given)}` is not of {', '.join(known)}")
-    args.context = -(-(max(args.long, args.prompt + args.gen) + 2) // 64) * 64
+    args.context = context(args.long, args.prompt, args.gen)
     return args
+
+
+def context(long, prompt, gen):
+    """Tokens that every request of a turn has room in."""
+    return -(-(max(long, prompt + gen) + 2) // 64) * 64
 
 
 class Engine:
@@ -164,11 +170,16 @@ class Bench:
         network.limit(rate)
         folder, slug = self.cache / "hosts", "".join(c for c in name if c.isalnum() and c.isascii())
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{slug}.toml").unlink(missing_ok=True)
         words = [self.moec, "profile-device", "--hosts", "--no-matmul", "--threads", 1, "--name", slug, "--quiet", folder]
         ran = subprocess.run(launched(words, [DELAY]), capture_output=True, text=True, env=os.environ | ROOT | {DELAY: str(delay)}, stdin=subprocess.DEVNULL)
         if ran.returncode:
             raise Failed(f"profile-device: {next((l for l in ran.stderr.splitlines() if l.startswith('error:')), 'failed')}")
         return folder / f"{slug}.toml"
+
+    def choices(self, source, formats, devices):
+        """The choices of all builds."""
+        return [{"format": fmt, "network": name} | self.choice(source, fmt, device) for fmt in formats for name, device in devices.items()]
 
     def choice(self, source, fmt, device):
         """The division that a build takes for these hosts, and what it expects of each: tokens per second of one sequence."""
@@ -275,15 +286,23 @@ class Bench:
             shutil.rmtree(bundle)
         return [{"format": fmt} | row for row in made + rows]
 
+    def again(self):
+        """The results of an earlier run with choices by hosts that are measured now."""
+        found = json.loads(self.args.out.read_text())
+        c = found["conditions"]
+        self.args.layers, self.args.memory, self.args.context = c["layers"], c["memory"], context(c["long"], c["prompt"], c["gen"])
+        source = self.models.checkpoint("olmoe", c["layers"], self.args.context)
+        with Network() as network:
+            devices = {name: self.device(name, network) for name in dict.fromkeys(choice["network"] for choice in found["choices"])}
+        return found | {"choices": self.choices(source, dict.fromkeys(choice["format"] for choice in found["choices"]), devices)}
+
     def run(self):
         args, start = self.args, time.perf_counter()
         source = self.models.checkpoint("olmoe", args.layers, args.context)
         with Network() as network:
             devices = {name: self.device(name, network) for name in args.networks}
             rows = [row for fmt in args.formats for row in self.format(source, fmt, network)]
-        choices = [
-            {"format": fmt, "network": name} | self.choice(source, fmt, device) for fmt in args.formats for name, device in devices.items()
-        ]
+        choices = self.choices(source, args.formats, devices)
         words = [self.moec, "profile-device", "--quiet", "--json", "--no-matmul", "--threads", 2]
         machine = json.loads(self.models.run(words, "profile-device"))["description"].split(", measured")[0]
         return {
@@ -300,7 +319,8 @@ def main():
     try:
         check()
         args.cache.mkdir(parents=True, exist_ok=True)
-        found = Bench(args).run()
+        bench = Bench(args)
+        found = bench.again() if args.choices else bench.run()
     except Failed as e:
         sys.exit(f"error: {e}")
     text = report.markdown(found)

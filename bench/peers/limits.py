@@ -8,8 +8,10 @@ import copy
 import statistics
 from dataclasses import dataclass
 
-BITS = {"bf16": 16.0, "q8": 8.5, "q6": 6.5, "q5": 5.5, "q4": 4.5, "q3": 3.5, "q2": 2.5}
+BITS = {"bf16": 16.0, "q8": 8.5, "q6": 6.5, "q5": 5.5, "q4": 4.5, "q3": 3.5, "q2": 2.5, "q2s": 2.125}
 """Bits per weight, those of the scales included: both q8 and Q8_0, q4 and Q4_0 have one 16-bit scale per 32."""
+ENDS = {"q6": "q8", "q5": "q8", "q3": "q4", "q2": "q4", "q2s": "q4"}
+"""Formats of embeddings and head beside matrices in formats that these do not have."""
 PEAK = {"bf16": "bf16"} | {fmt: "int8" for fmt in BITS if fmt != "bf16"}
 """Arithmetic whose peak bounds a format; f32 arithmetic where a machine has nothing faster."""
 KV_BYTES = 2
@@ -98,8 +100,8 @@ class Shape:
     def weight_bytes(self, tokens, fmt):
         """Weights that a call with so many tokens reads: the routers stay f32."""
         experts, router = self.touched(tokens) * self.expert, 4 * self.experts * self.hidden
-        matrices = self.mixers + self.layers * experts + self.vocab * self.hidden
-        return matrices * BITS[fmt] / 8 + self.layers * router
+        head = self.vocab * self.hidden * BITS[ENDS.get(fmt, fmt)]
+        return ((self.mixers + self.layers * experts) * BITS[fmt] + head) / 8 + self.layers * router
 
     def kv_bytes(self, context):
         """Cache of one sequence, and its f32 states, which are read and written."""

@@ -14,9 +14,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import capped
 import limits
 import roundings
 import table
+from capped import Capped
 from engines import PEERS, Again, Failed, Process, Venvs, Worker, log
 from models import FERRIS, LAYERS, Models
 from roundings import Roundings
@@ -27,8 +29,9 @@ MAIN = {"olmoe": ["llama", "llama-read", "ik", "transformers"], "qwen3-30b-a3b":
 """Peers of whole models. optimum-intel exports no OLMoE."""
 HYBRIDS = ["qwen3.6-35b-a3b"]
 WIDTHS_OF = {"olmoe": 16, "qwen3.6-35b-a3b": 4}
-"""Models that are measured in every number of bits, and their layers."""
-MODES = {"warm": table.warm, "hybrids": table.hybrids, "widths": table.widths, "roundings": roundings.markdown}
+"""Models that are measured in many numbers of bits, and their layers."""
+MODES = {"warm": table.warm, "hybrids": table.hybrids, "widths": table.widths, "capped": capped.markdown,
+         "roundings": roundings.markdown}
 """Comparisons with tables of their own: the option, which is the name of the method, and the function that writes the table."""
 WINDOW, WINDOWS = 512, 40
 """As in `reference_metrics.json` of ferris."""
@@ -42,7 +45,7 @@ def arguments():
     p = argparse.ArgumentParser(prog="cargo xtask bench-peers", description="Compare moec with other engines on this machine.")
     p.add_argument("--moec", type=Path, required=True, help=argparse.SUPPRESS)
     p.add_argument("--cache", type=Path, required=True, help="folder for environments and converted models")
-    p.add_argument("--out", type=Path, default=Path("bench/results.json"))
+    p.add_argument("--out", type=Path, help="default: bench/results.json; of a comparison with a table of its own, bench/peers/NAME.json")
     p.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), help="file with the markers of the table")
     p.add_argument("--models", type=words, default=list(LAYERS), help=f"of {','.join(LAYERS)}; the first has every row")
     p.add_argument("--layers", type=int, help="layers of the first model")
@@ -59,6 +62,8 @@ def arguments():
     p.add_argument("--hybrids", action="store_true",
                    help="measure only models with recurrent layers, and the share of the limit that each operator reaches")
     p.add_argument("--widths", action="store_true", help="measure only moec, in every number of bits per weight")
+    p.add_argument("--capped", action="store_true",
+                   help="measure only moec's decoding of OLMoE from the disk, in 4 bits per weight and fewer, under one cap on memory")
     p.add_argument("--roundings", action="store_true",
                    help="measure only what formats of fewer bits lose on ferris, moec's beside those of llama.cpp and ik_llama.cpp")
     p.add_argument("--keep", action="store_true", help="keep the files of every model, not only of the first")
@@ -71,10 +76,16 @@ def arguments():
     if args.widths:
         args.models = args.models if given("models") else list(WIDTHS_OF)
         args.formats = args.formats if given("formats") else list(limits.BITS)
+    if args.capped:
+        args.models = ["olmoe"]
+        args.formats = args.formats if given("formats") else capped.FORMATS
+        args.prompt, args.gen = args.prompt if given("prompt") else [128], args.gen if given("gen") else 128
     if args.quick:
         args.models, args.layers = args.models[:1], args.layers or 2
         args.prompt, args.gen, args.repeat = [256, 1024], 16, 3
     args.peer_prompt = args.peer_prompt or args.prompt[:1]
+    args.mode = next((mode for mode in MODES if getattr(args, mode)), None)
+    args.out = args.out or Path(f"bench/peers/{args.mode}.json" if args.mode else "bench/results.json")
     args.context = -(-(max(args.prompt) + args.gen + 64) // 64) * 64
     unknown = [x for x in args.models if x not in LAYERS] + [x for x in args.peers if x not in PEERS]
     if unknown:
@@ -240,7 +251,7 @@ class Bench:
 
     def layers_of(self, i, model):
         """Layers that are kept of the model at place `i`."""
-        usual = WIDTHS_OF if self.args.widths else LAYERS
+        usual = WIDTHS_OF if self.args.widths or self.args.capped else LAYERS
         return (self.args.layers if i == 0 else None) or usual.get(model, LAYERS[model])
 
     def speed(self):
@@ -298,6 +309,14 @@ class Bench:
                 log(f"{folder.name}, {fmt}")
                 self.moec_alone(model, folder, fmt, section="widths", weights=OWN)
                 self.models.drop_bundles()
+            if not self.args.keep:
+                self.models.drop(folder)
+
+    def capped(self):
+        """moec in formats of few bits, with experts on the disk."""
+        for i, model in enumerate(self.args.models):
+            folder = Capped(self.args, self.models, self.rows, self.failures).run(model, self.layers_of(i, model))
+            self.models.drop_bundles()
             if not self.args.keep:
                 self.models.drop(folder)
 
@@ -547,9 +566,8 @@ class Bench:
             for _ in range(3):
                 self.profile()
             self.limits_of(0)
-        alone = next((getattr(self, mode) for mode in MODES if getattr(self.args, mode)), None)
-        if alone:
-            alone()
+        if self.args.mode:
+            getattr(self, self.args.mode)()
             return self.results(time.perf_counter() - start)
         self.quality()
         self.layer()
@@ -563,17 +581,10 @@ def main():
     args = arguments()
     args.cache.mkdir(parents=True, exist_ok=True)
     results = Bench(args).run()
-    mode = next((mode for mode in MODES if getattr(args, mode)), None)
-    if mode:
-        text = MODES[mode](results, PEERS)
-        written = table.insert(args.page, text, *table.MARKS[mode])
-        log(f"wrote the table in {args.page}" if written else f"{args.page} has no place for the table")
-        print(json.dumps(results, indent=1) if args.json else text)
-        return
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
-    text = table.markdown(results, PEERS)
-    written = table.insert(args.page, text)
+    text = MODES.get(args.mode, table.markdown)(results, PEERS)
+    written = table.insert(args.page, text, *table.MARKS.get(args.mode, ()))
     log(f"wrote {args.out}" + (f" and the table in {args.page}" if written else ""))
     print(json.dumps(results, indent=1) if args.json else text)
 

@@ -6,10 +6,12 @@ import subprocess
 from pathlib import Path
 
 from engines import HERE, Failed, last_line, log
-from limits import Shape
+from limits import ENDS, Shape
 
 ROOT = HERE.parent.parent
 FERRIS = ROOT / "golden" / "models" / "ferris"
+COUNTS = ROOT / "golden" / "traces" / "olmoe_expert_counts.csv"
+"""How often tokens chose each expert of OLMoE."""
 LAYERS = {"olmoe": 4, "qwen3-30b-a3b": 1, "phi-tiny": 4, "qwen3.6-35b-a3b": 4}
 """Layers that are kept: what 24 GB hold several times."""
 CHUNK = 512
@@ -48,14 +50,15 @@ class Models:
             raise Failed(f"{what}: {last_line(path)}")
         return done.stdout
 
-    def checkpoint(self, like, layers, context, vocab=None):
-        """A random model in real shapes."""
-        folder = self.cache / "models" / f"{like}-{layers}{f'-{vocab}' if vocab else ''}"
+    def checkpoint(self, like, layers, context, vocab=None, routed=False):
+        """A random model in real shapes; one that is routed chooses experts as often as OLMoE does, others each as often."""
+        folder = self.cache / "models" / f"{like}-{layers}{f'-{vocab}' if vocab else ''}{'-routed' if routed else ''}"
         if not folder.exists():
             log(f"  writing {folder.name}")
             folder.parent.mkdir(parents=True, exist_ok=True)
             words = [self.moec, "synth", "--quiet", "--like", like, "--layers", layers, folder]
-            self.run(words + (["--vocab", vocab] if vocab else []), f"synth-{folder.name}")
+            words += [*(["--vocab", vocab] if vocab else []), *(["--popularity", COUNTS] if routed else [])]
+            self.run(words, f"synth-{folder.name}")
         # Weights are random: the longest prompt that is measured fits any of them.
         path = folder / "config.json"
         config = json.loads(path.read_text())
@@ -80,10 +83,11 @@ class Models:
     def shape(self, folder):
         return Shape.of(json.loads((folder / "config.json").read_text()))
 
-    def bundle(self, folder, fmt, context, target="native", ends=None, activations="auto", link=False):
-        """A bundle; builds it unless this very compiler has."""
-        ends = ends or fmt
+    def bundle(self, folder, fmt, context, target="native", ends=None, activations="auto", link=False, budget=None):
+        """A bundle; builds it unless this very compiler has. With a budget of memory, experts that do not fit stay on the disk."""
+        ends = ends or ENDS.get(fmt, fmt)
         name = f"{folder.name}-{fmt}-{ends}-{activations}-{Path(target).stem}-{context}"
+        name += f"-{budget.replace(' ', '')}" if budget else ""
         out = self.cache / "bundles" / self.stamp / f"{name}.moec"
         facts = out.with_suffix(".json")
         if not facts.exists():
@@ -94,7 +98,7 @@ class Models:
             toml = out.with_suffix(".toml")
             toml.write_text(TOML.format(
                 source=folder.resolve(), context=context, chunk=CHUNK, fmt=fmt, ends=ends, activations=activations,
-            ))
+            ) + (f'[memory]\nbudget = "{budget}"\n' if budget else ""))
             words = [self.moec, "build", "--quiet", toml, "--target", target, "-o", out, "--json"]
             facts.write_text(self.run(words + ([] if link else ["--no-run"]), f"build-{name}"))
         self.built[name] = json.loads(facts.read_text())

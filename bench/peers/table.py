@@ -3,7 +3,7 @@
 import itertools
 
 START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
-FORMAT = {"bf16": "bf16"} | {f"q{bits}": f"{bits} bits" for bits in (8, 6, 5, 4, 3, 2)}
+FORMAT = {"bf16": "bf16"} | {f"q{bits}": f"{bits} bits" for bits in (8, 6, 5, 4, 3, 2)} | {"q2s": "2 bits, `q2s`"}
 OURS = {"moec-default": "**moec**, default", "moec-mmap": "**moec**, `--weights mmap`", "moec": "**moec**", "moec-mapped": "**moec**, weights mapped", "moec-auto": "**moec**, weights `auto`"}
 QUOTED = {
     "ik": "not measured here: {why}. Elsewhere (2 cores with AMX, same shapes) it had 1.3, 3.0 and 2.4 times "
@@ -268,5 +268,6 @@ def insert(path, text, start=START, end=END):
 
 
 MARKS = {mode: (f"<!-- {name} -->", f"<!-- /{name} -->") for mode, name in [
-    ("warm", "warm-starts"), ("hybrids", "bench-hybrids"), ("widths", "bench-widths"), ("roundings", "bench-roundings")]}
+    ("warm", "warm-starts"), ("hybrids", "bench-hybrids"), ("widths", "bench-widths"), ("capped", "bench-capped"),
+    ("roundings", "bench-roundings")]}
 """Places of the tables that have one of their own."""

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import capped
 import limits
 import main
 from engines import PEERS, Again, Failed, Venvs, Worker
+from models import Models
 
 
 class Installer:
@@ -93,6 +95,77 @@ class Limits(unittest.TestCase):
         self.assertEqual(round(whole / 1e8), 347)
         self.assertEqual(round(shape.operations(1, 0) / 2e9), 3)
         self.assertEqual((shape.attends, shape.states), (10, 30 * 32 * 128 * 128))
+
+
+    def test_heads_are_wider_than_narrow_matrices(self):
+        shape = limits.Shape(layers=1, hidden=8, heads=1, kv_heads=1, head_dim=8, experts=2, k=1, inner=8, vocab=16)
+        matrices, head, router = shape.mixers + shape.expert, 16 * 8, 4 * 2 * 8
+        for fmt, bits, ends in (("q4", 4.5, 4.5), ("q2", 2.5, 4.5), ("q2s", 2.125, 4.5), ("q6", 6.5, 8.5)):
+            self.assertEqual(shape.weight_bytes(1, fmt), (matrices * bits + head * ends) / 8 + router)
+
+
+class Bundles(unittest.TestCase):
+    def test_narrow_formats_have_wider_ends_and_a_budget_is_of_the_build(self):
+        with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
+            models = Models(Path(folder), __file__, None)
+            models.run = lambda words, what: "{}"
+            out = models.bundle(Path(folder) / "m", "q2s", 64, budget="700 MiB")
+            self.assertEqual(out.name, "m-q2s-q4-auto-native-64-700MiB.moec")
+            toml = out.with_suffix(".toml").read_text()
+            self.assertIn('experts = "q2s"\nattention = "q2s"\nembeddings = "q4"\n', toml)
+            self.assertTrue(toml.endswith('[memory]\nbudget = "700 MiB"\n'))
+            plain = models.bundle(Path(folder) / "m", "q4", 64)
+            self.assertNotIn("budget", plain.with_suffix(".toml").read_text())
+
+
+class FromDisk(unittest.TestCase):
+    SHAPE = limits.Shape(layers=2, hidden=256, heads=4, kv_heads=4, head_dim=64, experts=8, k=2, inner=256, vocab=1024)
+
+    def test_the_cap_holds_half_of_the_experts(self):
+        expert = self.SHAPE.expert * 4.5 / 8
+        rest = (self.SHAPE.mixers + 2 * 1024 * 256) * 4.5 / 8 + 4 * 16 * 256 + 4 * self.SHAPE.kv_bytes(64) + capped.BUFFERS
+        self.assertEqual(capped.cap(self.SHAPE, 64), round((rest + 8 * expert) / 2**20))
+        self.assertEqual(capped.FORMATS, ["q4", "q3", "q2", "q2s"])
+
+    def test_formats_are_measured_by_turns_and_what_prompts_read_is_left_out(self):
+        asked = []
+
+        class Engine:
+            """Every prompt reads 1000 bytes and every token after it 10; of its four uses one misses."""
+
+            def __init__(self, fmt, rate):
+                self.fmt, self.rate, self.bytes, self.hits, self.misses = fmt, rate, 0, 0, 0
+
+            def ask(self, line):
+                asked.append(self.fmt)
+                gen = int(line.split()[1])
+                self.bytes, self.hits, self.misses = self.bytes + 1000 + 10 * gen, self.hits + 7 + 3 * gen, self.misses + 5 + gen
+                return {"gen": gen, "decode_tokens_per_s": self.rate, "disk": {"bytes": self.bytes}, "memory": {"budget": 700 << 20, "peak": 1},
+                        "cache": {"hits": self.hits, "misses": self.misses, "experts": 4, "policy": "lru"}}
+
+            __enter__ = lambda self: self
+            __exit__ = lambda self, *_: None
+
+        def bundle(folder, fmt, context, budget):
+            if fmt == "q2s":
+                raise Failed("unknown")
+            return fmt
+
+        args = SimpleNamespace(prompt=[8], gen=5, repeat=2, context=64, formats=capped.FORMATS)
+        models = SimpleNamespace(checkpoint=lambda *_, **__: Path("m"), shape=lambda _: self.SHAPE, bundle=bundle)
+        rows, failures = [], {}
+        bench = capped.Capped(args, models, rows, failures)
+        bench.process = lambda fmt: Engine(fmt, {"q4": 10.0, "q3": 15.0, "q2": 20.0}[fmt])
+        with mock.patch.object(capped, "PAUSE", 0), redirect_stderr(io.StringIO()):
+            bench.run("olmoe", 2)
+        self.assertEqual(asked, ["q4", "q3", "q2"] + ["q4", "q4", "q3", "q3", "q2", "q2"] * 2)
+        self.assertEqual([(r["bytes"], r["found"], r["in_memory"]) for r in rows], [(10, 0.75, 0.25)] * 3)
+        self.assertEqual(list(failures), ["moec q2s capped"])
+        results = {"rows": rows, "machine": {"description": "a box, measured"},
+                   "conditions": {"models": {"olmoe": 2}, "threads": 2, "gen": 5, "prompts": [8], "repetitions": 2, "date": "today"}}
+        lines = capped.markdown(results, PEERS).splitlines()
+        self.assertIn("olmoe, 2 layers, a cap of 700 MiB; ", lines[2])
+        self.assertEqual(lines[-1], "| 2 bits | 2.5 | 25 % | 75.0 % | 1e-05 | 0.00 | 20 | 2.00 |")
 
 
 class WarmStarts(unittest.TestCase):

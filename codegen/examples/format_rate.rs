@@ -1,5 +1,5 @@
 //! Cost of formats beside each other: those that hold a checkpoint's codes beside those that are rounded to
-//! (q8h beside q8, q4h and mxfp4 beside q4), and codes of other widths beside q4. A call of each by turns;
+//! (q8h beside q8, q4h, mxfp4 and q4k beside q4), and codes of other widths beside q4. A call of each by turns;
 //! the median of the ratios of times, and the ratio of bytes, which is that of times where memory is the limit.
 //!
 //! `cargo run --release -p moec-codegen --example format_rate`
@@ -20,7 +20,7 @@ use std::time::Instant;
 const ROUNDS: usize = 41;
 
 /// A format and the one that it is compared with.
-const PAIRS: [[Format; 2]; 8] = [
+const PAIRS: [[Format; 2]; 12] = [
     [Format::Q8, Format::Q8h],
     [Format::Q4, Format::Q4h],
     [Format::Q4, Format::Mxfp4],
@@ -29,6 +29,10 @@ const PAIRS: [[Format; 2]; 8] = [
     [Format::Q4, Format::Q5],
     [Format::Q4, Format::Q3],
     [Format::Q4, Format::Q2],
+    [Format::Q4, Format::Q4k],
+    [Format::Q5, Format::Q5k],
+    [Format::Q6, Format::Q6k],
+    [Format::Q3, Format::Q3k],
 ];
 
 /// Rows, input channels, output channels: a token whose weights come from memory, one whose weights are in

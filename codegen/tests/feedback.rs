@@ -121,7 +121,8 @@ fn codes_are_those_of_gptq() {
 #[test]
 fn feedback_errs_less_than_the_nearest_codes() {
     let n = 4 * GROUP;
-    let formats = [(Format::Q4, 0.6), (Format::Q6, 0.7), (Format::Q3, 0.7), (Format::Q2, 0.8)];
+    let formats =
+        [(Format::Q4, 0.6), (Format::Q6, 0.7), (Format::Q3, 0.7), (Format::Q2, 0.8), (Format::Q2s, 0.8)];
     for (seed, (format, most)) in (0..8).flat_map(|seed| formats.map(|f| (seed, f))) {
         let mut random = Random(seed);
         let h = moments(n, &mut random);

@@ -64,8 +64,11 @@ proptest! {
             // Groups end at the parts of a bundle.
             round_rows(g.format, g.cols / g.layout.parts(), &mut want);
             prop_assert_eq!(&out, &want);
-            round_as_packed(&g, &packed, matrix, 0..g.rows, false, &mut as_packed).unwrap();
-            prop_assert_eq!(&as_packed, &want);
+            // Scales of two levels are not rounded to in a build.
+            if !g.format.has_fine_scales() {
+                round_as_packed(&g, &packed, matrix, 0..g.rows, false, &mut as_packed).unwrap();
+                prop_assert_eq!(&as_packed, &want);
+            }
         }
     }
 }
@@ -87,7 +90,7 @@ impl Rows<io::Error> for Numbers<'_> {
 
     fn stored(&mut self, matrix: usize, rows: Range<usize>, out: &mut [u8]) -> io::Result<bool> {
         self.reads += 1;
-        if self.stored == 0 || !self.reads.is_multiple_of(self.stored) {
+        if self.stored == 0 || !self.reads.is_multiple_of(self.stored) || self.g.format.has_fine_scales() {
             out.fill(0xa5);
             return Ok(false);
         }
@@ -449,8 +452,8 @@ fn packing_returns_errors_of_the_source() {
     assert!(unpack_rows(&g, &[0; 35], 0, 0..2, &mut out).is_err());
 }
 
-const GROUPED: [Format; 8] =
-    [Format::Q8, Format::Q6, Format::Q5, Format::Q4, Format::Q3, Format::Q2, Format::Q8h, Format::Q4h];
+const GROUPED: [Format; 7] =
+    [Format::Q8, Format::Q6, Format::Q5, Format::Q4, Format::Q3, Format::Q8h, Format::Q4h];
 
 /// Rounding by the largest magnitude alone: `q8` maps it to code 127, `q4` to −8.
 fn plain(format: Format, x: &[f32; GROUP]) -> [f32; GROUP] {

@@ -182,6 +182,24 @@ impl WeightExpr {
         })
     }
 
+    /// Whether it gives numbers of its leaves as they are, in any order; with `whole_rows`, whole rows of them.
+    pub fn moves(&self, whole_rows: bool) -> bool {
+        let all = |of: &[Self]| of.iter().all(|of| of.moves(whole_rows));
+        match self {
+            Self::Leaf(_) => true,
+            Self::Const(_)
+            | Self::Repeat { .. }
+            | Self::Map { .. }
+            | Self::ScaleCols { .. }
+            | Self::ScaleMatrices { .. } => false,
+            Self::Transpose(of) => !whole_rows && of.moves(false),
+            Self::Slice { axis, of, .. } => (!whole_rows || *axis == Axis::Rows) && of.moves(whole_rows),
+            Self::Concat { axis, of } => (!whole_rows || *axis == Axis::Rows) && all(of),
+            Self::Stack(of) => all(of),
+            Self::Split { of, .. } | Self::Join(of) | Self::Arrange { of, .. } => of.moves(whole_rows),
+        }
+    }
+
     /// Extents without the checks of [`Self::shape`]; wrong for ill-formed expressions, never panicking.
     pub(crate) fn dims(&self) -> Dims {
         match self {

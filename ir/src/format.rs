@@ -3,6 +3,10 @@
 //! A format of codes that there are is a variant and a row; one with a new [`Coding`] also needs kernels,
 //! which match on it.
 
+mod patterns;
+
+pub use patterns::{Q2_PATTERNS, Q2S_PATTERNS};
+
 use bincode::{Decode, Encode};
 use std::fmt;
 
@@ -46,9 +50,45 @@ pub enum Format {
     Q5,
     /// Groups of [`GROUP`] numbers of a row: odd codes in −7..=7 times one bf16 scale.
     Q3,
-    /// Groups of [`GROUP`] numbers of a row: the codes −3, −1, 1 and 3 times one bf16 scale.
+    /// Groups of [`GROUP`] numbers of a row: quads, each one of [`Q2_PATTERNS`] with signs, times one scale of
+    /// [`E5M3`].
     Q2,
+    /// As [`Format::Q2`], one of [`Q2S_PATTERNS`], and groups of twice as many numbers.
+    Q2s,
+    /// GGUF's Q4_K: groups with [`Fine`] scales and minima by [`GROUP`] numbers, and codes of 4 bits.
+    Q4k,
+    /// GGUF's Q5_K: as [`Format::Q4k`] with codes of 5 bits.
+    Q5k,
+    /// GGUF's Q6_K: groups with [`Fine`] scales by half of [`GROUP`] numbers, and codes in −32..=31.
+    Q6k,
+    /// GGUF's Q3_K: as [`Format::Q6k`] with codes in −4..=3.
+    Q3k,
 }
+
+/// Scales of two levels: those of a group's runs are whole numbers of a byte times the group's scale, and
+/// their minima are such numbers times a second scale. A block is its codes, then [`FINE_BYTES`]: the scale
+/// of its run and the minimum, or the scales of its two runs. The scales of groups, then those of their
+/// minima, follow all blocks; both are f16.
+///
+/// A number is `scale · (code − lowest) − minimum`, or without minima `scale · code`. Products of so few
+/// bits are exact in f32, so that this is what llama.cpp's `dequantize_row` gives, to the bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fine {
+    /// Numbers of a run: a block or half of one.
+    pub run: usize,
+    /// Whether runs have minima.
+    pub minima: bool,
+}
+
+/// Bytes of the fine scales and minima of a block.
+pub const FINE_BYTES: usize = 2;
+
+/// Numbers that share the scale of [`Fine`] ones.
+pub const FINE_GROUP: usize = 256;
+
+/// Bytes of a number with fine scales as a checkpoint has it: its code, the scale and the minimum of its run,
+/// the group's two scales.
+pub const FINE_STORED: usize = 7;
 
 /// Layout of a format's codes, and their values in multiples of the scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +101,11 @@ pub enum Coding {
     E2m1,
     /// The index of the code among all codes from the lowest on, its bits in planes ([`Codes::planes`]).
     Planes,
+    /// Quads of codes: the index of their magnitudes among [`Codes::patterns`], and four signs. A block has a
+    /// word with the four lower bits of all indices, quad by quad, then a word of signs: bit `q` of byte `j`
+    /// is that of code `j` of quad `q`. The fifth bits of indices, if there are any, are a byte before the
+    /// scale, quad by quad.
+    Patterns,
 }
 
 /// Bits of the codes of a block that are stored together: a word of 32 bits for each bit of their width, in
@@ -86,6 +131,14 @@ impl Plane {
 /// whose scale is half of the numbers'.
 pub const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
+/// Bits of mantissa of a scale of eight bits without a sign: five of exponent, then three. The number of
+/// byte `b` is the f32 of bits `b << 20`, times [`E5M3_UNIT`]. Scales are normal numbers or zero: bytes 1 to 7
+/// are not written.
+pub const E5M3: u32 = 3;
+
+/// Factor of the scales of [`E5M3`]: 2¹⁰², so that their exponents go from −24 to 6.
+pub const E5M3_UNIT: f32 = f32::from_bits((127 + 102) << 23);
+
 /// Numbers that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
@@ -102,18 +155,26 @@ pub enum Granularity {
 pub struct Codes {
     /// Layout of the codes.
     pub coding: Coding,
-    /// Codes of a block; groups are one block each.
+    /// Codes of a block.
     pub block: usize,
+    /// Numbers of a group: one block or more.
+    pub group: usize,
     /// Lowest code.
     pub lowest: i8,
     /// Highest code.
     pub highest: i8,
-    /// Widest step from a code to the next.
+    /// Widest step from a code to the next; of patterns, twice the farthest that the codes of a quad are from
+    /// what they stand for.
     pub step: u8,
     /// Codes that a number of 1 at a scale of 1 is: 2 where halves are among the numbers.
     pub unit: u8,
     /// Whether scales are powers of two.
     pub powers: bool,
+    /// Magnitudes of quads, in ascending order of their sums of squares; empty where codes have indices of
+    /// their own. None is zero.
+    pub patterns: &'static [[u8; 4]],
+    /// Scales of runs, where groups have such.
+    pub fine: Option<Fine>,
 }
 
 impl Codes {
@@ -136,7 +197,7 @@ pub struct FormatSpec {
     pub format: Format,
     /// Name in the text form and in `model.toml`.
     pub name: &'static str,
-    /// Bits of a number or of its code, scales aside.
+    /// Bits of a number or of its code, but for those beside a scale.
     pub bits: usize,
     /// Its codes; `None` for formats without groups.
     pub codes: Option<Codes>,
@@ -144,6 +205,8 @@ pub struct FormatSpec {
     pub granularity: Granularity,
     /// Type of the scales; for formats without groups the format itself.
     pub scale: Format,
+    /// Bytes of a scale with the bits of codes beside it; 0 for formats without groups.
+    pub scale_bytes: usize,
     /// Whether it exists for the codes and scales of published checkpoints, which it holds unchanged.
     pub published: bool,
     /// One column of this many is stored in INT8, in addition to the others.
@@ -168,6 +231,7 @@ const fn plain(format: Format, name: &'static str, bits: usize, rounding: f64) -
         codes: None,
         granularity: Granularity::Number,
         scale: format,
+        scale_bytes: 0,
         published: false,
         outliers: None,
         rounding,
@@ -181,29 +245,37 @@ const fn groups(format: Format, name: &'static str, bits: usize, codes: Codes) -
         codes: Some(codes),
         granularity: Granularity::Group,
         scale: Format::Bf16,
+        scale_bytes: 2,
         ..plain(format, name, bits, 0.0)
     }
 }
 
 /// Rows of codes with a scale of f32 each.
 const fn channels(format: Format, name: &'static str, bits: usize, codes: Codes) -> FormatSpec {
-    FormatSpec { granularity: Granularity::Channel, scale: Format::F32, ..groups(format, name, bits, codes) }
+    FormatSpec {
+        granularity: Granularity::Channel,
+        scale: Format::F32,
+        scale_bytes: 4,
+        ..groups(format, name, bits, codes)
+    }
 }
 
 /// A byte for each code.
 const BYTES: Codes = Codes {
     coding: Coding::Bytes,
     block: GROUP,
+    group: GROUP,
     lowest: -127,
     highest: 127,
     step: 1,
     unit: 1,
     powers: false,
+    patterns: &[],
+    fine: None,
 };
 
 /// Half a byte for each code.
-const NIBBLES: Codes =
-    Codes { coding: Coding::Nibbles, block: GROUP, lowest: -8, highest: 7, step: 1, unit: 1, powers: false };
+const NIBBLES: Codes = Codes { coding: Coding::Nibbles, lowest: -8, highest: 7, ..BYTES };
 
 /// Codes of some bits in planes, from the lowest on.
 const fn planes(lowest: i8, step: u8) -> Codes {
@@ -216,8 +288,44 @@ const fn planes(lowest: i8, step: u8) -> Codes {
     }
 }
 
+/// Groups of quads by patterns, whose scales are of [`E5M3`]. `scale_bytes` says whether indices have a fifth
+/// bit.
+const fn quads(
+    format: Format,
+    name: &'static str,
+    [group, scale_bytes]: [usize; 2],
+    patterns: &'static [[u8; 4]],
+) -> FormatSpec {
+    const HIGHEST: i8 = TOP.cast_signed();
+    let codes = Codes {
+        coding: Coding::Patterns,
+        group,
+        lowest: -HIGHEST,
+        highest: HIGHEST,
+        step: 16,
+        patterns,
+        ..BYTES
+    };
+    FormatSpec { scale_bytes, largest: 2e3, ..groups(format, name, 2, codes) }
+}
+
+/// Codes as they are, with scales of two levels.
+const fn fine(format: Format, name: &'static str, bits: usize, codes: Codes, fine: Fine) -> FormatSpec {
+    let codes = Codes { group: FINE_GROUP, fine: Some(fine), ..codes };
+    FormatSpec {
+        scale: Format::F16,
+        scale_bytes: if fine.minima { 4 } else { 2 },
+        published: true,
+        largest: 3e7,
+        ..groups(format, name, bits, codes)
+    }
+}
+
+/// Highest magnitude of a pattern.
+const TOP: u8 = 24;
+
 /// A row for each format, in the order of its variants.
-static ROWS: [FormatSpec; 14] = [
+static ROWS: [FormatSpec; 19] = [
     plain(Format::F32, "f32", 32, 0.0),
     plain(Format::Bf16, "bf16", 16, 1.0 / 512.0),
     FormatSpec { largest: 65504.0, ..plain(Format::F16, "f16", 16, 1.0 / 4096.0) },
@@ -257,18 +365,17 @@ static ROWS: [FormatSpec; 14] = [
     groups(Format::Q6, "q6", 6, planes(-32, 1)),
     groups(Format::Q5, "q5", 5, planes(-16, 1)),
     groups(Format::Q3, "q3", 3, planes(-7, 2)),
-    groups(Format::Q2, "q2", 2, planes(-3, 2)),
+    quads(Format::Q2, "q2", [GROUP, 2], &Q2_PATTERNS),
+    quads(Format::Q2s, "q2s", [2 * GROUP, 1], &Q2S_PATTERNS),
+    fine(Format::Q4k, "q4k", 4, NIBBLES, Fine { run: GROUP, minima: true }),
+    fine(Format::Q5k, "q5k", 5, planes(-16, 1), Fine { run: GROUP, minima: true }),
+    fine(Format::Q6k, "q6k", 6, planes(-32, 1), Fine { run: GROUP / 2, minima: false }),
+    fine(Format::Q3k, "q3k", 3, planes(-4, 1), Fine { run: GROUP / 2, minima: false }),
 ];
-
-/// Bytes of a scale of a group.
-const GROUP_SCALE: usize = 2;
-
-/// Bytes of a scale of a row.
-const CHANNEL_SCALE: usize = 4;
 
 impl Format {
     /// Every format, in the order that messages list them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 19] = [
         Self::F32,
         Self::Bf16,
         Self::F16,
@@ -278,11 +385,16 @@ impl Format {
         Self::Q4,
         Self::Q3,
         Self::Q2,
+        Self::Q2s,
         Self::Q8h,
         Self::Q4h,
         Self::Mxfp4,
         Self::Q4o,
         Self::Q4c,
+        Self::Q6k,
+        Self::Q5k,
+        Self::Q4k,
+        Self::Q3k,
     ];
 
     /// Its facts.
@@ -304,7 +416,8 @@ impl Format {
     pub fn published(coding: Coding, bits: usize) -> Option<Self> {
         Self::ALL
             .into_iter()
-            .find(|f| f.is_published() && (f.coding(), f.spec().bits) == (Some(coding), bits))
+            .filter(|f| f.is_published() && !f.has_fine_scales())
+            .find(|f| (f.coding(), f.spec().bits) == (Some(coding), bits))
     }
 
     /// Whether numbers are stored in groups with a common scale.
@@ -338,9 +451,50 @@ impl Format {
         }
     }
 
-    /// Bytes of the codes of a block; of a number for formats without groups.
+    /// Numbers that share a scale in formats of groups; those of a block in others.
+    pub const fn group(self) -> usize {
+        match &self.spec().codes {
+            Some(codes) => codes.group,
+            None => 1,
+        }
+    }
+
+    /// Bytes of a scale with the bits of codes beside it.
+    pub const fn scale_bytes(self) -> usize {
+        self.spec().scale_bytes
+    }
+
+    /// Bytes of the codes of a block, but for bits beside a scale, with its fine scales; of a number for
+    /// formats without groups.
     pub const fn block_bytes(self) -> usize {
+        self.code_bytes() + if self.has_fine_scales() { FINE_BYTES } else { 0 }
+    }
+
+    /// As [`Self::block_bytes`], without fine scales.
+    pub const fn code_bytes(self) -> usize {
         self.block() * self.spec().bits / 8
+    }
+
+    /// Scales of runs, if its groups have such.
+    pub const fn fine(self) -> Option<Fine> {
+        match &self.spec().codes {
+            Some(codes) => codes.fine,
+            None => None,
+        }
+    }
+
+    /// Whether its scales are of two levels. Such formats hold the numbers of checkpoints that have the same
+    /// one; no weights are rounded to them.
+    pub const fn has_fine_scales(self) -> bool {
+        self.fine().is_some()
+    }
+
+    /// Runs of a block that have a scale of their own.
+    pub const fn runs(self) -> usize {
+        match self.fine() {
+            Some(fine) => GROUP / fine.run,
+            None => 1,
+        }
     }
 
     /// The format of the scales of its codes; where it has none, it is itself.
@@ -358,9 +512,19 @@ impl Format {
         matches!(self.coding(), Some(Coding::Planes))
     }
 
+    /// Whether its codes are quads by patterns.
+    pub const fn is_by_patterns(self) -> bool {
+        matches!(self.coding(), Some(Coding::Patterns))
+    }
+
+    /// Whether a code's bits are in several words of a block.
+    pub const fn spreads_codes(self) -> bool {
+        self.is_by_planes() || self.is_by_patterns()
+    }
+
     /// Whether single rows can be stored in it: the table of embeddings is read row by row.
     pub const fn holds_rows(self) -> bool {
-        !self.is_by_channel() && !self.is_by_planes()
+        !self.is_by_channel() && !self.spreads_codes() && !self.has_fine_scales()
     }
 
     /// Whether neurons can be stored in it individually.
@@ -373,8 +537,10 @@ impl Format {
     pub const fn stored_bytes(self) -> usize {
         if !self.is_quantised() {
             self.block_bytes()
+        } else if self.has_fine_scales() {
+            FINE_STORED
         } else if self.is_published() {
-            1 + GROUP_SCALE
+            1 + self.scale_bytes()
         } else {
             0
         }
@@ -388,9 +554,13 @@ impl Format {
         }
     }
 
-    /// Bytes of one group and its scale; `None` for the formats that have no groups.
+    /// Bytes of a block and its scale; `None` for the formats that have no groups, or groups of more blocks.
     pub const fn group_bytes(self) -> Option<usize> {
-        if self.is_grouped() { Some(self.block_bytes() + GROUP_SCALE) } else { None }
+        if self.is_grouped() && self.group() == self.block() {
+            Some(self.block_bytes() + self.scale_bytes())
+        } else {
+            None
+        }
     }
 
     /// Bytes of a row of `cols` numbers in row-major order. The last block is stored whole, and so are rows
@@ -399,13 +569,15 @@ impl Format {
         let blocks = cols.div_ceil(self.block());
         match self.spec().granularity {
             Granularity::Number => blocks * self.block_bytes(),
-            Granularity::Group => blocks * (self.block_bytes() + GROUP_SCALE),
+            Granularity::Group => {
+                blocks * self.block_bytes() + cols.div_ceil(self.group()) * self.scale_bytes()
+            }
             Granularity::Channel => {
                 let outliers = match self.outliers(cols) {
                     0 => 0,
-                    codes => codes + CHANNEL_SCALE,
+                    codes => codes + self.scale_bytes(),
                 };
-                blocks * self.block_bytes() + CHANNEL_SCALE + outliers
+                blocks * self.block_bytes() + self.scale_bytes() + outliers
             }
         }
     }
@@ -430,7 +602,7 @@ impl Format {
         match (spec.granularity, spec.outliers) {
             (Granularity::Channel, Some(one_in)) => spec.bits as f64 + 8.0 / one_in as f64,
             (Granularity::Channel, None) => spec.bits as f64,
-            _ => self.row_bytes(self.block()) as f64 * 8.0 / self.block() as f64,
+            _ => self.row_bytes(self.group()) as f64 * 8.0 / self.group() as f64,
         }
     }
 
@@ -440,7 +612,8 @@ impl Format {
     pub fn distance(self) -> f64 {
         let spec = self.spec();
         spec.codes.map_or(spec.rounding, |codes| {
-            f64::from(codes.step) / 2.0 / f64::from(codes.highest) * (codes.block as f64).sqrt()
+            let shared = codes.fine.map_or(codes.group, |fine| fine.run);
+            f64::from(codes.step) / 2.0 / f64::from(codes.highest) * (shared as f64).sqrt()
         })
     }
 }
@@ -452,70 +625,4 @@ impl fmt::Display for Format {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_format_has_the_row_of_its_variant() {
-        assert_eq!(ROWS.len(), Format::ALL.len());
-        for (i, row) in ROWS.iter().enumerate() {
-            assert_eq!(row.format as usize, i, "{}", row.name);
-            assert!(Format::ALL.contains(&row.format) && Format::parse(row.name) == Some(row.format));
-            assert!(
-                !row.scale.is_quantised() && row.codes.is_some() == (row.scale != row.format),
-                "{}",
-                row.name
-            );
-        }
-    }
-
-    /// Every bit of every quad has a position of its own, in as many words as a code has bits.
-    #[test]
-    fn planes_hold_each_bit_once() {
-        for bits in 1..=8 {
-            let mut taken = vec![0_u32; bits];
-            for plane in Codes::planes(bits) {
-                for quad in 0..GROUP / 4 {
-                    let (word, shift) = plane.of_quad(quad);
-                    let mask = ((1 << plane.width) - 1) << shift;
-                    assert_eq!(taken[word] & mask, 0, "{bits} bits, quad {quad}");
-                    taken[word] |= mask;
-                }
-            }
-            assert!(taken.iter().all(|word| *word == 0xff), "{bits} bits");
-            let shifts: Vec<_> = Codes::planes(bits).map(|p| (p.shift, p.width)).collect();
-            assert_eq!(shifts.iter().map(|s| s.1).sum::<usize>(), bits);
-            assert!(shifts.windows(2).all(|s| s[0].0 + s[0].1 == s[1].0), "{shifts:?}");
-        }
-        let three: Vec<Plane> = Codes::planes(3).collect();
-        assert_eq!(three, [Plane { width: 2, shift: 0, first: 0 }, Plane { width: 1, shift: 2, first: 2 }]);
-    }
-
-    /// Bytes and errors of formats, by their definitions.
-    #[test]
-    fn format_sizes_and_errors_match_their_definitions() {
-        let sizes = |f: Format| (f.row_bytes(33), f.group_bytes(), f.bits(), f.stored_bytes());
-        assert_eq!(sizes(Format::F32), (132, None, 32.0, 4));
-        assert_eq!(sizes(Format::Bf16), (66, None, 16.0, 2));
-        assert_eq!(sizes(Format::Q8), (68, Some(34), 8.5, 0));
-        assert_eq!(sizes(Format::Q8h), (68, Some(34), 8.5, 3));
-        assert_eq!(sizes(Format::Q4), (36, Some(18), 4.5, 0));
-        assert_eq!(sizes(Format::Mxfp4), (36, Some(18), 4.5, 3));
-        assert_eq!(sizes(Format::Q6), (52, Some(26), 6.5, 0));
-        assert_eq!(sizes(Format::Q5), (44, Some(22), 5.5, 0));
-        assert_eq!(sizes(Format::Q3), (28, Some(14), 3.5, 0));
-        assert_eq!(sizes(Format::Q2), (20, Some(10), 2.5, 0));
-        assert_eq!(sizes(Format::Q4o), (41, None, 4.25, 0));
-        assert_eq!(sizes(Format::Q4c), (36, None, 4.0, 0));
-        assert_eq!([Format::Q4o, Format::Q4c].map(|f| f.outliers(65)), [2, 0]);
-        let root = 32.0_f64.sqrt();
-        assert_eq!(Format::Q8h.distance(), 0.5 / 127.0 * root);
-        assert_eq!(Format::Q4c.distance(), 0.5 / 7.0 * root);
-        // Half of the widest step, between 4 and 6.
-        assert_eq!(Format::Mxfp4.distance(), 1.0 / 6.0 * root);
-        assert_eq!([Format::F32, Format::Bf16].map(Format::distance), [0.0, 2.0_f64.powi(-9)]);
-        let published = [(Coding::Bytes, 8), (Coding::Nibbles, 4), (Coding::E2m1, 4), (Coding::Bytes, 4)];
-        let found = published.map(|(coding, bits)| Format::published(coding, bits));
-        assert_eq!(found, [Some(Format::Q8h), Some(Format::Q4h), Some(Format::Mxfp4), None]);
-    }
-}
+mod tests;

@@ -26,6 +26,7 @@ pub mod experts;
 pub mod expr;
 mod format;
 pub mod graph;
+pub mod heads;
 pub mod infer;
 pub mod launch;
 pub mod memory;

@@ -21,6 +21,7 @@ pub struct Patch {
     /// Nodes, each with the node of the Graph before which it is inserted.
     added: Vec<(usize, Node)>,
     redirected: HashMap<ValueId, ValueId>,
+    retyped: HashMap<ValueId, Type>,
 }
 
 /// Reason that a patch does not fit its Graph.
@@ -44,7 +45,13 @@ impl Patch {
             removed: BTreeSet::new(),
             added: Vec::new(),
             redirected: HashMap::new(),
+            retyped: HashMap::new(),
         }
+    }
+
+    /// Gives a value of the Graph another type: a node that is added defines it now.
+    pub fn retype(&mut self, value: ValueId, ty: Type) {
+        self.retyped.insert(value, ty);
     }
 
     /// A new value, which a node that is added must define.
@@ -77,7 +84,7 @@ impl Patch {
     /// defined twice, or never; an unknown node; a patch for another Graph.
     pub fn apply(self, graph: &mut Graph) -> Result<(), PatchError> {
         let order = self.check(graph).map_err(|why| PatchError { label: self.label.clone(), why })?;
-        let Self { values, added, redirected, .. } = self;
+        let Self { values, added, redirected, retyped, .. } = self;
         let mut old: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
         let mut new: Vec<Option<Node>> = added.into_iter().map(|(_, node)| Some(node)).collect();
         let taken = order.into_iter().filter_map(|place| match place {
@@ -91,6 +98,11 @@ impl Patch {
             }
         });
         graph.nodes = taken.collect();
+        for (value, ty) in retyped {
+            if let Some(of) = graph.values.get_mut(value.0 as usize) {
+                *of = ty;
+            }
+        }
         graph.values.extend(values);
         graph.output = redirected.get(&graph.output).copied().unwrap_or(graph.output);
         Ok(())

@@ -2,7 +2,7 @@
 
 use crate::expr::error;
 use crate::infer::TypeError;
-use crate::types::Format;
+use crate::types::{FINE_STORED, Format};
 use crate::weights::{Axis, Elementwise, Leaf, Source, WeightExpr};
 use std::error::Error;
 use std::ops::Range;
@@ -151,6 +151,7 @@ impl WeightExpr {
         out: &mut [u8],
     ) -> Result<bool, ReadError> {
         match format.stored_bytes() {
+            FINE_STORED => self.walk(matrix, rows, cols, &Stored::<FINE_STORED>(source, format), whole(out)),
             4 => self.walk(matrix, rows, cols, &Stored::<4>(source, format), whole(out)),
             3 => self.walk(matrix, rows, cols, &Stored::<3>(source, format), whole(out)),
             2 => self.walk(matrix, rows, cols, &Stored::<2>(source, format), whole(out)),

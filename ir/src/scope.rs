@@ -46,8 +46,8 @@ const ROLES: [(Part, Role); 5] = [
     (Part::HEAD, Role::Head),
 ];
 
-/// Begin of the names of parts that are slices.
-const SLICE: &str = "slice_";
+/// Begins of the names of parts that are slices: of experts, and of the heads of attention.
+const SLICES: [(&str, Role); 2] = [("slice_", Role::Network), ("heads_", Role::Attention)];
 
 impl Part {
     /// Embedding, and what all layers share.
@@ -74,18 +74,28 @@ impl Part {
 
     /// A slice of a layer's experts.
     pub fn of_slice(index: u32) -> Self {
-        Self(Cow::Owned(format!("{SLICE}{index}")))
+        Self(Cow::Owned(format!("{}{index}", SLICES[0].0)))
     }
 
-    /// Index of the slice of a layer's experts that it is.
+    /// A slice of the heads of a layer's attention.
+    pub fn of_heads(index: u32) -> Self {
+        Self(Cow::Owned(format!("{}{index}", SLICES[1].0)))
+    }
+
+    /// Index of the slice of a layer's experts or heads that it is.
     pub fn slice(&self) -> Option<u32> {
-        self.0.strip_prefix(SLICE)?.parse().ok()
+        self.sliced().map(|(index, _)| index)
+    }
+
+    /// Index and role of the slice that it is.
+    fn sliced(&self) -> Option<(u32, Role)> {
+        SLICES.iter().find_map(|(begin, role)| Some((self.0.strip_prefix(begin)?.parse().ok()?, *role)))
     }
 
     /// Its role.
     pub fn role(&self) -> Role {
-        if self.slice().is_some() {
-            return Role::Network;
+        if let Some((_, role)) = self.sliced() {
+            return role;
         }
         ROLES.iter().find(|(part, _)| part == self).map_or(Role::Other, |&(_, role)| role)
     }

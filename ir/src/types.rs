@@ -4,7 +4,8 @@ use bincode::{Decode, Encode};
 use std::fmt;
 
 pub use crate::format::{
-    Codes, Coding, E2M1, Format, FormatSpec, GROUP, Granularity, LARGEST, OUTLIERS, Plane,
+    Codes, Coding, E2M1, E5M3, E5M3_UNIT, FINE_BYTES, FINE_GROUP, FINE_STORED, Fine, Format, FormatSpec,
+    GROUP, Granularity, LARGEST, OUTLIERS, Plane, Q2_PATTERNS, Q2S_PATTERNS,
 };
 
 /// Element type of a value at run time. Activations are `F32`; ids and positions are `I32`.

@@ -216,7 +216,9 @@ pub trait Source: Sync {
 
     /// Copies one rectangle of a leaf as it is stored into `out`, row-major and little-endian, if it is
     /// stored in `format` and every number is finite. Of formats with groups each number is its code, a
-    /// signed byte in multiples of the scale, followed by the scale of its group, in the format of scales.
+    /// signed byte in multiples of the scale, followed by the scale of its group, in the format of scales;
+    /// with [`crate::types::Fine`] scales by those of its run and of its group
+    /// ([`crate::types::FINE_STORED`]).
     /// Otherwise returns `false` and `out` is undefined; [`Source::read`] gives the numbers, or says what is
     /// wrong with them.
     ///

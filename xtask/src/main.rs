@@ -212,6 +212,11 @@ const COMMANDS: &[Command] = &[
         || peers::run(peers::HOSTS, &options()),
     ),
     (
+        "bench-needle",
+        "measure retrieval from long contexts by the form of the KV cache; takes options, two minutes",
+        || peers::run(peers::NEEDLE, &options()),
+    ),
+    (
         "amx-bench",
         "matrix kernels on tile registers compared with the machine's peak; a minute, on a machine with AMX",
         amx::run,
@@ -279,6 +284,7 @@ fn main() -> ExitCode {
                     | "bench-neurons"
                     | "bench-serve"
                     | "bench-hosts"
+                    | "bench-needle"
                     | "big-little"
                     | "dist"
                     | "fuzz"

@@ -1,8 +1,8 @@
 //! `cargo xtask bench-peers`, `bench-disk`, `bench-neurons` and `bench-serve`: moec compared with other
-//! engines on this machine. `bench-hosts`: one model on several hosts.
+//! engines on this machine. `bench-hosts`: one model on several hosts. `bench-needle`: retrieval from long contexts.
 //!
-//! The comparisons themselves are Python (`bench/peers`, `bench/disk`, `bench/serve`, `bench/hosts`), as the peers are;
-//! nothing of it is needed to build or to run a model.
+//! The comparisons themselves are Python (folders of `bench`), as the peers are; nothing of it is needed to build or
+//! to run a model.
 
 use crate::setup;
 use crate::shell::{self, Failed, cargo, output, program, stage, target_dir};
@@ -17,6 +17,8 @@ pub(crate) const DISK: &str = "bench/disk/main.py";
 pub(crate) const NEURONS: &str = "bench/disk/neurons.py";
 /// One model on two hosts and on one.
 pub(crate) const HOSTS: &str = "bench/hosts/main.py";
+/// Retrieval from long contexts, by the form of the KV cache.
+pub(crate) const NEEDLE: &str = "bench/needle/main.py";
 /// A comparison with several clients.
 pub(crate) const SERVE: &str = "bench/serve/main.py";
 
@@ -68,6 +70,7 @@ mod tests {
             "bench/disk/neuron_tests.py",
             "bench/serve/tests.py",
             "bench/hosts/tests.py",
+            "bench/needle/tests.py",
         ] {
             let out = program(&python).current_dir(root()).arg(tests).output().expect("Python starts");
             assert!(out.status.success(), "{tests}:\n{}", String::from_utf8_lossy(&out.stderr));

@@ -41,6 +41,8 @@ const BUILDS: &[(&str, &str, bool)] = &[
     ("experts q2, nearest", "experts = \"q2\"\nrounding = \"nearest\"\n", true),
     ("experts q2, feedback", "experts = \"q2\"\n", true),
     ("experts q2, attention q4, feedback", "experts = \"q2\"\nattention = \"q4\"\n", true),
+    ("experts q2s, nearest", "experts = \"q2s\"\nrounding = \"nearest\"\n", true),
+    ("experts q2s, feedback", "experts = \"q2s\"\n", true),
     ("attention q4", "attention = \"q4\"\n", true),
     ("embeddings and head q4, nearest", "embeddings = \"q4\"\nrounding = \"nearest\"\n", true),
     ("embeddings and head q4", "embeddings = \"q4\"\n", true),

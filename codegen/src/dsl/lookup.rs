@@ -1,5 +1,6 @@
-//! Numbers that are looked up: E2M1, four bits each, as whole codes.
+//! Numbers that are looked up: E2M1, four bits each, as whole codes; and words of any table.
 
+use super::value::width;
 use super::{I, Kb};
 use crate::machine::Machine;
 use inkwell::types::{BasicTypeEnum, VectorType};
@@ -13,6 +14,13 @@ const BYTES_512: &str = "llvm.x86.avx512.pshuf.b.512";
 const BYTES_256: &str = "llvm.x86.avx2.pshuf.b";
 const BYTES_128: &str = "llvm.x86.ssse3.pshuf.b.128";
 const BYTES_ARM: &str = "llvm.aarch64.neon.tbl1";
+const WORDS_OF_TWO: &str = "llvm.x86.avx512.vpermi2var.d.512";
+const WORDS_512: &str = "llvm.x86.avx512.permvar.si.512";
+const WORDS_256: &str = "llvm.x86.avx2.permd";
+const WORDS_ARM: &str = "llvm.aarch64.neon.tbl4";
+
+/// Instructions that look up words, and how many.
+const WORDS: [(&str, usize); 4] = [(WORDS_OF_TWO, 32), (WORDS_512, 16), (WORDS_ARM, 16), (WORDS_256, 8)];
 
 /// The instruction that looks up every byte of a vector among 16, if the machine has one.
 fn instruction(machine: &Machine) -> Option<&'static str> {
@@ -26,10 +34,16 @@ fn instruction(machine: &Machine) -> Option<&'static str> {
     }
 }
 
-/// Declaration that it needs; `bytes` is a vector of them.
-pub(super) fn required<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Option<Symbols<'c>> {
-    let types = |name| if name == BYTES_ARM { vec![bytes] } else { Vec::new() };
-    instruction(machine).map(|name| (name, types(name)))
+/// Declarations that lookups need; `bytes` is a vector of them.
+pub(super) fn required<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Vec<Symbols<'c>> {
+    let types = |name| if name == BYTES_ARM || name == WORDS_ARM { vec![bytes] } else { Vec::new() };
+    let words: &[&str] = match machine.isa().lanes {
+        16 => &[WORDS_OF_TWO, WORDS_512],
+        8 => &[WORDS_256],
+        _ if machine.is_aarch64() => &[WORDS_ARM],
+        _ => &[],
+    };
+    instruction(machine).into_iter().chain(words.iter().copied()).map(|name| (name, types(name))).collect()
 }
 
 impl I<'_> {
@@ -44,6 +58,59 @@ impl I<'_> {
             }
             _ => self.e2m1_by_bits(),
         }
+    }
+
+    /// The word of every index in a table, whose length is a power of two; of an index only as many bits count.
+    pub(crate) fn look_up(self, table: &[u32]) -> Self {
+        let k = self.k;
+        let vector = matches!(self.v, BasicValueEnum::VectorValue(_));
+        let fits = |(name, words): &(&'static str, usize)| {
+            vector && *words <= table.len() && k.instructions.contains_key(name)
+        };
+        match WORDS.into_iter().find(fits) {
+            Some((name, words)) if words == table.len() => self.look_up_by(name, table),
+            _ if table.len() > 1 => {
+                let (low, high) = table.split_at(table.len() / 2);
+                let first = (self & low.len()).equals(k.i32(0));
+                first.pick_int(self.look_up(low), self.look_up(high))
+            }
+            _ => self.word_like(table.first().copied().unwrap_or_default()),
+        }
+    }
+
+    /// A word in every lane.
+    fn word_like(self, word: u32) -> Self {
+        let word = self.k.i32(word.cast_signed());
+        if width(self.v) > 1 { word.splat(width(self.v) as usize) } else { word }
+    }
+
+    fn look_up_by(self, name: &'static str, table: &[u32]) -> Self {
+        let k = self.k;
+        let vectors: Vec<BasicValueEnum<'_>> = table.chunks(k.lanes()).map(|part| k.words(part)).collect();
+        let index = if name == WORDS_ARM {
+            // Each byte is looked up by itself.
+            (self & (table.len() - 1)) * 0x0404_0404 + 0x0302_0100
+        } else {
+            self
+        };
+        let mut args = vectors;
+        args.insert(if name == WORDS_ARM { args.len() } else { 1 }, index.v);
+        let found = k.instruction(name, &args, self.v);
+        Self { k, v: k.bitcast(found, self.v.get_type()) }
+    }
+
+    /// Bytes, negated where the top bit of the byte of `signs` is set. None of them is zero.
+    pub(crate) fn negated_where(self, signs: Self) -> Self {
+        let k = self.k;
+        let (BasicValueEnum::VectorValue(_), n) = (self.v, 4 * width(self.v)) else {
+            let each = signs.logical_shr(7) & 0x0101_0101;
+            return (self ^ (each.shl(8) - each)) + each;
+        };
+        let bytes = k.ctx.i8_type().vec_type(n);
+        let (x, s) = (k.bitcast(self.v, bytes.into()), k.bitcast(signs.v, bytes.into()));
+        let zero = I { k, v: bytes.const_zero().into() };
+        let found = (I { k, v: s }).lt(zero).pick_int(zero - (I { k, v: x }), I { k, v: x });
+        Self { k, v: k.bitcast(found.v, self.v.get_type()) }
     }
 
     /// As [`Self::e2m1`], byte by byte within words. Codes up to 4 are their bits; above, 6, 8 and 12 are
@@ -61,6 +128,12 @@ impl I<'_> {
 }
 
 impl<'k> Kb<'k> {
+    /// Words as a vector.
+    fn words(&self, words: &[u32]) -> BasicValueEnum<'k> {
+        let word = |w: &u32| self.ctx.i32_type().const_int(u64::from(*w), false);
+        VectorType::const_vector(&words.iter().map(word).collect::<Vec<_>>()).into()
+    }
+
     /// [`E2M1`] in every 16 bytes of a vector.
     fn table(&self) -> BasicValueEnum<'k> {
         let byte = |code: i8| self.ctx.i8_type().const_int(u64::from(code.cast_unsigned()), false);

@@ -45,7 +45,7 @@ pub(super) fn multiplies(format: Format, depth: usize, ld: usize) -> bool {
     sixteen
         && match format {
             Format::Bf16 | Format::F16 => whole(16),
-            _ => format.is_grouped() && whole(4),
+            _ => format.is_grouped() && !format.has_fine_scales() && whole(4),
         }
 }
 

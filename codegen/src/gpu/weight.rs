@@ -1,7 +1,7 @@
 //! A row of a weight in [`Layout::Rows`](moec_ir::plan::Layout), as a lane of a warp reads it.
 
 use crate::dsl::{F, HalfType, I, Kb, P, widest};
-use crate::kernels::unpack::from_planes;
+use crate::kernels::unpack::{e5m3, from_patterns, from_planes};
 use moec_ir::types::{Codes as FormatCodes, Coding, Format, GROUP};
 
 /// Bytes that a lane reads at once, at most, but for a group of codes in planes.
@@ -44,16 +44,16 @@ impl Part<'_> {
     }
 }
 
-/// Whether rows by themselves come in that format.
+/// Whether rows by themselves come in that format. Scales of two levels have no kernels here.
 pub(super) const fn by_rows(format: Format) -> bool {
-    format.holds_rows() || format.is_by_planes()
+    (format.holds_rows() || format.spreads_codes()) && !format.has_fine_scales()
 }
 
 /// Bytes of a row of `cols` numbers that a lane reads at once: the alignment of rows, or 0 if that is less
-/// than a word. Of planes it reads a group, word by word.
+/// than a word. Of codes that are spread it reads a group, word by word.
 fn bytes_at_once(format: Format, cols: usize) -> usize {
     let bytes = format.row_bytes(cols);
-    if format.is_by_planes() {
+    if format.spreads_codes() {
         return if bytes.is_multiple_of(4) { format.block_bytes() } else { 0 };
     }
     [WIDE, 8, 4].into_iter().find(|b| bytes.is_multiple_of(*b)).unwrap_or(0)
@@ -66,7 +66,7 @@ const fn numbers(format: Format, bytes: usize) -> usize {
         (_, None) => bytes / 2,
         (_, Some(Coding::Bytes)) => bytes,
         (_, Some(Coding::Nibbles | Coding::E2m1)) => bytes * 2,
-        (_, Some(Coding::Planes)) => bytes * 8 / format.spec().bits,
+        (_, Some(Coding::Planes | Coding::Patterns)) => bytes * 8 / format.spec().bits,
     }
 }
 
@@ -94,20 +94,38 @@ impl<'k> WeightRow<'k> {
     fn words(&self, part: I<'k>) -> Vec<I<'k>> {
         let bytes = bytes_at_once(self.format, self.cols);
         let first = self.at.bytes(part * bytes);
-        if self.format.is_by_planes() {
+        if self.format.spreads_codes() {
             return (0..bytes / 4).flat_map(|word| first.words(word).load_words(1)).collect();
         }
         first.load_words(bytes / 4)
     }
 
     fn scale(&self, group: I<'k>) -> F<'k> {
-        let codes = self.cols.div_ceil(GROUP) * self.format.block_bytes();
-        half(self.at.bytes(group * 2 + codes), self.format.scales())
+        if self.format.is_by_patterns() {
+            return e5m3(self.format, self.beside(group));
+        }
+        half(self.scales().bytes(group * 2), self.format.scales())
+    }
+
+    fn scales(&self) -> P<'k> {
+        self.at.bytes(self.cols.div_ceil(GROUP) * self.format.block_bytes())
+    }
+
+    /// The scale of a group of patterns as it is stored, with what is beside it.
+    fn beside(&self, group: I<'k>) -> I<'k> {
+        let bytes = self.format.scale_bytes();
+        let at = self.scales().bytes(group.div(self.k.i((self.format.group() / GROUP) as i64)) * bytes);
+        if bytes == 1 { at.load_byte() } else { at.load_half() }
+    }
+
+    /// The codes of a quad of a group of patterns.
+    fn quad(&self, group: I<'k>, words: &[I<'k>], quad: usize) -> I<'k> {
+        from_patterns(self.format, quad, [words[0], words[1]], &|| self.beside(group), 0)
     }
 
     /// Group of a part of codes, and the byte of the part in its group.
     fn group(&self, part: I<'k>) -> (I<'k>, I<'k>) {
-        if self.format.is_by_planes() {
+        if self.format.spreads_codes() {
             return (part, self.k.i(0));
         }
         let (bytes, of_group) = (bytes_at_once(self.format, self.cols), self.format.block_bytes());
@@ -132,6 +150,12 @@ impl<'k> WeightRow<'k> {
             }
             (Some(Coding::Planes), format) => {
                 let quad = |quad: usize| from_planes(format, quad, &|word| words[word]);
+                let codes =
+                    (0..QUADS).map(quad).flat_map(|w| (0..4).map(move |i| w.signed_byte(i).to_float()));
+                Part { runs: vec![(part * count, codes.collect())], scale: Some(self.scale(part)) }
+            }
+            (Some(Coding::Patterns), _) => {
+                let quad = |quad: usize| self.quad(part, &words, quad);
                 let codes =
                     (0..QUADS).map(quad).flat_map(|w| (0..4).map(move |i| w.signed_byte(i).to_float()));
                 Part { runs: vec![(part * count, codes.collect())], scale: Some(self.scale(part)) }
@@ -164,6 +188,9 @@ impl<'k> WeightRow<'k> {
             Some(Coding::Planes) => {
                 let quad = |quad: usize| from_planes(self.format, quad, &|word| read[word]);
                 (0..QUADS).map(|i| (byte + 4 * i, quad(i))).collect()
+            }
+            Some(Coding::Patterns) => {
+                (0..QUADS).map(|i| (byte + 4 * i, self.quad(group, &read, i))).collect()
             }
             _ => of(false).chain(of(true)).collect(),
         };
@@ -216,6 +243,7 @@ impl<'k> WeightRow<'k> {
                 self.at.bytes(c).load_byte().signed_byte(0).to_float() * self.scale(group())
             }
             (Some(Coding::Planes), format) => self.one_of_planes(format, c) * self.scale(group()),
+            (Some(Coding::Patterns), _) => self.one_of_patterns(c) * self.scale(group()),
             (Some(kind), _) => {
                 let within = c & (GROUP - 1);
                 let upper = within.ge(k.i(GROUP as i64 / 2));
@@ -225,6 +253,26 @@ impl<'k> WeightRow<'k> {
                 code.to_float() * self.scale(group())
             }
         }
+    }
+
+    /// The code of column `c` in quads by patterns.
+    fn one_of_patterns(&self, c: I<'k>) -> F<'k> {
+        let k = self.k;
+        let group = c.div(k.i(GROUP as i64));
+        let block = self.at.bytes(group * self.format.block_bytes());
+        // Rows may begin at any byte.
+        let word = |at: usize| {
+            let bytes = (0..4).map(|i| block.bytes(4 * at + i).load_byte().shl(8 * i as i64));
+            bytes.fold(k.i32(0), |all, byte| all | byte)
+        };
+        let words = [word(0), word(1)];
+        let (quad, byte) = ((c & (GROUP - 1)).logical_shr(2), c & 3);
+        let codes = (0..QUADS).fold(k.i32(0), |found, i| {
+            quad.equals(k.i(i as i64)).pick_int(self.quad(group, &words, i), found)
+        });
+        let code = (0..4)
+            .fold(k.i32(0), |found, i| byte.equals(k.i(i as i64)).pick_int(codes.signed_byte(i), found));
+        code.to_float()
     }
 
     /// The code of column `c` in planes, read byte by byte.

@@ -13,14 +13,18 @@
 //! With VNNI the weights are unsigned: `Σ (code + 128)·x = Σ code·x + 128·Σ x`. The packed row carries
 //! `−128·Σ x` of every group, from which the integer sum starts.
 
+use super::fine::Scales;
 use super::outliers;
 use super::panel::{Panel, fetch, group_bytes, is_nibbles};
 use super::quantise::{CORRECTION, ROW_GROUP, SCALE};
-use super::unpack::{codes, high_nibbles, low_nibbles, plain_scale, scale};
+use super::unpack::{codes, high_nibbles, low_nibbles, patterns, scales};
 use crate::dsl::{F, I, Kb, LINE, P, Span};
 use crate::machine::{ByteDot, Isa};
 use crate::schedule::Schedule;
 use moec_ir::types::{Coding, Format, GROUP};
+
+/// A row's sum over a group by its correction.
+const PER_CORRECTION: f32 = 1.0 / 128.0;
 
 /// Words of four channels in a group.
 const QUADS: usize = GROUP / 4;
@@ -53,14 +57,25 @@ pub(super) fn multiply<'k>(
             let from = panel.weights.bytes(group * bytes);
             let weights: Vec<[I<'k>; 2]> =
                 (0..QUADS).map(|quad| [0, lanes].map(|c| operand(k, panel.format, from, quad, c))).collect();
-            let scales = (!by_channel).then(|| [0, lanes].map(|c| weight_scale(k, panel, from, c)));
+            let scales = (!by_channel).then(|| [0, lanes].map(|c| weight_scales(k, panel, group, from, c)));
+            // Where numbers have minima, times the sum of a row.
+            let of_sums =
+                scales.map(|halves| halves.map(|scales| scales.of_sum().map(|x| x * PER_CORRECTION)));
             prefetcher.first(from);
-            let add = |i: I<'k>, x: P<'k>, found: [I<'k>; 2]| {
+            let add = |i: I<'k>, x: P<'k>, found: &[[I<'k>; 2]]| {
                 let by = x.bytes(SCALE).load().splat();
-                for (half, found) in found.into_iter().enumerate() {
-                    let by = scales.map_or(by, |scales| scales[half] * by);
+                for half in 0..2 {
                     let at = sums(i).words(half * lanes);
-                    at.store(found.to_float().fma(by, at.load_vec(Span::Full)));
+                    let mut sum = at.load_vec(Span::Full);
+                    for (run, found) in found.iter().enumerate() {
+                        let by = scales.map_or(by, |scales| scales[half].of_run(run) * by);
+                        sum = found[half].to_float().fma(by, sum);
+                    }
+                    if let Some(of_sum) = of_sums.and_then(|of_sums| of_sums[half]) {
+                        let row = x.bytes(CORRECTION).load_word().to_float() * x.bytes(SCALE).load();
+                        sum = of_sum.fma(row.splat(), sum);
+                    }
+                    at.store(sum);
                 }
             };
             let x = |i: I<'k>| row(i).bytes(group * ROW_GROUP);
@@ -77,17 +92,17 @@ pub(super) fn multiply<'k>(
                         _ => code_rows(k, from, &rows),
                     };
                     for (j, (x, found)) in rows.into_iter().zip(found).enumerate() {
-                        add(i + j, x, found);
+                        add(i + j, x, &[found]);
                     }
                 });
             }
             k.each(single, stop, 1, |i| {
-                add(i, x(i), dots(k, panel.format, &weights, x(i)));
+                add(i, x(i), &dots(k, panel.format, &weights, x(i)));
                 prefetcher.next(from, i - start);
             });
         });
         if by_channel {
-            let scales = [0, lanes].map(|c| weight_scale(k, panel, panel.weights, c));
+            let scales = [0, lanes].map(|c| weight_scales(k, panel, k.i(0), panel.weights, c).of_run(0));
             k.each(start, stop, 1, |i| {
                 for (half, scale) in scales.into_iter().enumerate() {
                     let at = sums(i).words(half * lanes);
@@ -142,11 +157,13 @@ impl<'k> Prefetcher<'k> {
     }
 }
 
-/// Rows that are multiplied by a group at once. Planes of bits are not put together again for each row.
+/// Rows that are multiplied by a group at once. Planes of bits are not put together again for each row, and
+/// sums of several rows are those of whole groups.
 const fn at_once(bytes: ByteDot, format: Format) -> usize {
     match bytes {
+        _ if format.runs() > 1 => 1,
         ByteDot::Smmla => 2,
-        ByteDot::Maddubs if format.is_by_planes() => 1,
+        ByteDot::Maddubs if format.spreads_codes() => 1,
         ByteDot::Maddubs => 4,
         ByteDot::None | ByteDot::Vnni | ByteDot::Sdot => 1,
     }
@@ -161,19 +178,31 @@ fn nibbles(k: &Kb<'_>, format: Format) -> bool {
 fn operand<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, quad: usize, column: usize) -> I<'k> {
     match (k.isa.bytes, format) {
         (ByteDot::Vnni, _) if is_nibbles(format) => high_nibbles(group, k.isa.nr, quad, column),
+        (ByteDot::Vnni, _) if format.is_by_patterns() => {
+            patterns(format, group, k.isa.nr, quad, column, 0x80)
+        }
         (ByteDot::Vnni, _) => codes(format, group, k.isa.nr, quad, column) ^ 0x8080_8080,
         _ if nibbles(k, format) => low_nibbles(group, k.isa.nr, quad, column),
         _ => codes(format, group, k.isa.nr, quad, column),
     }
 }
 
-fn weight_scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, column: usize) -> F<'k> {
-    let of = if nibbles(k, panel.format) { plain_scale } else { scale };
-    of(k, panel, group, column)
+fn weight_scales<'k>(
+    k: &'k Kb<'k>,
+    panel: &Panel<'k>,
+    index: I<'k>,
+    group: P<'k>,
+    column: usize,
+) -> Scales<'k> {
+    if nibbles(k, panel.format) {
+        Scales::new(k, panel, index, group, column)
+    } else {
+        scales(k, panel, index, group, column)
+    }
 }
 
-/// The integer sums of one row and group.
-fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> [I<'k>; 2] {
+/// The integer sums of one row and group, by runs with a scale of their own.
+fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> Vec<[I<'k>; 2]> {
     let words: Vec<I<'k>> = (0..QUADS).map(|q| x.words(q).load_word().splat(k.lanes())).collect();
     let correction = || x.bytes(CORRECTION).load_word();
     let start = match k.isa.bytes {
@@ -182,25 +211,36 @@ fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> 
         _ if nibbles(k, format) => correction().shr(4).splat(k.lanes()),
         _ => k.i32v(0),
     };
-    [0, 1].map(|half| {
-        if nibbles(k, format) {
+    if nibbles(k, format) {
+        let found = [0, 1].map(|half| {
             let terms: Vec<_> = weights.iter().zip(&words).map(|(w, &x)| (w[half], x)).collect();
             k.dot_nibbles(start, &terms)
-        } else {
-            // Two chains: one alone would be twice as long as the machine can look ahead.
-            let (w, v) = weights.split_at(QUADS / 2);
-            let (x, y) = words.split_at(QUADS / 2);
-            let dot = |sum, w, x| {
-                let codes = format.spec().codes;
-                let any = codes.is_some_and(|c| c.lowest == i8::MIN);
-                if any { k.dot_any_bytes(sum, w, x) } else { k.dot_bytes(sum, w, x) }
-            };
-            let chain = |start, w: &[[I<'k>; 2]], x: &[I<'k>]| {
-                w.iter().zip(x).fold(start, |sum, (w, &x)| dot(sum, w[half], x))
-            };
-            chain(start, w, x) + chain(k.i32v(0), v, y)
-        }
-    })
+        });
+        return vec![found];
+    }
+    // Two chains: one alone would be twice as long as the machine can look ahead.
+    let (w, v) = weights.split_at(QUADS / 2);
+    let (x, y) = words.split_at(QUADS / 2);
+    let dot = |sum, w, x| {
+        let codes = format.spec().codes;
+        let any = codes.is_some_and(|c| c.lowest == i8::MIN);
+        if any { k.dot_any_bytes(sum, w, x) } else { k.dot_bytes(sum, w, x) }
+    };
+    let chain = |half: usize, start, w: &[[I<'k>; 2]], x: &[I<'k>]| {
+        w.iter().zip(x).fold(start, |sum, (w, &x)| dot(sum, w[half], x))
+    };
+    if format.runs() == 1 {
+        return vec![[0, 1].map(|half| chain(half, start, w, x) + chain(half, k.i32v(0), v, y))];
+    }
+    // A run each. What the sum of the lower one takes off is that of all without that of the upper one.
+    let upper = if k.isa.bytes == ByteDot::Vnni {
+        let all = k.i32v(0x8080_8080_u32.cast_signed());
+        k.i32v(0) - y.iter().fold(k.i32v(0), |sum, &y| k.dot_bytes(sum, all, y))
+    } else {
+        k.i32v(0)
+    };
+    let runs = [(start - upper, w, x), (upper, v, y)];
+    runs.map(|(start, w, x)| [0, 1].map(|half| chain(half, start, w, x))).to_vec()
 }
 
 /// Four bytes of a row, in every lane.

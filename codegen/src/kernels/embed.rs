@@ -1,7 +1,7 @@
 //! Rows of a table as f32: the embedding of a token's id.
 
 use super::panel::panel_bytes;
-use super::{GpuKernel, Kernel, Rule};
+use super::{GpuKernel, Kernel, Rule, fine};
 use crate::dsl::{I, Kb, P};
 use crate::machine::Isa;
 use crate::spec::Symbol;
@@ -20,7 +20,8 @@ pub struct Embed {
     pub hidden: usize,
     /// Format of the table.
     pub format: Format,
-    /// Whether the table is stored in panels, because a head shares it; otherwise row by row.
+    /// Whether the table is stored in panels, because a head shares it or its format has no single rows;
+    /// otherwise row by row.
     pub panels: bool,
     /// Row distance of `out`.
     pub out_ld: usize,
@@ -51,7 +52,7 @@ impl Kernel for Embed {
     fn rules(&self, _isa: &Isa) -> Vec<Rule> {
         vec![
             (self.out_ld >= self.hidden, "rows of the output overlap"),
-            (self.format.holds_rows(), "single rows in a format that needs whole panels"),
+            (self.holds(), "single rows in a format that needs whole panels"),
         ]
     }
 
@@ -79,11 +80,21 @@ impl Kernel for Embed {
     }
 }
 
+impl Embed {
+    /// Whether the table can be stored so. Panels of scales of two levels can be read column by column.
+    const fn holds(&self) -> bool {
+        self.format.holds_rows() || self.panels && self.format.has_fine_scales()
+    }
+}
+
 /// Row `id` of a table in panels, as f32: a column of one of them.
 fn column<'k>(k: &'k Kb<'k>, format: Format, table: P<'k>, id: I<'k>, hidden: usize, out: P<'k>) {
     let nr = k.isa.nr;
     let (panel, column) = (id.div(k.i(nr as i64)), id.rem(k.i(nr as i64)));
     let panel = table.bytes(panel * panel_bytes(&k.isa, hidden, format));
+    if format.has_fine_scales() {
+        return fine::write_column(k, format, panel, column, hidden, out);
+    }
     if format.is_grouped() {
         return column_of_codes(k, format, panel, column, hidden, out);
     }
@@ -159,7 +170,7 @@ fn grouped<'k>(k: &'k Kb<'k>, format: Format, from: P<'k>, hidden: usize, out: P
 }
 
 /// `body(group, numbers in it)` for each group of a row.
-fn each_group<'k>(k: &'k Kb<'k>, cols: usize, body: impl Fn(I<'k>, usize)) {
+pub(super) fn each_group<'k>(k: &'k Kb<'k>, cols: usize, body: impl Fn(I<'k>, usize)) {
     let whole = cols / GROUP;
     if whole > 0 {
         k.each(0, whole, 1, |g| body(g, GROUP));

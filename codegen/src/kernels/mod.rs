@@ -10,6 +10,7 @@ pub(crate) mod combine;
 pub(crate) mod copy_columns;
 pub(crate) mod embed;
 pub(crate) mod expert;
+mod fine;
 pub(crate) mod gather_rows;
 mod hadamard;
 pub(crate) mod linear;

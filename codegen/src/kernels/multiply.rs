@@ -5,9 +5,10 @@
 //! |---|---|---|
 //! | f32, f16, bf16 | f32 | multiply-adds, weights widened in registers ([`super::micro`]) |
 //! | bf16 | bf16 | dot products of pairs ([`super::micro`]); on NEON two rows at a time ([`super::squares`]) |
-//! | q8, q4, q8h, q4h, mxfp4 | bytes | dot products of four bytes, one scale per group ([`super::bytes`]) |
+//! | q2 to q8, q2s, q8h, q4h, mxfp4 | bytes | dot products of four bytes, one scale per group ([`super::bytes`]) |
+//! | q3k to q6k | bytes | the same with a scale for each run, less the minimum times the row's sum ([`super::fine`]) |
 //! | q4o, q4c | bytes | the same, one scale per column; rows of wider codes beside ([`super::outliers`]) |
-//! | q8, q4, q8h, q4h, mxfp4, q4o, q4c | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
+//! | all of codes | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
 //! | bf16 | bf16, on tile registers | [`super::amx`] |
 
 use super::micro::{QUARTERS, product, row_groups};

@@ -63,9 +63,23 @@ pub(crate) struct Panel<'k> {
 }
 
 impl<'k> Panel<'k> {
-    /// The scales of its columns, f32, where they are the same for all groups.
+    /// The end, after the codes of all groups: the scales of its columns, f32, where they are the same for all
+    /// groups.
     pub(crate) fn channel_scales(&self, k: &Kb<'k>) -> P<'k> {
         self.weights.bytes(self.depth.div_ceil(GROUP) * group_bytes(self.format, k.isa.nr))
+    }
+
+    /// The scales of a group, from a column on, with what is beside them: those of its blocks, or those after
+    /// the blocks of all groups, where groups have more than one.
+    pub(super) fn group_scales(&self, k: &'k Kb<'k>, index: I<'k>, group: P<'k>, column: usize) -> P<'k> {
+        let (nr, bytes) = (k.isa.nr, self.format.scale_bytes());
+        let scales = if self.format.group_bytes().is_some() {
+            group.bytes(nr * self.format.block_bytes())
+        } else {
+            let blocks = (self.format.group() / GROUP) as i64;
+            self.channel_scales(k).bytes(index.div(k.i(blocks)) * (nr * bytes))
+        };
+        scales.bytes(column * bytes)
     }
 
     /// `body(input channel, weights)` for each of its outliers, with the weights of all columns.

@@ -1,13 +1,14 @@
 //! Panels of codes: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that
 //! are multiplied by them.
 
+use super::fine::Scales;
 use super::outliers;
 use super::panel::{Panel, fetch, group_bytes, is_nibbles};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::Schedule;
 use crate::spec::ComputeType;
 use inkwell::values::VectorValue;
-use moec_ir::types::{Codes, Coding, Format, GROUP, Plane};
+use moec_ir::types::{Codes, Coding, E5M3, E5M3_UNIT, Format, GROUP, Plane};
 
 /// Format of the unpacked panel.
 pub(super) fn format(compute: ComputeType) -> Format {
@@ -30,12 +31,13 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
         fetch(from, bytes, panel.schedule.ahead);
         let to = to.bytes(group * format.bytes(GROUP * nr));
         if format == Format::Bf16 && k.isa.permutes {
-            return by_permutes(k, panel, from, to, &orders);
+            return by_permutes(k, panel, group, from, to, &orders);
         }
         for half in 0..2 {
-            let scale = scale(k, panel, from, half * lanes);
-            let channels =
-                |quad: usize, j: usize| byte(codes(panel.format, from, nr, quad, half * lanes), j) * scale;
+            let scales = scales(k, panel, group, from, half * lanes);
+            let channels = |quad: usize, j: usize| {
+                scales.number(quad, byte(codes(panel.format, from, nr, quad, half * lanes), j))
+            };
             for quad in 0..GROUP / 4 {
                 for pair in 0..2 {
                     let c = quad * 4 + pair * 2;
@@ -63,20 +65,23 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
 fn by_permutes<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
+    group: I<'k>,
     from: P<'k>,
     to: P<'k>,
     orders: &[[VectorValue<'k>; 2]],
 ) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     for first in (0..nr).step_by(lanes) {
-        let scale = scale(k, panel, from, first) * k.f(1.0 / (1 << 24) as f32);
+        let scales = scales(k, panel, group, from, first).of_multiples(k, (1 << 24) as f32);
         // Each column twice: of the lower half of the columns, of the upper half.
-        let doubled = |c: usize| scale.shuffle(scale, &(0..lanes).map(|i| c + i / 2).collect::<Vec<_>>());
+        let twice = |c: usize| (0..lanes).map(|i| c + i / 2).collect::<Vec<_>>();
+        let doubled = |c: usize| scales.map(|x| x.shuffle(x, &twice(c)));
         let scales = [doubled(0), doubled(lanes / 2)];
         for quad in 0..GROUP / 4 {
             let codes = codes(panel.format, from, nr, quad, first);
             for (pair, orders) in orders.iter().enumerate() {
-                let [lower, upper] = [0, 1].map(|h| codes.bytes_to_top(orders[h]).to_float() * scales[h]);
+                let [lower, upper] =
+                    [0, 1].map(|h| scales[h].number(quad, codes.bytes_to_top(orders[h]).to_float()));
                 to.words((2 * quad + pair) * nr + first).store_int(lower.both_bf16(upper));
             }
         }
@@ -98,32 +103,55 @@ pub(super) fn unpacked<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
     Panel { weights: k.scratch(), format: format(panel.compute), schedule, outliers: None, ..*panel }
 }
 
-/// A vector of the scales of a group, from a column on, for codes as [`codes`] and [`high_nibbles`] give
-/// them.
-pub(super) fn scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, column: usize) -> F<'k> {
-    let scale = plain_scale(k, panel, group, column);
-    if is_nibbles(panel.format) { scale * k.f(1.0 / 16.0) } else { scale }
+/// Scales of group `index`, from a column on, for codes as [`codes`] and [`high_nibbles`] give them.
+pub(super) fn scales<'k>(
+    k: &'k Kb<'k>,
+    panel: &Panel<'k>,
+    index: I<'k>,
+    group: P<'k>,
+    column: usize,
+) -> Scales<'k> {
+    let scales = Scales::new(k, panel, index, group, column);
+    if is_nibbles(panel.format) { scales.of_multiples(k, 16.0) } else { scales }
 }
 
-/// As [`scale`], for codes as they are.
-pub(super) fn plain_scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, column: usize) -> F<'k> {
+/// A vector of the scales of a group, for codes as they are, where blocks have one each.
+pub(super) fn plain_scale<'k>(
+    k: &'k Kb<'k>,
+    panel: &Panel<'k>,
+    index: I<'k>,
+    group: P<'k>,
+    column: usize,
+) -> F<'k> {
     if panel.format.is_by_channel() {
         return panel.channel_scales(k).words(column).load_vec(Span::Full);
     }
-    let scales = group.bytes(group_bytes(panel.format, k.isa.nr) - 2 * k.isa.nr);
-    scales.bytes(2 * column).load_weights(panel.format.scales(), Span::Full)
+    let scales = panel.group_scales(k, index, group, column);
+    if panel.format.is_by_patterns() {
+        let one_byte = panel.format.scale_bytes() == 1;
+        return e5m3(panel.format, if one_byte { scales.load_bytes() } else { scales.load_halves() });
+    }
+    scales.load_weights(panel.format.scales(), Span::Full)
+}
+
+/// Scales of [`E5M3`], in the last byte of what is stored for a group.
+pub(crate) fn e5m3(format: Format, stored: I<'_>) -> F<'_> {
+    let beside = 8 * (format.scale_bytes() - 1);
+    let bits = if beside > 0 { stored & (0xff << beside) } else { stored };
+    bits.shl(23 - i64::from(E5M3) - beside as i64).as_float() * E5M3_UNIT
 }
 
 /// Signed codes of one quad, four bytes a lane, for the columns from `column` on.
 pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
     match format.coding() {
-        // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scale`] takes the 16
+        // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scales`] takes the 16
         // out.
         Some(Coding::Nibbles) => high_nibbles(group, nr, quad, column) ^ 0x8080_8080,
         Some(Coding::E2m1) => low_nibbles(group, nr, quad, column).e2m1(),
         Some(Coding::Planes) => {
             from_planes(format, quad, &|word| group.words(word * nr + column).load_ints())
         }
+        Some(Coding::Patterns) => patterns(format, group, nr, quad, column, 0),
         _ => group.words(quad * nr + column).load_ints(),
     }
 }
@@ -151,6 +179,42 @@ pub(crate) fn from_planes<'k>(format: Format, quad: usize, word_of: &dyn Fn(usiz
     // Less the lowest code, byte by byte: a bit above each keeps borrows away, and is then the sign's inverse.
     let least = usize::from(codes.lowest.unsigned_abs());
     ((scaled | TOP) - least * EACH) ^ TOP
+}
+
+/// The codes of one quad of a format of patterns as [`from_patterns`] gives them, for the columns from `column`
+/// on.
+pub(super) fn patterns(
+    format: Format,
+    group: P<'_>,
+    nr: usize,
+    quad: usize,
+    column: usize,
+    flipped: u8,
+) -> I<'_> {
+    let words = [0, 1].map(|word| group.words(word * nr + column).load_ints());
+    let beside = || group.words(2 * nr).bytes(2 * column).load_halves();
+    from_patterns(format, quad, words, &beside, flipped)
+}
+
+/// The signed codes of one quad of a format of patterns, four bytes a lane, from the words of its group and
+/// what is stored beside its scale. With `flipped`, 0x80, the top bit of each is the other one.
+pub(crate) fn from_patterns<'k>(
+    format: Format,
+    quad: usize,
+    [indices, signs]: [I<'k>; 2],
+    beside: &dyn Fn() -> I<'k>,
+    flipped: u8,
+) -> I<'k> {
+    let Some(codes) = format.spec().codes else { return indices };
+    let mut index = indices.shr(4 * quad as i64);
+    if codes.patterns.len() > 16 {
+        let up = 4 - quad as i64;
+        let fifth = if up < 0 { beside().shr(-up) } else { beside().shl(up) };
+        index = (index & 15) | (fifth & 16);
+    }
+    let word = |pattern: &[u8; 4]| u32::from_le_bytes(pattern.map(|magnitude| magnitude ^ flipped));
+    let words: Vec<u32> = codes.patterns.iter().map(word).collect();
+    index.look_up(&words).negated_where(signs.shl(7 - quad as i64))
 }
 
 /// The nibbles of one quad, four bytes a lane.

@@ -2,8 +2,8 @@
 
 use super::order::PackedRow;
 use super::quantise::Group;
-use super::{Geometry, Importance, Weighting, columns, gate_bound, order, place, q4o, vectors};
-use moec_ir::types::{Format, GROUP};
+use super::{Geometry, Importance, Weighting, columns, fine, gate_bound, order, place, q4o, vectors};
+use moec_ir::types::{FINE_GROUP, Format, GROUP};
 use std::io::{self, Write};
 use std::ops::Range;
 
@@ -133,7 +133,15 @@ pub fn pack_block<E>(
                 gate_bound::add(g, &mut scratch.numbers, panel);
                 continue;
             }
-            if let Some(groups) = order::stored_groups(g.format, g.part_cols(), &scratch.stored) {
+            if g.format.has_fine_scales() {
+                if let Some(groups) = fine::stored_groups(g.format, g.part_cols(), &scratch.stored) {
+                    let rows = groups.chunks_exact(g.part_cols().div_ceil(FINE_GROUP).max(1));
+                    each_lane(g, &ranges, rows, panel, |lane, row, bytes| {
+                        lane.put_fine_groups(g.part_cols(), row, bytes);
+                    });
+                    continue;
+                }
+            } else if let Some(groups) = order::stored_groups(g.format, g.part_cols(), &scratch.stored) {
                 put_groups(g, &ranges, &groups, panel);
                 continue;
             }
@@ -278,6 +286,9 @@ pub fn groups(format: Format, rows: &[f32], cols: usize, weighting: Weighting<'_
     if let Some(groups) = weighting.rounded(format, cols, rows) {
         return groups;
     }
-    let of = |(g, x)| order::quantised(format, g, x, weighting.importance);
-    rows.chunks(cols.max(1)).flat_map(|row| row.chunks(GROUP).enumerate().map(of)).collect()
+    let mut groups = Vec::with_capacity(rows.len().div_ceil(GROUP));
+    for row in rows.chunks(cols.max(1)) {
+        order::quantised(format, row, weighting.importance, |_, group| groups.push(group));
+    }
+    groups
 }

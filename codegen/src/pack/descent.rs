@@ -5,16 +5,20 @@
 //! (cyclic coordinate descent, QuantEase, arXiv 2309.01885, §3). Between two sweeps each group gets the scale
 //! that is best for its codes.
 
+use super::feedback::Codebook;
 use super::lanes::{LANES, Lanes, stored};
-use super::quantise::Codes as Codebook;
-use moec_ir::types::GROUP;
+use super::patterns::QUAD;
+use super::quads::Quads;
+use super::quantise::Codes;
+use moec_ir::types::Format;
 
 /// Sixteen rows, while they are rounded, in a block of columns.
 pub(super) struct Descent<'a> {
     /// `H`, `[n, n]`.
     moments: &'a [f32],
+    format: Format,
     /// Codes of the format.
-    codebook: Codebook,
+    codebook: &'a Codebook,
     /// Codes of each column.
     codes: &'a mut [Lanes],
     /// Scale of each group.
@@ -29,35 +33,44 @@ impl<'a> Descent<'a> {
     #[inline(always)]
     pub(super) fn new(
         moments: &'a [f32],
-        codebook: Codebook,
+        (format, codebook): (Format, &'a Codebook),
         exact: &[Lanes],
         codes: &'a mut [Lanes],
         scales: &'a mut [Lanes],
     ) -> Self {
-        let n = exact.len();
+        let (n, group) = (exact.len(), format.group());
         let mut gradient = vec![[0.0; LANES]; n];
         for (i, x) in exact.iter().enumerate() {
             let mut missed = *x;
             for l in 0..LANES {
-                missed[l] -= codes[i][l] * scales[i / GROUP][l];
+                missed[l] -= codes[i][l] * scales[i / group][l];
             }
             add_row(&mut gradient, &missed, &moments[i * n..(i + 1) * n]);
         }
-        Self { moments, codebook, codes, scales, gradient }
+        Self { moments, format, codebook, codes, scales, gradient }
     }
 
     /// Every code once more, in order.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     pub(super) fn sweep(&mut self) {
-        let n = self.gradient.len();
+        match self.codebook {
+            Codebook::Each(codes) => self.sweep_columns(*codes),
+            Codebook::Quads(quads) => self.sweep_quads(quads),
+        }
+    }
+
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn sweep_columns(&mut self, codebook: Codes) {
+        let (n, group) = (self.gradient.len(), self.format.group());
         for i in 0..n {
             let row = &self.moments[i * n..(i + 1) * n];
-            let (scale, old, weight) = (&self.scales[i / GROUP], self.codes[i], row[i]);
+            let (scale, old, weight) = (&self.scales[i / group], self.codes[i], row[i]);
             let (mut delta, mut moved) = ([0.0; LANES], 0.0_f32);
             for l in 0..LANES {
                 let by = weight * scale[l];
-                let code = self.codebook.nearest(old[l] + self.gradient[i][l] / by);
+                let code = codebook.nearest(old[l] + self.gradient[i][l] / by);
                 // Where nothing is stored, or no error matters, no code is better.
                 let code = if by == 0.0 { old[l] } else { code };
                 self.codes[i][l] = code;
@@ -70,13 +83,39 @@ impl<'a> Descent<'a> {
         }
     }
 
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn sweep_quads(&mut self, quads: &Quads) {
+        let (n, group) = (self.gradient.len(), self.format.group());
+        for first in (0..n).step_by(QUAD) {
+            let columns = first..(first + QUAD).min(n);
+            let scale = &self.scales[first / group];
+            let now = [&self.gradient[columns.clone()], &self.codes[columns.clone()]];
+            let found = quads.again(self.moments, first, now, scale);
+            for (i, code) in columns.zip(found) {
+                let old = &mut self.codes[i];
+                let (mut delta, mut moved) = ([0.0; LANES], 0.0_f32);
+                for l in 0..LANES {
+                    // Where nothing is stored, no code is better.
+                    let code = if scale[l] == 0.0 { old[l] } else { code[l] };
+                    delta[l] = (old[l] - code) * scale[l];
+                    moved += (old[l] - code).abs();
+                    old[l] = code;
+                }
+                if moved > 0.0 {
+                    add_row(&mut self.gradient, &delta, &self.moments[i * n..(i + 1) * n]);
+                }
+            }
+        }
+    }
+
     /// The best scale for the codes of each group, in order, where it is better as it is stored.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     pub(super) fn refit(&mut self) {
-        let n = self.gradient.len();
+        let (n, size) = (self.gradient.len(), self.format.group());
         for (g, scale) in self.scales.iter_mut().enumerate() {
-            let group = g * GROUP..((g + 1) * GROUP).min(n);
+            let group = g * size..((g + 1) * size).min(n);
             let codes = &self.codes[group.clone()];
             let (mut gradient_dot_code, mut code_h_code) = ([0.0; LANES], [0.0; LANES]);
             for (c, i) in codes.iter().zip(group.clone()) {
@@ -94,7 +133,7 @@ impl<'a> Descent<'a> {
             let mut decrease = [0.0; LANES];
             for l in 0..LANES {
                 let best = if code_h_code[l] > 0.0 {
-                    stored(scale[l] + gradient_dot_code[l] / code_h_code[l])
+                    stored(self.format, scale[l] + gradient_dot_code[l] / code_h_code[l])
                 } else {
                     0.0
                 };

@@ -7,34 +7,25 @@
 //! (LDLQ, §3.1 there). That is what GPTQ (arXiv 2210.17323, §3.3, algorithm 1) computes by the Cholesky
 //! factor of `H⁻¹`, but nothing is inverted.
 //!
-//! A group's scale is the one of `tops` with which that sum is least over the group: scales are judged by the
-//! codes that they lead to, feedback included. What was chosen is then looked at again, [`SWEEPS`] times
-//! (`descent.rs`).
+//! A group's scale is the one that is tried with which that sum is least over the group: scales are judged by
+//! the codes that they lead to, feedback included (`strip.rs`). Quads of codes are chosen together (`quads.rs`).
+//! What was chosen is then looked at again, [`SWEEPS`] times (`descent.rs`).
 //!
 //! Rows do not depend on each other, and sixteen go side by side. All sums have one order and no multiply-add
 //! is fused, so that bytes do not depend on threads or machines.
 
-use super::descent::Descent;
-use super::lanes::{LANES, Lanes, stored};
-use super::quantise::{Codes, Group, SMALLEST, odd_tops};
+use super::lanes::LANES;
+use super::patterns::Patterns;
+use super::quads::Quads;
+use super::quantise::{Codes, Group};
+use super::strip::Strip;
 use super::vectors;
-use half::bf16;
-use moec_ir::types::{Format, GROUP, LARGEST};
+use moec_ir::types::{Format, GROUP};
 use std::ops::Range;
 
 /// Times that codes are chosen again when all of them are known. On ferris's matrices two, with scales fitted
 /// again, took a tenth of what rounding misses away; five took 13 %, and twenty no more.
 pub const SWEEPS: usize = 3;
-
-/// Codes that the tried scales give the largest magnitude of a group.
-const fn tops(format: Format) -> &'static [f32] {
-    match format.spec().bits {
-        2 | 3 => odd_tops(format.spec().bits),
-        4 => &[-8.0, -7.0, -7.5, -8.5, -9.5, -12.0, 6.6, 7.2],
-        5 => &[-16.0, -15.0, -15.5, -16.5, 14.8, 15.4],
-        _ => &[-32.0, -31.0, 30.7, 31.3],
-    }
-}
 
 /// Error feedback between a matrix's columns: the factors of its second moments, which are blocks on the
 /// diagonal.
@@ -46,14 +37,14 @@ pub struct Feedback {
 
 /// Factors of a block of `n` columns.
 #[derive(Clone, Debug, PartialEq)]
-struct Block {
-    cols: Range<usize>,
+pub(super) struct Block {
+    pub(super) cols: Range<usize>,
     /// `D`, `[n]`.
-    weights: Vec<f32>,
+    pub(super) weights: Vec<f32>,
     /// `U`, `[n, n]`; 0 on and below the diagonal.
-    upper: Vec<f32>,
+    pub(super) upper: Vec<f32>,
     /// `H`, `[n, n]`.
-    moments: Vec<f32>,
+    pub(super) moments: Vec<f32>,
 }
 
 /// Second moments of a block: its columns, and the lower triangle with the diagonal, row by row.
@@ -160,11 +151,12 @@ impl vectors::Work for Round<'_> {
         let per_row = cols.div_ceil(GROUP);
         let width = (*cols).max(1);
         let mut groups = vec![Group::ZERO; rows.len() / width * per_row];
+        let codebooks: Vec<Codebook> = blocks.iter().map(|block| block.codebook(format)).collect();
         let strips = rows.chunks(LANES * width);
         for (rows, groups) in strips.zip(groups.chunks_mut((LANES * per_row).max(1))) {
             let mut strip = Strip::new(rows, *cols);
-            for block in blocks {
-                strip.round(block, format, sweeps, &mut |lane, g, group| {
+            for (block, codebook) in blocks.iter().zip(&codebooks) {
+                strip.round(block, (format, codebook), sweeps, &mut |lane, g, group| {
                     if let Some(to) = groups.get_mut(lane * per_row + g) {
                         *to = group;
                     }
@@ -206,7 +198,21 @@ impl vectors::Work for RoundAt<'_> {
     }
 }
 
+/// Codes of a format, for a block of columns.
+pub(super) enum Codebook {
+    /// A code for each number.
+    Each(Codes),
+    /// Codes of four numbers at a time.
+    Quads(Box<Quads>),
+}
+
 impl Block {
+    fn codebook(&self, format: Format) -> Codebook {
+        let quads = |patterns| Quads::new(&patterns, &self.weights, &self.upper, &self.moments);
+        let by_patterns = Patterns::of(format).map(|patterns| Codebook::Quads(Box::new(quads(patterns))));
+        by_patterns.unwrap_or(Codebook::Each(Codes::of(format)))
+    }
+
     fn new(cols: Range<usize>, mut h: Vec<f64>) -> Option<Self> {
         let n = cols.len();
         let row = |i: usize| i * (i + 1) / 2;
@@ -243,200 +249,18 @@ impl Block {
     }
 }
 
-/// Rows while they are rounded, column by column. Each is divided by a power of two of its own size: products
-/// neither overflow nor lose digits.
-struct Strip {
-    /// The numbers.
-    exact: Vec<Lanes>,
-    /// The same with the errors of the columns before.
-    fed: Vec<Lanes>,
-    /// Divisor of each row.
-    size: Lanes,
-}
-
-/// Result of one scale for a group.
-struct Trial {
-    /// Weighted error.
-    error: Lanes,
-    /// Codes of each column.
-    codes: [Lanes; GROUP],
-    /// Error of each column against the exact number.
-    missed: [Lanes; GROUP],
-}
-
-impl Strip {
-    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
-    #[inline(always)]
-    fn new(rows: &[f32], cols: usize) -> Self {
-        let mut exact = vec![[0.0; LANES]; cols];
-        let mut size = [1.0; LANES];
-        for (lane, row) in rows.chunks_exact(cols.max(1)).enumerate() {
-            let largest = row.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
-            if !(SMALLEST..=LARGEST).contains(&largest) {
-                continue;
-            }
-            let power = largest.to_bits() & 0x7f80_0000;
-            size[lane] = f32::from_bits(power);
-            let down = f32::from_bits(0x7f00_0000 - power);
-            exact.iter_mut().zip(row).for_each(|(to, &x)| to[lane] = x * down);
-        }
-        Self { fed: exact.clone(), exact, size }
-    }
-
-    /// Rounds the columns of a block; `put` gets each lane's groups.
-    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
-    #[inline(always)]
-    fn round(
-        &mut self,
-        block: &Block,
-        format: Format,
-        sweeps: usize,
-        put: &mut impl FnMut(usize, usize, Group),
-    ) {
-        let (n, codebook) = (block.cols.len(), Codes::of(format));
-        let (exact, fed) = (&self.exact[block.cols.clone()], &mut self.fed[block.cols.clone()]);
-        let mut codes = vec![[0.0; LANES]; n];
-        let mut scales = vec![[0.0; LANES]; n.div_ceil(GROUP)];
-        for first in (0..n).step_by(GROUP) {
-            let cols = first..(first + GROUP).min(n);
-            let mut largest = [0.0_f32; LANES];
-            for x in &fed[cols.clone()] {
-                for l in 0..LANES {
-                    largest[l] = if x[l].abs() > largest[l].abs() { x[l] } else { largest[l] };
-                }
-            }
-            let (mut best, mut least) = ([0.0; LANES], [f32::INFINITY; LANES]);
-            for top in tops(format) {
-                let mut scale = largest;
-                for x in &mut scale {
-                    *x = stored(*x / top);
-                }
-                let error = trial(block, cols.clone(), codebook, exact, fed, &scale).error;
-                for l in 0..LANES {
-                    if error[l] < least[l] {
-                        (best[l], least[l]) = (scale[l], error[l]);
-                    }
-                }
-            }
-            scales[first / GROUP] = best;
-            round_columns(block, cols.clone(), codebook, exact, fed, &best, &mut codes[cols]);
-        }
-        if sweeps > 0 {
-            let mut descent = Descent::new(&block.moments, codebook, exact, &mut codes, &mut scales);
-            descent.sweep();
-            for _ in 1..sweeps {
-                descent.refit();
-                descent.sweep();
-            }
-        }
-        for (g, (scale, codes)) in scales.iter().zip(codes.chunks(GROUP)).enumerate() {
-            for l in 0..LANES {
-                let scale = bf16::from_f32(scale[l] * self.size[l]).to_f32();
-                let codes = std::array::from_fn(|i| codes.get(i).map_or(0, |c| c[l] as i8));
-                let group = if scale == 0.0 { Group::ZERO } else { Group { scale, codes } };
-                put(l, block.cols.start / GROUP + g, group);
-            }
-        }
-    }
-}
-
-impl Strip {
-    /// Codes of the columns of a block at one scale for each row.
-    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
-    #[inline(always)]
-    fn round_at(&mut self, block: &Block, scales: &[f32]) -> Vec<Lanes> {
-        let n = block.cols.len();
-        let (exact, fed) = (&self.exact[block.cols.clone()], &mut self.fed[block.cols.clone()]);
-        let mut scale = [0.0; LANES];
-        for (l, given) in scales.iter().take(LANES).enumerate() {
-            scale[l] = given / self.size[l];
-        }
-        let mut codes = vec![[0.0; LANES]; n];
-        for first in (0..n).step_by(GROUP) {
-            let cols = first..(first + GROUP).min(n);
-            round_columns(block, cols.clone(), Codes::Q4, exact, fed, &scale, &mut codes[cols]);
-        }
-        let mut scales = vec![scale; n.div_ceil(GROUP)];
-        let mut descent = Descent::new(&block.moments, Codes::Q4, exact, &mut codes, &mut scales);
-        (0..SWEEPS).for_each(|_| descent.sweep());
-        codes
-    }
-}
-
-/// Rounds the columns of a group at a scale, and hands what they miss to all that come later in the block.
-#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
-#[inline(always)]
-fn round_columns(
-    block: &Block,
-    cols: Range<usize>,
-    codebook: Codes,
-    exact: &[Lanes],
-    fed: &mut [Lanes],
-    scale: &Lanes,
-    codes: &mut [Lanes],
-) {
-    let n = block.cols.len();
-    let found = trial(block, cols.clone(), codebook, exact, fed, scale);
-    codes.copy_from_slice(&found.codes[..cols.len()]);
-    for (j, later) in fed.iter_mut().enumerate().take(n).skip(cols.end) {
-        for (i, missed) in cols.clone().zip(&found.missed) {
-            add(later, missed, block.upper[i * n + j]);
-        }
-    }
-}
-
-/// Rounds the columns of a group, each after the errors of those before it were added.
-#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
-#[inline(always)]
-fn trial(
-    block: &Block,
-    cols: Range<usize>,
-    codebook: Codes,
-    exact: &[Lanes],
-    fed: &[Lanes],
-    scale: &Lanes,
-) -> Trial {
-    let n = block.cols.len();
-    let mut by = *scale;
-    for s in &mut by {
-        *s = if *s == 0.0 { 0.0 } else { 1.0 / *s };
-    }
-    let zeros = [[0.0; LANES]; GROUP];
-    let mut found = Trial { error: [0.0; LANES], codes: zeros, missed: zeros };
-    let mut x = zeros;
-    x.iter_mut().zip(&fed[cols.clone()]).for_each(|(to, from)| *to = *from);
-    for (c, i) in cols.clone().enumerate() {
-        let mut missed = [0.0; LANES];
-        for l in 0..LANES {
-            let code = codebook.nearest(x[c][l] * by[l]);
-            let value = code * scale[l];
-            let error = x[c][l] - value;
-            found.error[l] += block.weights[i] * error * error;
-            found.codes[c][l] = code;
-            missed[l] = exact[i][l] - value;
-        }
-        found.missed[c] = missed;
-        for (x, j) in x.iter_mut().skip(c + 1).zip(i + 1..cols.end) {
-            add(x, &missed, block.upper[i * n + j]);
-        }
-    }
-    found
-}
-
-#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
-#[inline(always)]
-fn add(sum: &mut Lanes, x: &Lanes, by: f32) {
-    for l in 0..LANES {
-        sum[l] += x[l] * by;
-    }
-}
-
 /// Whether numbers may have become `stored`. A row that feedback rounded has other codes than the nearest
 /// ones, but its error is at most that share of its energy.
 pub(super) fn is_plausible(exact: &[f32], stored: &[f32], share: f64) -> bool {
     let energy = |x: f32| f64::from(x) * f64::from(x);
     let missed: f64 = exact.iter().zip(stored).map(|(x, y)| energy(x - y)).sum();
     missed <= exact.iter().map(|&x| energy(x)).sum::<f64>() * share
+}
+
+/// The largest share of a row's energy that rounding to a format may err by. With the fewest bits errors are
+/// large where inputs are small. Another row would err by all of its energy and more.
+pub(super) const fn share(format: Format) -> f64 {
+    if format.is_by_patterns() { 0.5 } else { 0.125 }
 }
 
 /// Whether a format is rounded with feedback, apart from outliers. The error of q8 is three hundred times

@@ -14,23 +14,28 @@ mod columns;
 mod descent;
 mod e2m1;
 pub mod feedback;
+mod fine;
 mod gate_bound;
 mod group;
 mod lanes;
 mod order;
+mod patterns;
 mod place;
 pub mod q4o;
+mod quads;
 pub mod quantise;
 mod scale;
+mod strip;
 mod vectors;
 mod weighting;
 
 pub use blocks::{Block, Rows, Scratch, groups, outliers, pack, pack_block};
 pub use feedback::Feedback;
+pub use fine::are_fine_groups;
 use half::{bf16, f16};
 use moec_ir::bundle::{BLOCK, Bundle, DiskNeurons, PARTS, Part};
 use moec_ir::plan::Layout;
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{FINE_GROUP, Format, GROUP};
 use order::PackedRow;
 pub use q4o::{Q4o, quantise_q4o};
 use quantise::Group;
@@ -179,7 +184,7 @@ impl Geometry {
         if nr == 0 {
             return self.lane(row, self.rows);
         }
-        (panel * nr * self.row_bytes(), PackedRow::of_panel(self.format, nr, column))
+        (panel * nr * self.row_bytes(), PackedRow::of_panel(self.format, nr, self.cols, column))
     }
 
     /// Place of column `column` in a panel of this layout, and its first byte in the panel: rows that are by
@@ -211,7 +216,7 @@ impl Geometry {
                 (first, lane.after(at - first).with_scales(scales - first))
             }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {
-                (0, PackedRow::of_panel(self.format, nr as usize, column))
+                (0, PackedRow::of_panel(self.format, nr as usize, self.cols, column))
             }
         }
     }
@@ -229,11 +234,20 @@ pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
         }
         return;
     }
+    let mut exact = Vec::new();
     for row in values.chunks_mut(cols.max(1)) {
-        for (g, x) in row.chunks_mut(GROUP).enumerate() {
-            let stored = order::quantised(format, g, x, None).values();
-            x.copy_from_slice(&stored[..x.len()]);
+        if format.has_fine_scales() {
+            let groups: Vec<_> = fine::quantised(format, row).collect();
+            for (to, group) in row.chunks_mut(FINE_GROUP).zip(groups) {
+                to.iter_mut().zip(group.values(format)).for_each(|(to, x)| *to = x);
+            }
+            continue;
         }
+        exact.clear();
+        exact.extend_from_slice(row);
+        order::quantised(format, &exact, None, |g, group| {
+            row[g * GROUP..].iter_mut().zip(group.values()).for_each(|(to, x)| *to = x);
+        });
     }
 }
 
@@ -315,11 +329,35 @@ pub fn unpack_rows(
     Ok(())
 }
 
+/// Reads rows as [`unpack_rows`] does, of a format with scales of two levels, as a checkpoint has them:
+/// [`moec_ir::types::FINE_STORED`] bytes each.
+///
+/// # Errors
+/// As [`unpack_rows`].
+pub fn unpack_stored(
+    geometry: &Geometry,
+    packed: &[u8],
+    matrix: usize,
+    rows: Range<usize>,
+    out: &mut [u8],
+) -> io::Result<()> {
+    let g = geometry;
+    let out = out.as_chunks_mut().0;
+    let packed = g.matrix(packed, matrix, &rows, out.len())?;
+    for (row, out) in g.parts_of(rows).zip(out.chunks_exact_mut(g.part_cols().max(1))) {
+        let (panel, lane) = g.locate(row);
+        let bytes = packed.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
+        lane.get_stored(g.part_cols(), bytes, out).ok_or(io::ErrorKind::UnexpectedEof)?;
+    }
+    Ok(())
+}
+
 /// Rounds rows `rows` of matrix `matrix` as they were when they were packed: in grouped formats to the
 /// nearest codes of the scales that `packed` holds, whatever errors mattered when these were chosen. A group
 /// that was stored without a scale must be as good as zero, and stays what it is otherwise. Where weights
 /// were `fed`, rounded with [`Feedback`], codes are not the nearest ones: a row takes those that are stored,
-/// if they differ from it by no more than rounding can.
+/// if they differ from it by no more than rounding can. Numbers with scales of two levels are those of a
+/// checkpoint, and stay as they are.
 ///
 /// # Errors
 /// As [`unpack_rows`].
@@ -337,6 +375,9 @@ pub fn round_as_packed(
         return Ok(());
     }
     let packed = g.matrix(packed, matrix, &rows, values.len())?;
+    if g.format.has_fine_scales() {
+        return Ok(());
+    }
     if g.format.is_by_channel() {
         return columns::round_as_packed(g, packed, rows, fed, values)
             .ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
@@ -345,10 +386,11 @@ pub fn round_as_packed(
     for (row, values) in g.parts_of(rows).zip(values.chunks_exact_mut(g.part_cols().max(1))) {
         let (panel, lane) = g.locate(row);
         let bytes = packed.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
-        if fed && feedback::uses_feedback(g.format) {
+        // Codes of patterns are chosen by the weights of their errors.
+        if fed && feedback::uses_feedback(g.format) || g.format.is_by_patterns() {
             stored.resize(values.len(), 0.0);
             lane.get(bytes, &mut stored).ok_or(io::ErrorKind::UnexpectedEof)?;
-            if feedback::is_plausible(values, &stored, 0.125) {
+            if feedback::is_plausible(values, &stored, feedback::share(g.format)) {
                 values.copy_from_slice(&stored);
                 continue;
             }
@@ -359,7 +401,9 @@ pub fn round_as_packed(
             if scale == 0.0 && Group::nearest(g.format, &all, &[1.0; GROUP]) != Group::ZERO {
                 continue;
             }
-            let stored = Group::with_scale(g.format, &all, scale).values();
+            // Zeros after the last number would matter for its pattern.
+            let nearest = patterns::Patterns::of(g.format).map(|patterns| patterns.at(x, scale));
+            let stored = nearest.unwrap_or_else(|| Group::with_scale(g.format, &all, scale)).values();
             x.copy_from_slice(&stored[..x.len()]);
         }
     }

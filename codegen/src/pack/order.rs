@@ -2,13 +2,14 @@
 //!
 //! Writing and reading take the same places, so that one undoes the other.
 
+use super::fine::{self, FineGroup};
+use super::patterns::{Patterns, QUAD};
 use super::quantise::Group;
 use super::{e2m1, scale};
 use half::{bf16, f16};
-use moec_ir::types::{Codes, Coding, E2M1, Format, GROUP, Granularity, Plane};
-
-/// Codes that are stored together: an input of the dot-product instructions.
-const QUAD: usize = 4;
+use moec_ir::types::{
+    Codes, Coding, E2M1, FINE_BYTES, FINE_GROUP, FINE_STORED, Format, GROUP, Granularity, Plane,
+};
 
 /// One row of a packed matrix, in the bytes of its panel or of itself.
 #[derive(Clone, Copy, Debug)]
@@ -26,21 +27,53 @@ pub(super) struct PackedRow {
     scale: usize,
     /// Bytes from scale to scale.
     scale_step: usize,
+    /// Groups of [`GROUP`] numbers that share a scale.
+    shared: usize,
+    /// Bytes up to the row's first fine scales, where it has such.
+    fine: usize,
+    /// Bytes from a scale to that of the minima.
+    least: usize,
+}
+
+/// Bytes of a scale of each level.
+const HALF: usize = 2;
+
+/// Groups of [`GROUP`] numbers that share a scale.
+const fn shared(format: Format) -> usize {
+    if format.group() > GROUP { format.group() / GROUP } else { 1 }
 }
 
 impl PackedRow {
     /// Column `column` of a panel of `nr`.
-    pub(super) const fn of_panel(format: Format, nr: usize, column: usize) -> Self {
+    pub(super) const fn of_panel(format: Format, nr: usize, cols: usize, column: usize) -> Self {
         let (side, size) = match format {
             Format::F32 => (1, 4),
             Format::Bf16 => (2, 4),
             Format::F16 => (1, 2),
             _ => (1, QUAD),
         };
-        let group = format.column_bytes(GROUP) * nr;
-        let codes = group - 2 * nr;
-        let (first, scale) = (column * size, codes + column * 2);
-        Self { format, side, first, step: nr * size, group, scale, scale_step: group }
+        // Scales follow the codes of their group, or all codes where groups have more than one block.
+        let block = format.block_bytes() * nr;
+        let (group, codes, scale_step) = if let Some(bytes) = format.group_bytes() {
+            (bytes * nr, block, bytes * nr)
+        } else {
+            (block, cols.div_ceil(GROUP) * block, format.scale_bytes() * nr)
+        };
+        let scale_bytes = if format.has_fine_scales() { HALF } else { format.scale_bytes() };
+        let (first, scale) = (column * size, codes + column * scale_bytes);
+        let (shared, fine) = (shared(format), format.code_bytes() * nr + column * FINE_BYTES);
+        Self {
+            format,
+            side,
+            first,
+            step: nr * size,
+            group,
+            scale,
+            scale_step,
+            shared,
+            fine,
+            least: HALF * nr,
+        }
     }
 
     /// A row of `cols` numbers by itself.
@@ -48,7 +81,8 @@ impl PackedRow {
         let (step, group) =
             if format.is_quantised() { (QUAD, format.block_bytes()) } else { (format.block_bytes(), 0) };
         let scale = cols.div_ceil(GROUP) * group;
-        Self { format, side: 1, first: 0, step, group, scale, scale_step: 2 }
+        let (scale_step, shared, fine) = (format.scale_bytes(), shared(format), format.code_bytes());
+        Self { format, side: 1, first: 0, step, group, scale, scale_step, shared, fine, least: HALF }
     }
 
     /// The same with its first scale this many bytes after the row's first.
@@ -58,7 +92,8 @@ impl PackedRow {
 
     /// The same, this many bytes later.
     pub(super) const fn after(self, bytes: usize) -> Self {
-        Self { first: self.first + bytes, scale: self.scale + bytes, ..self }
+        let Self { first, scale, fine, .. } = self;
+        Self { first: first + bytes, scale: scale + bytes, fine: fine + bytes, ..self }
     }
 
     /// Byte of number `i`, in formats without groups.
@@ -70,9 +105,75 @@ impl PackedRow {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     pub(super) fn put(&self, values: &[f32], weights: Option<&[f32]>, bytes: &mut [u8]) {
-        for (g, x) in values.chunks(GROUP).enumerate() {
-            self.put_group(g, &quantised(self.format, g, x, weights), bytes);
+        if self.format.has_fine_scales() {
+            let blocks = values.len().div_ceil(GROUP);
+            for (i, group) in fine::quantised(self.format, values).enumerate() {
+                self.put_fine(i, blocks, &group, bytes);
+            }
+            return;
         }
+        quantised(self.format, values, weights, |g, group| self.put_group(g, &group, bytes));
+    }
+
+    /// Writes groups with scales of two levels: those of a row of this many numbers.
+    pub(super) fn put_fine_groups(&self, cols: usize, groups: &[FineGroup], bytes: &mut [u8]) {
+        for (i, group) in groups.iter().enumerate() {
+            self.put_fine(i, cols.div_ceil(GROUP), group, bytes);
+        }
+    }
+
+    /// Writes group `i` of a row of this many blocks.
+    fn put_fine(&self, i: usize, blocks: usize, group: &FineGroup, bytes: &mut [u8]) {
+        let runs = self.format.runs();
+        let known = i * self.shared..((i + 1) * self.shared).min(blocks);
+        for ((g, b), codes) in known.zip(0..).zip(group.codes.as_chunks().0) {
+            self.put_codes(g, codes, bytes);
+            let at = self.fine + g * self.group;
+            if let Some(cell) = bytes.get_mut(at..at + FINE_BYTES) {
+                let scale = |run: usize| group.scales[run].cast_unsigned();
+                let fine =
+                    if runs > 1 { [scale(2 * b), scale(2 * b + 1)] } else { [scale(b), group.minima[b]] };
+                cell.copy_from_slice(&fine);
+            }
+        }
+        let scales = self.format.scale_bytes() / HALF;
+        for (unit, at) in
+            group.units.iter().take(scales).zip((self.scale_at(i * self.shared)..).step_by(self.least))
+        {
+            if let Some(cell) = bytes.get_mut(at..at + HALF) {
+                cell.copy_from_slice(&unit.to_le_bytes());
+            }
+        }
+    }
+
+    /// Group `i` of a row of this many blocks, with scales of two levels; zeros past its end.
+    fn fine_group(&self, i: usize, blocks: usize, bytes: &[u8]) -> Option<FineGroup> {
+        let (mut found, runs) = (FineGroup::ZERO, self.format.runs());
+        let known = i * self.shared..((i + 1) * self.shared).min(blocks);
+        for ((g, b), codes) in known.zip(0..).zip(found.codes.as_chunks_mut().0) {
+            *codes = self.codes(g, bytes)?;
+            let &[low, high] = bytes.get(self.fine + g * self.group..)?.first_chunk::<FINE_BYTES>()?;
+            if runs > 1 {
+                found.scales[2 * b..2 * b + 2].copy_from_slice(&[low, high].map(u8::cast_signed));
+            } else {
+                (found.scales[b], found.minima[b]) = (low.cast_signed(), high);
+            }
+        }
+        let scales = self.format.scale_bytes() / HALF;
+        let places = (self.scale_at(i * self.shared)..).step_by(self.least);
+        for (unit, at) in found.units.iter_mut().take(scales).zip(places) {
+            *unit = u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?);
+        }
+        Some(found)
+    }
+
+    /// Reads a row of `cols` numbers with scales of two levels as a checkpoint has it.
+    pub(super) fn get_stored(&self, cols: usize, bytes: &[u8], out: &mut [[u8; FINE_STORED]]) -> Option<()> {
+        let run = self.format.fine()?.run;
+        for (i, out) in out.chunks_mut(FINE_GROUP).enumerate() {
+            fine::as_stored(&self.fine_group(i, cols.div_ceil(GROUP), bytes)?, run, out);
+        }
+        Some(())
     }
 
     /// Writes the groups of a row that was rounded before.
@@ -86,6 +187,9 @@ impl PackedRow {
 
     /// Writes the zeros of a row of a grouped format that pads its panel.
     pub(super) fn pad(&self, cols: usize, bytes: &mut [u8]) {
+        if self.format.has_fine_scales() {
+            return self.put_fine_groups(cols, &vec![FineGroup::ZERO; cols.div_ceil(FINE_GROUP)], bytes);
+        }
         for g in 0..cols.div_ceil(GROUP) {
             self.put_group(g, &Group::ZERO, bytes);
         }
@@ -94,16 +198,30 @@ impl PackedRow {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn put_group(&self, g: usize, group: &Group, bytes: &mut [u8]) {
+        if let Some(Codes { coding: Coding::Patterns, patterns, .. }) = self.format.spec().codes {
+            return self.put_quads(g, patterns, group, bytes);
+        }
+        self.put_codes(g, &group.codes, bytes);
+        let at = self.scale_at(g);
+        if let Some(cell) = bytes.get_mut(at..at + 2) {
+            cell.copy_from_slice(&scale::bits(self.format, group.scale).to_le_bytes());
+        }
+    }
+
+    /// Writes the codes of a block that have indices of their own.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn put_codes(&self, g: usize, known: &[i8; GROUP], bytes: &mut [u8]) {
         let first = self.first + g * self.group;
         let spec = self.format.spec();
         let Some(codes) = spec.codes else { return };
         // As they are stored, in as many bits as a code has.
-        let mut stored = group.codes.map(i8::cast_unsigned);
+        let mut stored = known.map(i8::cast_unsigned);
         match codes.coding {
-            Coding::Bytes => {}
+            Coding::Bytes | Coding::Patterns => {}
             Coding::Nibbles => stored.iter_mut().for_each(|code| *code = code.wrapping_add(8)),
             Coding::E2m1 => {
-                stored.iter_mut().zip(&group.codes).for_each(|(to, code)| *to = e2m1::bits(*code));
+                stored.iter_mut().zip(known).for_each(|(to, code)| *to = e2m1::bits(*code));
             }
             Coding::Planes => {
                 let lowest = codes.lowest.cast_unsigned();
@@ -125,10 +243,53 @@ impl PackedRow {
                 }
             }
         }
-        let at = self.scale + g * self.scale_step;
-        if let Some(cell) = bytes.get_mut(at..at + 2) {
-            cell.copy_from_slice(&scale::bits(self.format, group.scale).to_le_bytes());
+    }
+
+    /// Byte of the scale of group `g`, with what is beside it.
+    const fn scale_at(&self, g: usize) -> usize {
+        self.scale + g / self.shared * self.scale_step
+    }
+
+    /// Writes a group of quads by patterns.
+    fn put_quads(&self, g: usize, known: &[[u8; QUAD]], group: &Group, bytes: &mut [u8]) {
+        let (mut indices, mut signs, mut beside) = (0_u32, 0_u32, 0_u8);
+        for (q, codes) in group.codes.chunks_exact(QUAD).enumerate() {
+            let index = Patterns::index(known, codes) as u32;
+            indices |= (index & 15) << (4 * q);
+            beside |= ((index >> 4) as u8) << q;
+            let negative = codes.iter().enumerate().map(|(j, code)| u32::from(*code < 0) << (8 * j + q));
+            signs |= negative.fold(0, |a, b| a | b);
         }
+        let first = self.first + g * self.group;
+        for (at, word) in [(first, indices), (first + self.step, signs)] {
+            if let Some(cell) = bytes.get_mut(at..at + QUAD) {
+                cell.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        let (at, size) = (self.scale_at(g), self.format.scale_bytes());
+        if let Some(cell) = bytes.get_mut(at..at + size) {
+            let all = [beside, scale::bits(self.format, group.scale) as u8];
+            cell.copy_from_slice(&all[all.len() - size..]);
+        }
+    }
+
+    /// Reads a group of quads by patterns.
+    fn get_quads(&self, g: usize, known: &[[u8; QUAD]], bytes: &[u8]) -> Option<Group> {
+        let first = self.first + g * self.group;
+        let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+        let (indices, signs) = (word(first)?, word(first + self.step)?);
+        let (at, size) = (self.scale_at(g), self.format.scale_bytes());
+        let (scale, beside) = bytes.get(at..at + size)?.split_last()?;
+        let beside = u32::from(beside.first().copied().unwrap_or(0));
+        let mut codes = [0; GROUP];
+        for (q, codes) in codes.chunks_exact_mut(QUAD).enumerate() {
+            let index = indices >> (4 * q) & 15 | (beside >> q & 1) << 4;
+            for (j, (code, magnitude)) in codes.iter_mut().zip(known.get(index as usize)?).enumerate() {
+                let magnitude = magnitude.cast_signed();
+                *code = if signs >> (8 * j + q) & 1 > 0 { -magnitude } else { magnitude };
+            }
+        }
+        Some(Group { scale: scale::of_bits(self.format, u16::from(*scale)), codes })
     }
 
     /// Reads the row's numbers; `None` if the bytes end before it does.
@@ -143,6 +304,14 @@ impl PackedRow {
             (Granularity::Number, _) => self.get_cells(bytes, out, f32::from_le_bytes),
             // Rows with a scale each have another order.
             (Granularity::Channel, _) => None,
+            (Granularity::Group, format) if format.has_fine_scales() => {
+                let blocks = out.len().div_ceil(GROUP);
+                for (i, out) in out.chunks_mut(FINE_GROUP).enumerate() {
+                    let values = self.fine_group(i, blocks, bytes)?.values(format);
+                    out.copy_from_slice(&values[..out.len()]);
+                }
+                Some(())
+            }
             (Granularity::Group, _) => {
                 for (g, out) in out.chunks_mut(GROUP).enumerate() {
                     let values = self.group(g, bytes)?.values();
@@ -167,6 +336,17 @@ impl PackedRow {
 
     /// Group `g` of the row.
     pub(super) fn group(&self, g: usize, bytes: &[u8]) -> Option<Group> {
+        let known = self.format.spec().codes?;
+        if known.coding == Coding::Patterns {
+            return self.get_quads(g, known.patterns, bytes);
+        }
+        let codes = self.codes(g, bytes)?;
+        let stored = bytes.get(self.scale_at(g)..)?.first_chunk()?;
+        Some(Group { scale: scale::of_bits(self.format, u16::from_le_bytes(*stored)), codes })
+    }
+
+    /// The codes of a block that have indices of their own.
+    fn codes(&self, g: usize, bytes: &[u8]) -> Option<[i8; GROUP]> {
         let first = self.first + g * self.group;
         let spec = self.format.spec();
         let known = spec.codes?;
@@ -181,14 +361,12 @@ impl PackedRow {
                 }
             }
         }
-        let codes = stored.map(|code| match known.coding {
+        Some(stored.map(|code| match known.coding {
             Coding::Bytes => code.cast_signed(),
             Coding::Nibbles => code.cast_signed() - 8,
             Coding::E2m1 => E2M1[usize::from(code)],
-            Coding::Planes => known.lowest + (code * known.step).cast_signed(),
-        });
-        let stored = bytes.get(self.scale + g * self.scale_step..)?.first_chunk()?;
-        Some(Group { scale: scale::of_bits(self.format, u16::from_le_bytes(*stored)), codes })
+            Coding::Planes | Coding::Patterns => known.lowest + (code * known.step).cast_signed(),
+        }))
     }
 }
 
@@ -208,14 +386,39 @@ pub(super) fn stored_groups(format: Format, cols: usize, stored: &[u8]) -> Optio
     numbers.chunks(cols.max(1)).flat_map(|row| row.chunks(GROUP)).map(group).collect()
 }
 
-/// Group `g` of a row: up to [`GROUP`] numbers, filled up with zeros, and the weights of the row's columns.
+/// The groups of a row by their numbers, the last one filled up with zeros, with the weights of the row's
+/// columns.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
-pub(super) fn quantised(format: Format, g: usize, x: &[f32], weights: Option<&[f32]>) -> Group {
-    let weights = weights
-        .and_then(|w| w.get(g * GROUP..))
-        .map_or([1.0; GROUP], |w| zero_padded(&w[..w.len().min(x.len())]));
-    Group::nearest(format, &zero_padded(x), &weights)
+pub(super) fn quantised(
+    format: Format,
+    row: &[f32],
+    weights: Option<&[f32]>,
+    mut put: impl FnMut(usize, Group),
+) {
+    let of = |first: usize, count: usize| weights?.get(first..)?.get(..count);
+    if let Some(patterns) = Patterns::of(format) {
+        let (size, mut g) = (format.group(), 0);
+        for (i, x) in row.chunks(size).enumerate() {
+            patterns.nearest(x, of(i * size, x.len()), |group| {
+                put(g, group);
+                g += 1;
+            });
+        }
+        return;
+    }
+    for (g, x) in row.chunks(GROUP).enumerate() {
+        let weights = of(g * GROUP, x.len()).map_or([1.0; GROUP], zero_padded);
+        put(g, Group::nearest(format, &zero_padded(x), &weights));
+    }
+}
+
+/// The groups that a row was read back from, the last one filled up with zeros ([`Group::recover`]).
+pub(super) fn recovered(format: Format, row: &[f32], mut put: impl FnMut(Group)) {
+    match Patterns::of(format) {
+        Some(patterns) => row.chunks(format.group()).for_each(|x| patterns.recover(x, &mut put)),
+        None => row.chunks(GROUP).for_each(|x| put(Group::recover(format, &zero_padded(x)))),
+    }
 }
 
 /// The first numbers of a group, then zeros.

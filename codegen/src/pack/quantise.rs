@@ -3,13 +3,14 @@
 //! A group's scale and codes are chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` is small, with
 //! `s` the scale as it is stored, in bf16 or f16. The codes of [`Group::nearest`] are the nearest ones to
 //! that scale, which [`Group::with_scale`] can thus repeat; those of [`super::Feedback`] are not. Groups of
-//! E2M1 have a way of their own (`e2m1`).
+//! E2M1 have a way of their own (`e2m1`), and so have quads by patterns (`patterns`), whose codes depend on
+//! weights, too.
 //!
 //! Everything here is written as loops over fixed arrays, which the compiler turns into vector code. No
 //! operation depends on the machine, so two builds give the same bytes.
 
 pub use super::group::Group;
-use super::{e2m1, scale};
+use super::{e2m1, patterns, scale};
 pub use moec_ir::types::LARGEST;
 use moec_ir::types::{Coding, Format, GROUP};
 use std::hint::black_box;
@@ -78,6 +79,11 @@ impl Group {
         if format.coding() == Some(Coding::E2m1) {
             return e2m1::nearest(x, size, &w);
         }
+        if let Some(patterns) = patterns::Patterns::of(format) {
+            let mut found = Self::ZERO;
+            patterns.nearest(x, Some(&w), |group| found = group);
+            return found;
+        }
         // Divided by a power of two: products neither overflow nor lose digits.
         let power = size.to_bits() & 0x7f80_0000;
         let (up, down) = (f32::from_bits(power), f32::from_bits(0x7f00_0000 - power));
@@ -107,6 +113,9 @@ impl Group {
         if format.coding() == Some(Coding::E2m1) && scale > 0.0 && scale.is_finite() {
             return e2m1::at(x, scale);
         }
+        if let Some(patterns) = patterns::Patterns::of(format) {
+            return patterns.at(x, scale);
+        }
         let by = 1.0 / scale;
         if !by.is_finite() {
             return Self::ZERO;
@@ -118,6 +127,11 @@ impl Group {
     /// The group that numbers were read back from: a scale and codes that give them exactly. If there is no
     /// such group, the result of [`Group::nearest`] with equal weights.
     pub fn recover(format: Format, x: &[f32; GROUP]) -> Self {
+        if let Some(patterns) = patterns::Patterns::of(format) {
+            let mut found = Self::ZERO;
+            patterns.recover(x, |group| found = group);
+            return found;
+        }
         let largest = extreme(x);
         if largest.is_finite() && largest != 0.0 {
             let codes = Codes::of(format);
@@ -302,7 +316,7 @@ impl Fit {
         let by = 1.0 / extreme;
         let [tops, more] = match self.format.spec().bits {
             4 => [&TOPS[..], &MORE_TOPS[..]],
-            bits => [odd_tops(bits), &[]],
+            _ => [&ODD_TOPS[..], &[]],
         };
         let mut best = self.best_of(tops, by, (0.0, plain.scale));
         if self.uneven {
@@ -318,15 +332,9 @@ impl Fit {
 /// is cut off, for the good of the others.
 const TOPS: [f32; 9] = [-7.0, -7.5, -8.0, -8.5, -9.0, -13.0, 6.7, 7.2, 7.8];
 
-/// Codes that the tried scales give the largest magnitude, for odd codes of 2 or 3 bits. The fewer codes
-/// there are, the more of the largest numbers is cut off: of normal numbers the best two-bit scale gives the
-/// largest of a group 1.5 times the highest code.
-pub(super) const fn odd_tops(bits: usize) -> &'static [f32] {
-    match bits {
-        2 => &[-3.0, -3.4, -3.8, -4.2, -4.6, -5.0, -5.6, -6.4, -8.0],
-        _ => &[-7.0, -6.6, -7.4, -7.8, -8.2, -8.8, -9.6, -11.0, -13.0],
-    }
-}
+/// Codes that the tried scales give the largest magnitude, for odd codes of 3 bits: the fewer codes there
+/// are, the more of the largest numbers is cut off.
+pub(super) const ODD_TOPS: [f32; 9] = [-7.0, -6.6, -7.4, -7.8, -8.2, -8.8, -9.6, -11.0, -13.0];
 
 /// More codes than [`TOPS`], for numbers whose errors have different weights: then cutting off is worth more
 /// trials.

@@ -1,7 +1,7 @@
-//! Scales of groups as formats hold them: 16 bits of f32, or of f16.
+//! Scales of groups as formats hold them: 16 bits of f32, or of f16, or eight bits.
 
 use half::{bf16, f16};
-use moec_ir::types::Format;
+use moec_ir::types::{E5M3, E5M3_UNIT, Format};
 
 /// Scale as a format stores it. Of E2M1 it is a power of two, the nearest one.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
@@ -18,6 +18,7 @@ pub(super) fn nearest(format: Format, scale: f32) -> f32 {
 #[inline(always)]
 pub(super) fn bits(format: Format, scale: f32) -> u16 {
     match format.scales() {
+        _ if format.is_by_patterns() => e5m3(round_scale(format, scale)),
         Format::F16 => f16::from_f32(scale).to_bits(),
         _ => bf16::from_f32(scale).to_bits(),
     }
@@ -28,6 +29,7 @@ pub(super) fn bits(format: Format, scale: f32) -> u16 {
 #[inline(always)]
 pub(super) fn of_bits(format: Format, bits: u16) -> f32 {
     match format.scales() {
+        _ if format.is_by_patterns() => f32::from_bits(u32::from(bits) << (23 - E5M3)) * E5M3_UNIT,
         Format::F16 => f16::from_bits(bits).to_f32(),
         _ => bf16::from_bits(bits).to_f32(),
     }
@@ -37,7 +39,13 @@ pub(super) fn of_bits(format: Format, bits: u16) -> f32 {
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
 pub(super) const fn dropped_bits(format: Format) -> u32 {
-    if matches!(format.scales(), Format::F16) { 13 } else { 16 }
+    if format.is_by_patterns() {
+        23 - E5M3
+    } else if matches!(format.scales(), Format::F16) {
+        13
+    } else {
+        16
+    }
 }
 
 /// A number with as many digits as a format's scales, in a range of exponents that they all have.
@@ -48,6 +56,14 @@ pub(super) fn round_scale(format: Format, scale: f32) -> f32 {
     let (bits, cut) = (scale.to_bits(), dropped_bits(format));
     let half = (1 << (cut - 1)) - 1 + (bits >> cut & 1);
     f32::from_bits(bits.wrapping_add(half) >> cut << cut)
+}
+
+/// The byte of a number of [`E5M3`]: 0 below the smallest normal number, the last one above the largest.
+fn e5m3(scale: f32) -> u16 {
+    // The byte of 1 without its unit.
+    const NONE: u32 = ((E5M3_UNIT.to_bits() >> 23) - 127) << E5M3;
+    let byte = (scale.to_bits() >> (23 - E5M3)).saturating_sub(NONE) as u16;
+    if scale <= 0.0 || byte < 1 << E5M3 { 0 } else { byte.min(255) }
 }
 
 /// The nearest power of two, halfway the larger one, as bf16 has it; 0 below.
@@ -75,6 +91,24 @@ mod tests {
             for format in [Format::Q8, Format::Q4, Format::Q8h, Format::Q4h] {
                 assert_eq!(round_scale(format, x), nearest(format, x), "{format} {x}");
                 assert_eq!(round_scale(format, -x), nearest(format, -x), "{format} {x}");
+            }
+        }
+    }
+
+    #[test]
+    fn scales_of_eight_bits_come_back() {
+        for format in [Format::Q2, Format::Q2s] {
+            let mut last = 0.0;
+            for byte in [0].into_iter().chain(8..=255_u16) {
+                let scale = of_bits(format, byte);
+                assert_eq!(bits(format, scale), byte, "{scale}");
+                assert_eq!(round_scale(format, scale), scale);
+                assert!(scale > last || byte == 0, "{byte}");
+                last = scale;
+            }
+            assert_eq!([of_bits(format, 8), last], [2.0_f32.powi(-24), 120.0]);
+            for (x, stored) in [(-1.0, 0.0), (1e-30, 0.0), (1e30, 120.0), (1.07, 1.125), (1.06, 1.0)] {
+                assert_eq!(nearest(format, x), stored, "{x}");
             }
         }
     }

@@ -28,12 +28,10 @@ impl<'a> Weighting<'a> {
 
     /// Groups of whole rows where they are not rounded each by itself.
     pub(super) fn rounded(self, format: Format, cols: usize, rows: &[f32]) -> Option<Vec<Group>> {
-        if self.stored && format.is_grouped() {
-            let rows = rows.chunks(cols.max(1));
-            return Some(
-                rows.flat_map(|r| r.chunks(GROUP).map(|x| Group::recover(format, &order::zero_padded(x))))
-                    .collect(),
-            );
+        if self.stored && format.is_grouped() && !format.has_fine_scales() {
+            let mut groups = Vec::with_capacity(rows.len().div_ceil(GROUP));
+            rows.chunks(cols.max(1)).for_each(|row| order::recovered(format, row, |g| groups.push(g)));
+            return Some(groups);
         }
         self.feedback(format, cols).map(|f| f.round(format, rows))
     }

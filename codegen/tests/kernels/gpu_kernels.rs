@@ -65,26 +65,29 @@ fn aligned(case: &Case) -> Case {
 fn tensor_cores_match_plain_loops() {
     let mut rng = Rng::new(71);
     let mut cases = Vec::new();
-    for format in Format::ALL.into_iter().filter(|f| *f != Format::F32 && !f.is_by_channel()) {
+    let has_kernels = |f: &Format| *f != Format::F32 && !f.is_by_channel() && !f.has_fine_scales();
+    for format in Format::ALL.into_iter().filter(has_kernels) {
         let compute = ComputeType::Bf16;
+        // Rows of words.
+        let wide = if format.row_bytes(64).is_multiple_of(2) { 1 } else { 4 };
         for (n_rows, k, n, groups, glu) in [
             (70, 128, 150, 1, None),
             (64, 64, 128, 1, None),
             (3, 192, 7, 1, None),
             (65, 64, 262, 1, Some(Glu::Gated(Activation::Silu))),
         ] {
-            let residual = glu.is_none();
+            let (k, residual) = (k * wide, glu.is_none());
             let shape = matrix::Shape { n_rows, k, n, groups, format, compute, bias: true, residual, glu };
             cases.push(matrix::case(&mut rng, &shape));
         }
         let layout = DispatchLayout { rows: 150, k: 2, experts: 3 };
         let (product, silu) = ((format, compute), Glu::Gated(Activation::Silu));
-        cases.push(experts::gate_up_case(&mut rng, (layout, 140), product, (64, 70), silu, true));
+        cases.push(experts::gate_up_case(&mut rng, (layout, 140), product, (64 * wide, 70), silu, true));
         if format == Format::Bf16 {
             let relu2 = Glu::Ungated(Activation::Relu2);
-            cases.push(experts::gate_up_case(&mut rng, (layout, 140), product, (64, 70), relu2, true));
+            cases.push(experts::gate_up_case(&mut rng, (layout, 140), product, (64 * wide, 70), relu2, true));
         }
-        cases.push(experts::down_case(&mut rng, (layout, 140), product, (140, 64), true));
+        cases.push(experts::down_case(&mut rng, (layout, 140), product, (140, 64 * wide), true));
     }
     for case in cases {
         let case = aligned(&case);

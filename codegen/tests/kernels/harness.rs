@@ -215,7 +215,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
 }
 
 /// Formats with their compute types.
-pub(crate) const PRODUCTS: [(Format, ComputeType); 25] = [
+pub(crate) const PRODUCTS: [(Format, ComputeType); 39] = [
     (Format::F32, ComputeType::F32),
     (Format::Bf16, ComputeType::F32),
     (Format::F16, ComputeType::F32),
@@ -241,6 +241,20 @@ pub(crate) const PRODUCTS: [(Format, ComputeType); 25] = [
     (Format::Q3, ComputeType::Bf16),
     (Format::Q3, ComputeType::I8),
     (Format::Q2, ComputeType::I8),
+    (Format::Q2, ComputeType::Bf16),
+    (Format::Q2s, ComputeType::F32),
+    (Format::Q2s, ComputeType::Bf16),
+    (Format::Q2s, ComputeType::I8),
+    (Format::Q4k, ComputeType::F32),
+    (Format::Q4k, ComputeType::Bf16),
+    (Format::Q4k, ComputeType::I8),
+    (Format::Q5k, ComputeType::Bf16),
+    (Format::Q5k, ComputeType::I8),
+    (Format::Q6k, ComputeType::F32),
+    (Format::Q6k, ComputeType::Bf16),
+    (Format::Q6k, ComputeType::I8),
+    (Format::Q3k, ComputeType::F32),
+    (Format::Q3k, ComputeType::I8),
 ];
 
 /// Every second case of a list that runs through all products for each shape, as on a checkerboard: each

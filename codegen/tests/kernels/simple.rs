@@ -229,9 +229,9 @@ fn embedding_of_every_format() {
     let mut rng = Rng::new(14);
     let mut cases = Vec::new();
     for (i, hidden) in COLUMNS.into_iter().enumerate() {
-        let formats = Format::ALL.into_iter().filter(|f| f.holds_rows());
-        let orders = formats.flat_map(|f| [(f, false), (f, true)]);
-        for (format, panels) in orders.filter(|(_, panels)| !panels || i % 2 == 0) {
+        let orders = Format::ALL.into_iter().flat_map(|f| [(f, false), (f, true)]);
+        let able = |f: Format, panels| f.holds_rows() || panels && f.has_fine_scales();
+        for (format, panels) in orders.filter(|(f, panels)| able(*f, *panels) && (!panels || i % 2 == 0)) {
             // More rows than a panel of any machine has, and not a multiple of a panel.
             let (vocab, n, out_ld) = (if panels { 75 } else { 7 }, 11, hidden + 3);
             let mut table = rng.floats(vocab * hidden);

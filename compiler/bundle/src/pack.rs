@@ -211,6 +211,9 @@ fn failed(e: PackError) -> Error {
         PackError::Range { .. } => {
             Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
         }
+        PackError::Cut { .. } => Error::limit(e.to_string()).hint(
+            "hosts and slices cut its rows: set a format such as \"q6\" for its class under `[weights]`",
+        ),
         PackError::Importance { .. } | PackError::Form(_) => Error::bug(e.to_string()),
     }
 }

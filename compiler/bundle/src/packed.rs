@@ -7,7 +7,7 @@ use moec_config::Rounding;
 use moec_import::Checkpoint;
 use moec_import::map::Map;
 use moec_ir::plan::{Layout, Segment};
-use moec_ir::{Encoding, Leaf, Module, Operand, Source, Weight, WeightExpr, WeightId};
+use moec_ir::{Encoding, Format, Leaf, Module, Operand, Source, Weight, WeightExpr, WeightId};
 use moec_passes::own_experts;
 use moec_passes::trained::weight_of;
 use std::collections::{BTreeSet, HashMap};
@@ -83,6 +83,25 @@ impl Source for Packed {
         let (segment, packed) = self.segment(&leaf.tensor).ok_or_else(missing)?;
         moec_cpu::unpack(segment, packed, matrix, rows, cols, out)?;
         Ok(())
+    }
+
+    /// Scales of two levels cannot be found again by the numbers; those of other formats are.
+    fn stored(
+        &self,
+        leaf: &Leaf,
+        format: Format,
+        matrix: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [u8],
+    ) -> std::result::Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+        match self.segment(&leaf.tensor) {
+            Some((segment, packed)) if format.has_fine_scales() && segment.format == format => {
+                moec_cpu::unpack_stored(segment, packed, matrix, rows, cols, out)?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
     }
 }
 
@@ -235,7 +254,6 @@ fn through(expr: &WeightExpr, known: &[(WeightExpr, WeightExpr)]) -> Option<Weig
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_ir::Format;
 
     #[test]
     fn rows_stored_in_two_segments_have_their_own_name() {

@@ -84,6 +84,9 @@ pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
     let moe = || spec.layers.iter().filter_map(LayerSpec::moe);
     let by_class = || WeightClass::ALL.into_iter().zip(&c.classes);
     let one = |of: &Class| if let [format] = of.stored[..] { format } else { None };
+    let coded = |of: &Class| {
+        of.stored.iter().all(Option::is_some) && of.stored.iter().flatten().any(|f| f.is_published())
+    };
     Facts {
         family: spec.family.to_owned(),
         parameters: spec.params,
@@ -97,6 +100,7 @@ pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
         folded: states().map(|k| k.folded).sum(),
         by_class: by_class().map(|(class, of)| (class, of.parameters)).collect(),
         stored: by_class().filter_map(|(class, of)| Some((class, one(of)?))).collect(),
+        coded: by_class().filter(|(_, of)| coded(of)).map(|(class, _)| class).collect(),
         tied_embeddings: spec.head.is_none(),
     }
 }

@@ -8,8 +8,8 @@ use moec_config::{Config, Facts, sizes};
 use moec_cpu::CACHE_BLOCK;
 use moec_import::lower;
 use moec_import::{ImportOptions, ModelSpec, containers};
-use moec_ir::Format;
 use moec_ir::state::snapshots;
+use moec_ir::{Format, WeightClass};
 use moec_runtime::platform::regular;
 use moec_targets::backends;
 use serde_json::{Value, json};
@@ -142,9 +142,9 @@ fn config(args: &Args, config: &Config) -> Result<()> {
             "decode_batch": shapes.decode_batch,
         },
         "weights": {
-            "experts": w.experts.name(),
-            "attention": w.attention.name(),
-            "embeddings": w.embeddings.name(),
+            "experts": w.name(WeightClass::Experts),
+            "attention": w.name(WeightClass::Attention),
+            "embeddings": w.name(WeightClass::Embeddings),
             "activations": w.activations.name(),
             "rounding": w.rounding.name(),
         },
@@ -167,9 +167,9 @@ fn config(args: &Args, config: &Config) -> Result<()> {
             "weights",
             format!(
                 "experts {}, attention {}, embeddings {}; activations {}",
-                w.experts,
-                w.attention,
-                w.embeddings,
+                w.name(WeightClass::Experts),
+                w.name(WeightClass::Attention),
+                w.name(WeightClass::Embeddings),
                 w.activations.name()
             ),
         ),

@@ -4,7 +4,8 @@ use super::explain::of_layer;
 use super::output;
 use moec_base::human;
 use moec_device::{GraphForm, is_beside};
-use moec_ir::placement::{ExpertRow, ExpertTable, Placement};
+use moec_ir::Role;
+use moec_ir::placement::{ExpertRow, ExpertTable, OpAssignment, Placement};
 use moec_ir::plan::{
     Cached, DecodeUnit, ExpertLayer, ExpertPlacement, ExpertPolicy, Plan, PromptUnits, StateBuf, UnitRef,
 };
@@ -209,13 +210,16 @@ pub(super) fn hosts(plan: &Plan) -> Vec<Vec<String>> {
         let layers: BTreeSet<u32> = segments.filter_map(|s| Some(of_layer(&s.name)?.0)).collect();
         let (first, last) = layers.first().zip(layers.last())?;
         let whole = |l: &ExpertLayer| l.units.contains(&index);
-        let sliced = plan.placement.ops.iter().any(|op| op.scope.part.slice().is_some());
-        let what = if plan.experts.layers.iter().any(whole) {
-            "experts of layers"
-        } else if sliced {
-            "slices of the experts of layers"
-        } else {
-            "layers"
+        let sliced = |role: Role| {
+            let ops = &plan.placement.ops;
+            ops.iter().any(|op| op.scope.part.slice().is_some() && op.scope.role() == role)
+        };
+        let what = match (sliced(Role::Network), sliced(Role::Attention)) {
+            _ if plan.experts.layers.iter().any(whole) => "experts of layers",
+            (true, false) => "slices of the experts of layers",
+            (true, true) => "slices of the experts and of attention of layers",
+            (false, true) => "slices of attention of layers",
+            (false, false) => "layers",
         };
         let states = if states > 0 { format!(", {} of states", human::bytes(states)) } else { String::new() };
         let cpus = if unit.cpus.is_empty() { String::new() } else { format!("CPUs {}; ", unit.cpus) };
@@ -232,7 +236,8 @@ pub(super) fn units(plan: &Plan, layer: Option<u32>, expert: Option<u32>) -> Str
     let head = if experts.policy.is_fixed() { "  runs on" } else { "  starts on" };
     let mut text = String::new();
     let tables = placement.experts.iter().filter(|t| divided && layer.is_none_or(|l| l == t.layer));
-    let sliced = placement.ops.iter().filter(|op| op.scope.part.slice().is_some());
+    let is_slice = |op: &&OpAssignment| op.scope.part.slice().is_some() && op.scope.role() == Role::Network;
+    let sliced = placement.ops.iter().filter(is_slice);
     let sliced: BTreeSet<u32> = sliced.map(|op| op.unit).collect();
     for ExpertTable { layer, experts: all, .. } in tables {
         if !sliced.is_empty() {

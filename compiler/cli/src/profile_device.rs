@@ -103,6 +103,11 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let npu = args.npu.as_ref().map(|target| npu::measure(target, threads, progress)).transpose()?;
     let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
         .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
+    let mut memory = memory(&found);
+    if let Some(links) = &links {
+        hosts::read_memories(links.as_ref(), threads, &mut memory)?;
+        progress.stage("Measured", &format!("the memories of {} hosts", links.hosts()));
+    }
     let disk = args.disk.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
     let mut tick = |what: &str| progress.stage("Measured", what);
     let gpu = gpu
@@ -120,7 +125,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         legal_ops: LegalOps::All,
         hosts: Vec::new(),
         units: vec![unit(&found)],
-        memories: [Some(memory(&found)), disk.as_ref().map(disk_memory)].into_iter().flatten().collect(),
+        memories: [Some(memory), disk.as_ref().map(disk_memory)].into_iter().flatten().collect(),
         caches: moec_device::host_caches(),
         links: Vec::new(),
         power: None,

@@ -2,16 +2,17 @@
 
 use super::value::{Value, ValueError};
 use super::{
-    Activations, Capacity, Config, Gamma, HostPlacement, KvCache, Overflow, Predict, Rounding, Size, Skip,
-    Threshold, UnitSetting,
+    Activations, Capacity, Config, Gamma, HostPlacement, KvCache, Overflow, Predict, Rounding, STORED, Size,
+    Skip, Threshold, UnitSetting,
 };
 use moec_base::human;
-use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
 use moec_ir::plan::{PromptUnits, Refine};
+use moec_ir::{Format, WeightClass};
 use moec_runtime::offload::cache::Setting;
 use moec_sim::cache::Pin;
 use moec_sim::systems;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Most of the cache that may be pinned, in percent; the rest is for the policy.
@@ -128,9 +129,10 @@ pub const KEYS: &[Key] = &[
         range: FORMATS,
         help: &[
             "Storage of the routed experts. \"q8h\", \"q4h\" and \"mxfp4\" hold what checkpoints store as Q8_0, Q4_0 and MXFP4,",
-            "with unchanged codes and scales; weights in other formats are rounded.",
+            "with unchanged codes and scales; weights in other formats are rounded. \"stored\" rounds nothing: each matrix keeps what",
+            "the checkpoint has, Q3_K to Q6_K among it, and is f32 where no format holds that.",
         ],
-        set: |c, v| format(v).map(|f| c.weights.experts = f),
+        set: |c, v| storage(v, format, WeightClass::Experts, &mut c.weights.stored, &mut c.weights.experts),
     },
     Key {
         section: "weights",
@@ -138,7 +140,9 @@ pub const KEYS: &[Key] = &[
         default: "\"bf16\"",
         range: FORMATS,
         help: &["Storage of attention, dense and shared feed-forward matrices."],
-        set: |c, v| format(v).map(|f| c.weights.attention = f),
+        set: |c, v| {
+            storage(v, format, WeightClass::Attention, &mut c.weights.stored, &mut c.weights.attention)
+        },
     },
     Key {
         section: "weights",
@@ -146,7 +150,15 @@ pub const KEYS: &[Key] = &[
         default: "\"bf16\"",
         range: TABLE_FORMATS,
         help: &["Storage of the embedding table and the language-model head."],
-        set: |c, v| table_format(v).map(|f| c.weights.embeddings = f),
+        set: |c, v| {
+            storage(
+                v,
+                table_format,
+                WeightClass::Embeddings,
+                &mut c.weights.stored,
+                &mut c.weights.embeddings,
+            )
+        },
     },
     Key {
         section: "weights",
@@ -529,14 +541,7 @@ pub const KEYS: &[Key] = &[
             "`attention = \"auto\"` for their mean.",
         ],
         set: |c, v| {
-            let range = 1..=1 << 20;
-            c.prompts = match v.integer(range.clone()) {
-                Err(ValueError::Type(_)) => {
-                    let list = v.integers(range).map_err(|w| w.of("an integer or a list of integers"))?;
-                    list.into_iter().map(|n| u32::try_from(n).map_err(|_| ValueError::Range)).collect()
-                }
-                one => one.map(|n| vec![n]),
-            }?;
+            c.prompts = several(v, 1..=1 << 20)?;
             let sum: u64 = c.prompts.iter().map(|&n| u64::from(n)).sum();
             let mean = sum.checked_div(c.prompts.len() as u64).ok_or(ValueError::Range)?;
             c.mix.prompt = u32::try_from(mean).map_err(|_| ValueError::Range)?;
@@ -670,13 +675,33 @@ pub const KEYS: &[Key] = &[
         section: "placement",
         name: "slices",
         default: "\"auto\"",
-        range: "\"auto\", or 1..=64",
+        range: "\"auto\", 1..=64, or a list of such numbers",
         help: &[
             "Slices of its inner channels that every expert is cut into, whose results are added in their order. `auto` cuts one for",
-            "each host of the target. On one host, as many slices as on several hosts give the same bits.",
+            "each host of the target, with `hosts = \"auto\"` in the layers where that costs less. A list has a number for each layer from",
+            "the first on, the last one for all others. On one host, as many slices as on several hosts give the same bits.",
         ],
         set: |c, v| {
             c.placement.slices = match v.text() {
+                Ok("auto") => return Ok(()),
+                Ok(_) => return Err(ValueError::Range),
+                Err(_) => several(v, 1..=64)?,
+            };
+            if c.placement.slices.is_empty() { Err(ValueError::Range) } else { Ok(()) }
+        },
+    },
+    Key {
+        section: "placement",
+        name: "attention_slices",
+        default: "\"auto\"",
+        range: "\"auto\", or 1..=64",
+        help: &[
+            "Slices of its key-value heads that attention is cut into, each with its part of the KV cache; results are added in",
+            "their order. `auto`, with `hosts = \"slices\"`: one for each host in the layers where that costs less than attention on",
+            "the first host, and else 1. Layers whose heads cannot be cut keep attention on the first host.",
+        ],
+        set: |c, v| {
+            c.placement.attention_slices = match v.text() {
                 Ok("auto") => None,
                 Ok(_) => return Err(ValueError::Range),
                 Err(_) => Some(v.integer(1..=64)?),
@@ -797,16 +822,45 @@ const SYSTEMS: &str =
 /// Range of `placement.experts`.
 const EXPERT_UNITS: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 
-/// Range of the storage keys of matrices; a test compares it with [`Format::ALL`].
-const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4\", \"q3\", \"q2\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\"";
+/// Range of the storage keys of matrices; a test compares it with [`Format::ALL`]. Scales of two levels come
+/// only with what a checkpoint stores.
+const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4\", \"q3\", \"q2\", \"q2s\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\", \"q4c\" or \"stored\"";
 /// Range of the storage of tables that are read row by row.
-const TABLE_FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\" or \"mxfp4\"";
+const TABLE_FORMATS: &str =
+    "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\" or \"stored\"";
 
-fn format(v: &Value<'_>) -> Result<Format, ValueError> {
-    Format::parse(v.text()?).ok_or(ValueError::Range)
+/// An integer or a list of them.
+fn several(v: &Value<'_>, range: RangeInclusive<usize>) -> Result<Vec<u32>, ValueError> {
+    match v.integer(range.clone()) {
+        Err(ValueError::Type(_)) => {
+            let list = v.integers(range).map_err(|w| w.of("an integer or a list of integers"))?;
+            list.into_iter().map(|n| u32::try_from(n).map_err(|_| ValueError::Range)).collect()
+        }
+        one => one.map(|n| vec![n]),
+    }
 }
 
-/// Parses the format of a table. Formats with a scale for each output channel, or with bits in planes, are
+fn format(v: &Value<'_>) -> Result<Format, ValueError> {
+    Format::parse(v.text()?).filter(|format| !format.has_fine_scales()).ok_or(ValueError::Range)
+}
+
+/// Sets the storage of a class: a format as `parse` has it, or [`STORED`].
+fn storage(
+    v: &Value<'_>,
+    parse: fn(&Value<'_>) -> Result<Format, ValueError>,
+    class: WeightClass,
+    stored: &mut Vec<WeightClass>,
+    format: &mut Format,
+) -> Result<(), ValueError> {
+    if v.text()? == STORED {
+        stored.push(class);
+    } else {
+        *format = parse(v)?;
+    }
+    Ok(())
+}
+
+/// Parses the format of a table. Formats with a scale for each output channel, or with bits in several words, are
 /// only for matrices in panels.
 fn table_format(v: &Value<'_>) -> Result<Format, ValueError> {
     match format(v)? {
@@ -828,9 +882,11 @@ mod tests {
 
     #[test]
     fn the_range_of_the_storage_keys_lists_every_format() {
-        let all = || moec_ir::Format::ALL.iter();
-        assert_eq!(super::FORMATS, listed(all().map(|f| f.name())));
-        assert_eq!(super::TABLE_FORMATS, listed(all().filter(|f| f.holds_rows()).map(|f| f.name())));
+        let all = || moec_ir::Format::ALL.iter().filter(|f| !f.has_fine_scales());
+        let named = |names: Vec<&str>| listed(names.into_iter().chain([crate::STORED]));
+        assert_eq!(super::FORMATS, named(all().map(|f| f.name()).collect()));
+        let tables = all().filter(|f| f.holds_rows());
+        assert_eq!(super::TABLE_FORMATS, named(tables.map(|f| f.name()).collect()));
     }
 
     #[test]

@@ -106,6 +106,8 @@ pub struct Weights {
     pub attention: Format,
     /// Embedding table and language-model head.
     pub embeddings: Format,
+    /// Classes whose matrices keep what the checkpoint stores, each its own format.
+    pub stored: Vec<WeightClass>,
     /// Compute type of activations.
     pub activations: Activations,
     /// Rounding of weights.
@@ -390,8 +392,11 @@ pub struct PlacementConfig {
     pub cached: Option<u32>,
     /// Division of the model between the hosts of a device; `None`: the compiler chooses.
     pub hosts: Option<HostPlacement>,
-    /// Slices of their inner channels that all experts are cut into; `None`: one for each host.
-    pub slices: Option<u32>,
+    /// Slices of their inner channels that experts are cut into, layer by layer, the last number for all others;
+    /// empty: one for each host where costs divide the layer.
+    pub slices: Vec<u32>,
+    /// Slices of its heads that attention is cut into; `None`: one for each host where that costs less than none.
+    pub attention_slices: Option<u32>,
     /// Refinement of the run-time assignment of experts to units.
     pub refine: Refine,
     /// Units of the experts of a prompt, where experts are assigned to units at run time.
@@ -401,6 +406,11 @@ pub struct PlacementConfig {
 }
 
 impl PlacementConfig {
+    /// Slices that a layer's experts are cut into, if that is requested.
+    pub fn slices_of(&self, layer: u32) -> Option<u32> {
+        self.slices.get(layer as usize).or(self.slices.last()).copied()
+    }
+
     /// Defaults of keys that are absent from `model.toml`.
     pub fn defaults() -> Self {
         Self {
@@ -413,7 +423,8 @@ impl PlacementConfig {
             policy: None,
             cached: None,
             hosts: None,
-            slices: None,
+            slices: Vec::new(),
+            attention_slices: None,
             refine: Refine::Full,
             prefill: PromptUnits::Auto,
             moves: true,
@@ -602,8 +613,16 @@ impl KvCache {
     }
 }
 
+/// Name of the storage of [`Weights::stored`].
+pub const STORED: &str = "stored";
+
 impl Weights {
-    /// Storage format of a class.
+    /// Name of the storage of a class.
+    pub fn name(&self, class: WeightClass) -> &'static str {
+        if self.stored.contains(&class) { STORED } else { self.format(class).name() }
+    }
+
+    /// Storage format of a class, unless it is one of [`Self::stored`].
     pub fn format(&self, class: WeightClass) -> Format {
         match class {
             WeightClass::Experts => self.experts,
@@ -642,6 +661,7 @@ impl Config {
                 experts: Format::Bf16,
                 attention: Format::Bf16,
                 embeddings: Format::Bf16,
+                stored: Vec::new(),
                 activations: Activations::Auto,
                 rounding: Rounding::Feedback,
                 size: Size::Any,

@@ -1,7 +1,7 @@
 //! The `model.toml` that `moec init` writes: keys with their descriptions, and figures of the model.
 #![expect(clippy::cast_possible_truncation, reason = "an estimate in bytes")]
 
-use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Key, Rounding, Size, Weights};
+use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Key, Rounding, STORED, Size, Weights};
 use moec_base::human;
 use moec_cpu::uses_feedback;
 use moec_ir::{Format, WeightClass};
@@ -35,6 +35,8 @@ pub struct Facts {
     pub by_class: Vec<(WeightClass, u64)>,
     /// The format that holds all matrices of a class exactly as the checkpoint stores them, if there is one.
     pub stored: Vec<(WeightClass, Format)>,
+    /// Classes of which the checkpoint stores codes that [`super::STORED`] keeps, in one format or several.
+    pub coded: Vec<WeightClass>,
     /// Whether the embedding table serves as head, too. In a format that is rounded with feedback a bundle
     /// stores it twice, rounded for each use.
     pub tied_embeddings: bool,
@@ -44,7 +46,13 @@ impl Facts {
     /// The format that keeps the codes and scales of a class, if the checkpoint has codes.
     fn stored_format(&self, class: WeightClass) -> Option<Format> {
         let of = self.stored.iter().find(|(c, _)| *c == class);
-        of.map(|(_, format)| *format).filter(|format| format.is_published())
+        of.map(|(_, format)| *format).filter(|format| format.is_published() && !format.has_fine_scales())
+    }
+
+    /// The name of the storage that keeps the codes and scales of a class, if the checkpoint has codes.
+    fn kept(&self, class: WeightClass) -> Option<&'static str> {
+        let several = || self.coded.contains(&class).then_some(STORED);
+        self.stored_format(class).map(Format::name).or_else(several)
     }
 
     /// Parameters of a class.
@@ -113,7 +121,7 @@ pub fn template(source: &Path, facts: &Facts, all: bool, set: &[(&str, &str, Str
     let value_of =
         |key: &Key| set.iter().find(|(s, k, _)| (*s, *k) == (key.section, key.name)).map(|(.., v)| v);
     let mut out = String::new();
-    let defaults = if WeightClass::ALL.into_iter().any(|class| facts.stored_format(class).is_some()) {
+    let defaults = if WeightClass::ALL.into_iter().any(|class| facts.kept(class).is_some()) {
         "The keys below have their default values and may be left out, except `decode_batch` and formats of weights that the checkpoint has."
     } else {
         "The keys below have their default values and may be left out, except `decode_batch`."
@@ -159,8 +167,8 @@ pub fn template(source: &Path, facts: &Facts, all: bool, set: &[(&str, &str, Str
             ("shapes", "max_context") => facts.max_context.min(DEFAULT_MAX_CONTEXT).to_string(),
             ("shapes", "decode_batch") => BATCHES.to_owned(),
             ("decode", "little") => facts.experts_per_token.div_ceil(2).max(1).to_string(),
-            ("weights", name) => match class(name).and_then(|class| facts.stored_format(class)) {
-                Some(format) => format!("\"{format}\""),
+            ("weights", name) => match class(name).and_then(|class| facts.kept(class)) {
+                Some(kept) => format!("\"{kept}\""),
                 None => key.default.to_owned(),
             },
             _ => key.default.to_owned(),
@@ -181,8 +189,8 @@ fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
         let n = facts.of(class);
         let share = 100.0 * n as f64 / facts.parameters.max(1) as f64;
         let mut lines = vec![format!("{} parameters, {share:.0}% of the model.", human::count(n))];
-        lines.extend(facts.stored_format(class).map(|format| {
-            format!("\"{format}\" holds all of them as the checkpoint stores them; the default is \"bf16\".")
+        lines.extend(facts.kept(class).map(|kept| {
+            format!("\"{kept}\" holds all of them as the checkpoint stores them; the default is \"bf16\".")
         }));
         lines
     };
@@ -208,9 +216,9 @@ fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
 pub fn sizes(facts: &Facts) -> String {
     let size = |format| {
         let (activations, rounding) = (Activations::Auto, Rounding::Feedback);
-        let size = Size::Any;
-        let weights =
-            Weights { experts: format, attention: format, embeddings: format, activations, rounding, size };
+        let (size, stored) = (Size::Any, Vec::new());
+        let [experts, attention, embeddings] = [format; 3];
+        let weights = Weights { experts, attention, embeddings, stored, activations, rounding, size };
         format!("{format} {}", human::bytes(facts.bundle_bytes(&weights)))
     };
     let whole = Format::ALL.into_iter().filter(|format| format.holds_rows());

@@ -32,6 +32,7 @@ fn facts() -> Facts {
             (WeightClass::Exact, 38_152),
         ],
         stored: vec![(WeightClass::Experts, Format::Bf16), (WeightClass::Attention, Format::F32)],
+        coded: Vec::new(),
         tied_embeddings: true,
     }
 }
@@ -83,6 +84,7 @@ fn every_key_is_read() {
             experts: Format::F16,
             attention: Format::F32,
             embeddings: Format::Q4,
+            stored: Vec::new(),
             activations: Activations::I8,
             rounding: Rounding::Nearest,
             size: Size::Most(3 << 30),
@@ -314,6 +316,14 @@ fn wrong_files_are_refused_by_line_and_key() {
             "`dir/model.toml:2:17`: `shapes.prefill_chunk` is a boolean, expected \"auto\" or an integer | it may be \"auto\" or 1..=4096; the default is 256",
         ),
         (
+            "[placement]\nslices = [1, 0]",
+            "`dir/model.toml:2:10`: `placement.slices` is `[1, 0]`, expected \"auto\", 1..=64, or a list of such numbers | the default is \"auto\"",
+        ),
+        (
+            "[placement]\nslices = []",
+            "`dir/model.toml:2:10`: `placement.slices` is `[]`, expected \"auto\", 1..=64, or a list of such numbers | the default is \"auto\"",
+        ),
+        (
             "[placement]\nprompt = []",
             "`dir/model.toml:2:10`: `placement.prompt` is `[]`, expected 1..=1048576, or a list of such numbers | the default is 4096",
         ),
@@ -339,11 +349,11 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "[weights]\nembeddings = \"q4o\"",
-            "`dir/model.toml:2:14`: `weights.embeddings` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\" or \"mxfp4\"",
+            "`dir/model.toml:2:14`: `weights.embeddings` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\" or \"stored\"",
         ),
         (
             "[weights]\nexperts = \"int4\"",
-            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4\", \"q3\", \"q2\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\" | the default is \"bf16\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4\", \"q3\", \"q2\", \"q2s\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\", \"q4c\" or \"stored\" | the default is \"bf16\"",
         ),
         (
             "[weights]\nactivations = \"f16\"",

@@ -21,13 +21,20 @@
 //! `f` is the imbalance of whole experts: the mean load of the busiest host, over that of all. In decoding it is
 //! of [`moec_profile::decoding::CALLS`] calls that are drawn from the counts of a profile, or evenly without one; in
 //! prompts it follows from the counts ([`routing`]). Hosts of different rates have slices of one size, and numbers of
-//! experts and of layers in proportion to their rates; the slowest counts.
+//! experts and of layers in proportion to their rates; the slowest counts. Where hosts share the memory of a machine, `B`
+//! is less in `A / N` and `f·A / N`, which all of them read at the same time.
 //!
 //! Under a budget of memory, experts that a host's memory does not hold stay on its disk. Of a host's experts the share
 //! `1 − (room for experts) / (bytes of its experts)` is read again in every call, at the disk's rate and after each
 //! other with computing: choices are taken as even, and nothing as read ahead.
 //!
-//! So a slice pays where `T < A·(1 − 1/N)` ([`shape::Experts::saved_us`]).
+//! So a slice pays where `T < A·(1 − 1/N)` ([`shape::Experts::saved_us`]). Layers in which it does not may keep their
+//! experts whole on the first host ([`Scene::whole`]).
+//!
+//! Slices may cut attention by heads, too ([`moec_ir::heads`]). Let `H` be the time of the matrices of a layer's
+//! attention, which is in `D`, and `c` the largest share of its key-value heads on a host. With the heads cut a layer
+//! takes `c·H + T` in its place, where `T` is for a row there and one back. So heads are cut in the layers where
+//! `c·H + T < 0.9·H` in decoding ([`Scene::cut`]).
 
 pub mod network;
 pub mod routing;
@@ -35,7 +42,7 @@ pub mod shape;
 
 pub use network::{DISK_GB_PER_S, Host, Hosts, Network};
 pub use routing::Routing;
-pub use shape::{Product, Shape};
+pub use shape::{Attention, Product, Shape};
 
 use moec_config::HostPlacement;
 use shape::{Experts, Layer};
@@ -72,7 +79,19 @@ pub struct Scene<'a> {
     pub batch: u32,
     /// Tokens of a chunk of a prompt.
     pub chunk: u32,
+    /// Whether slices cut attention by heads where they can; `None`: where that costs less.
+    pub cut_attention: Option<bool>,
+    /// Slices of experts by layer, the last number for all others: experts of one slice are whole, on the first host.
+    /// `None`: whole where that costs less.
+    pub slices: Option<&'a [u32]>,
 }
+
+/// Largest share of attention's time for which costs cut it by heads. Such a program can save no prompt, copy no
+/// sequence and draft nothing: a small gain is not worth that.
+const WORTH: f64 = 0.9;
+
+/// Slices of every layer's experts.
+pub const EVERY: &[u32] = &[u32::MAX];
 
 /// Work of a call on routed experts of one host: matrices that it reads, and rows that it multiplies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -136,28 +155,35 @@ impl Scene<'_> {
     }
 
     /// Microseconds of a call of so many rows.
-    pub fn call_us(&self, placement: HostPlacement, rows: u32) -> f64 {
+    pub fn call_us(&self, division: HostPlacement, rows: u32) -> f64 {
         let (hosts, first) = (&self.hosts.list, self.hosts.first());
+        let together: Vec<Host> = hosts.iter().map(Host::beside_others).collect();
         let n = hosts.len().max(1) as f64;
         let (stages, shares) = (self.stages(), self.hosts.shares());
         let disk = self.hosts.disk_gb_per_s.unwrap_or(f64::INFINITY);
-        let missing = self.missing(placement);
+        let missing = self.missing(division);
         let mut us = first.product_us(self.shape.rest, f64::from(rows));
+        let whole = self.whole(division);
         // Index among the layers of experts.
         let mut index = 0;
         for (at, layer) in self.shape.layers.iter().enumerate() {
+            let placement = if whole[at] { HostPlacement::Alone } else { division };
             let at = match placement {
                 HostPlacement::Stages => stages[at],
                 HostPlacement::Alone | HostPlacement::Slices | HostPlacement::Owners => 0,
             };
             let own = hosts.get(at).unwrap_or(first);
-            us += own.product_us(layer.own, f64::from(rows));
+            let cut = self.cut(layer).filter(|_| division == HostPlacement::Slices);
+            us += own.product_us(cut.map_or(layer.own, |of| layer.own.without(of.product)), f64::from(rows));
+            us += cut.map_or(0.0, |of| self.attention_us(of, rows)[1]);
             let Some(of) = &layer.experts else { continue };
             let routed = self.routing.routed(index, rows, &shares);
             index += 1;
             let slowest = |load: Load| {
-                let each =
-                    hosts.iter().zip(&missing).map(|(h, &missing)| h.experts_us(of, load, (missing, disk)));
+                let each = together
+                    .iter()
+                    .zip(&missing)
+                    .map(|(h, &missing)| h.experts_us(of, load, (missing, disk)));
                 each.fold(0.0, f64::max)
             };
             us += match placement {
@@ -170,10 +196,59 @@ impl Scene<'_> {
                 HostPlacement::Owners => slowest(routed.busiest) + self.exchange_us(placement, of, rows),
             };
         }
-        match placement {
+        match division {
             HostPlacement::Stages => us + self.hops_us(f64::from(rows)),
             HostPlacement::Alone | HostPlacement::Slices | HostPlacement::Owners => us,
         }
+    }
+
+    /// Layers whose experts stay whole on the first host where those of others are cut into slices.
+    pub fn whole(&self, division: HostPlacement) -> Vec<bool> {
+        let layers = self.shape.layers.iter().enumerate();
+        // Index among the layers of experts.
+        let mut index = 0;
+        let whole = layers.map(|(at, layer)| {
+            let Some(of) = layer.experts.as_ref().filter(|_| division == HostPlacement::Slices) else {
+                return false;
+            };
+            index += 1;
+            if let Some(slices) = self.slices {
+                return slices.get(at).or(slices.last()).is_some_and(|&n| n < 2);
+            }
+            let [whole, cut] = self.experts_us(of, index - 1, 1);
+            whole <= cut
+        });
+        whole.collect()
+    }
+
+    /// Microseconds of a layer's experts in memory for so many rows: on the first host, and in slices, with the messages.
+    pub fn experts_us(&self, of: &Experts, index: usize, rows: u32) -> [f64; 2] {
+        let all = self.routing.routed(index, rows, &self.hosts.shares()).all;
+        let on = |host: &Host, load: Load| host.experts_us(of, load, (0.0, f64::INFINITY));
+        let share = all.share(1.0 / self.hosts.list.len().max(1) as f64);
+        let each = self.hosts.list.iter().map(|host| on(&host.beside_others(), share)).fold(0.0, f64::max);
+        [on(self.hosts.first(), all), each + self.exchange_us(HostPlacement::Slices, of, rows)]
+    }
+
+    /// The attention of a layer, if slices cut it by heads.
+    pub fn cut<'a>(&self, layer: &'a Layer) -> Option<&'a Attention> {
+        let of = layer.attention.as_ref()?.as_ref().ok()?;
+        let pays = || {
+            let [first, cut] = self.attention_us(of, 1);
+            cut < WORTH * first
+        };
+        let hosts = self.hosts.list.len();
+        (hosts > 1 && of.heads >= hosts && self.cut_attention.unwrap_or_else(pays)).then_some(of)
+    }
+
+    /// Microseconds of the matrices of attention for so many rows: on the first host, and cut by heads, with the
+    /// messages.
+    pub fn attention_us(&self, of: &Attention, rows: u32) -> [f64; 2] {
+        let [to, from] = of.message(f64::from(rows));
+        let share = of.product_share(self.hosts.list.len());
+        let each = self.hosts.list.iter().map(|host| host.beside_others().product_us(share, f64::from(rows)));
+        let whole = self.hosts.first().product_us(of.product, f64::from(rows));
+        [whole, each.fold(0.0, f64::max) + self.hosts.exchange_us(to, from)]
     }
 
     /// Bytes of the messages to each other host and from it for a layer of experts.
@@ -205,8 +280,13 @@ impl Scene<'_> {
                 HostPlacement::Alone => 0.0,
                 HostPlacement::Stages => 2.0 * rows * self.shape.row_bytes as f64,
                 HostPlacement::Slices | HostPlacement::Owners => {
-                    let experts = self.shape.layers.iter().filter_map(|l| l.experts.as_ref());
-                    experts.flat_map(|e| self.message(placement, e, rows)).sum()
+                    let divided =
+                        self.shape.layers.iter().zip(self.whole(placement)).filter(|(_, whole)| !whole);
+                    let experts = divided.filter_map(|(l, _)| l.experts.as_ref());
+                    let experts: f64 = experts.flat_map(|e| self.message(placement, e, rows)).sum();
+                    let cut = self.shape.layers.iter().filter_map(|l| self.cut(l));
+                    let cut = cut.filter(|_| placement == HostPlacement::Slices);
+                    experts + cut.flat_map(|of| of.message(rows)).sum::<f64>()
                 }
             }
     }
@@ -253,14 +333,21 @@ impl Scene<'_> {
         let hosts = self.hosts.list.len().max(1);
         let mut all = vec![Need::default(); hosts];
         all[0].other += self.shape.rest_stored;
-        for (layer, stage) in self.shape.layers.iter().zip(self.stages()) {
+        let layers = self.shape.layers.iter().zip(self.stages()).zip(self.whole(placement));
+        for ((layer, stage), stays) in layers {
             let experts = layer.experts.as_ref().map_or(0, |e| e.bytes * e.count as u64);
             let (host, whole) = match placement {
                 HostPlacement::Alone => (0, true),
                 HostPlacement::Stages => (stage, true),
-                HostPlacement::Slices | HostPlacement::Owners => (0, false),
+                HostPlacement::Slices | HostPlacement::Owners => (0, stays),
             };
             all[host].other += layer.stored;
+            if let Some(of) = self.cut(layer).filter(|_| placement == HostPlacement::Slices) {
+                all[host].other -= of.stored.min(layer.stored);
+                for need in &mut all {
+                    need.other += of.share(of.stored, hosts);
+                }
+            }
             if whole {
                 all[host].experts += experts;
                 continue;
@@ -298,18 +385,27 @@ mod tests {
             result: 4000,
             table: 0,
         };
-        let layer = Layer { own: product, stored: product.bytes, experts: Some(experts) };
+        let layer = Layer { own: product, stored: product.bytes, experts: Some(experts), attention: None };
         Shape { layers: vec![layer.clone(), layer], rest: product, rest_stored: 2_000_000, row_bytes: 4000 }
     }
 
     fn hosts(n: usize, network: &str) -> Hosts {
-        let host = Host { gb_per_s: 10.0, gops: 1000.0, capacity: None, link: None };
+        let host = Host { gb_per_s: 10.0, shared_gb_per_s: 10.0, gops: 1000.0, capacity: None, link: None };
         Hosts::alike(&host, n, network.parse().expect("a network"))
     }
 
     fn costs(hosts: &Hosts, shape: &Shape) -> Vec<Cost> {
         let routing = Routing::even(shape);
-        Scene { shape, hosts, routing: &routing, batch: 4, chunk: 64 }.costs()
+        Scene {
+            shape,
+            hosts,
+            routing: &routing,
+            batch: 4,
+            chunk: 64,
+            cut_attention: None,
+            slices: Some(EVERY),
+        }
+        .costs()
     }
 
     /// 3 MB outside of experts and 4 MB of chosen ones at 10 GB/s; half of these with slices, and 100 µs plus 8 µs
@@ -335,6 +431,21 @@ mod tests {
         assert_eq!(memory[1], [12 * mb, 8 * mb]);
         assert_eq!(memory[2], [11 * mb, 9 * mb]);
         assert_eq!(memory[3], memory[1]);
+    }
+
+    /// Reading takes longer where several hosts read a memory that they share, and as long where one reads alone.
+    #[test]
+    fn hosts_of_one_machine_share_its_memory() {
+        let (shape, own) = (shape(), hosts(2, "8 Gb/s, 100 us"));
+        let mut shared = own.clone();
+        shared.list.iter_mut().for_each(|host| host.shared_gb_per_s = host.gb_per_s / 2.0);
+        let [own, shared] = [own, shared].map(|hosts| costs(&hosts, &shape));
+        let us = |of: &[Cost], i: usize| 1e6 / of[i].decode;
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        near(us(&shared, 0), us(&own, 0));
+        near(us(&shared, 2), us(&own, 2));
+        near(us(&shared, 1), us(&own, 1) + 200.0);
+        assert!(us(&shared, 3) > us(&own, 3));
     }
 
     #[test]
@@ -366,5 +477,72 @@ mod tests {
         // Rows of a batch share weights, but not their messages.
         let all = costs(&hosts(2, "100 Gb/s, 10 us"), &shape);
         assert!(all[1].batch > 1.5 * all[1].decode && all[1].batch < 4.0 * all[1].decode);
+    }
+
+    /// 1 MB of chosen experts in the first layer saves less than a message takes, 8 MB in the second more.
+    #[test]
+    fn layers_have_slices_where_messages_take_less_than_they_save() {
+        let mut shape = shape();
+        for (layer, bytes) in shape.layers.iter_mut().zip([500_000, 4_000_000]) {
+            layer.experts.as_mut().expect("experts").bytes = bytes;
+        }
+        let (hosts, routing) = (hosts(2, "8 Gb/s, 100 us"), Routing::even(&shape));
+        let every = Scene {
+            shape: &shape,
+            hosts: &hosts,
+            routing: &routing,
+            batch: 1,
+            chunk: 64,
+            cut_attention: None,
+            slices: Some(EVERY),
+        };
+        let us = |of: Option<&[u32]>| {
+            let scene = Scene { slices: of, ..every };
+            let cost = scene.cost(HostPlacement::Slices);
+            (scene.whole(HostPlacement::Slices), 1e6 / cost.decode, cost)
+        };
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
+        let (whole, all, _) = us(Some(EVERY));
+        assert_eq!(whole, [false; 2]);
+        near(all, 300.0 + 50.0 + 400.0 + 2.0 * 108.0);
+        let (whole, mixed, cost) = us(None);
+        assert_eq!(whole, [true, false]);
+        near(mixed, 300.0 + 100.0 + 400.0 + 108.0);
+        assert_eq!((cost.link_bytes, cost.memory[1]), (8000.0, 16_000_000));
+        assert_eq!(us(Some(&[1, 2])), us(None));
+        assert_eq!(us(Some(&[1])).0, [true; 2]);
+    }
+
+    /// Attention of three heads, half of what a layer reads besides experts: two hosts have two and one of them.
+    #[test]
+    fn heads_are_cut_where_messages_take_less_than_they_save() {
+        let mut shape = shape();
+        let product = Product { bytes: 600_000, numbers: 600_000 };
+        let attention = Attention { heads: 3, product, stored: 900_000, row: 4000, result: 4000 };
+        shape.layers[0].attention = Some(Ok(attention));
+        shape.layers[1].attention = Some(Err("is another's".to_owned()));
+        let routing = Routing::even(&shape);
+        let us = |network: &str, cut_attention| {
+            let hosts = hosts(2, network);
+            let scene = Scene {
+                shape: &shape,
+                hosts: &hosts,
+                routing: &routing,
+                batch: 1,
+                chunk: 64,
+                cut_attention,
+                slices: Some(EVERY),
+            };
+            let slices = scene.cost(HostPlacement::Slices);
+            let cut = shape.layers.iter().map(|l| scene.cut(l).is_some()).collect::<Vec<_>>();
+            (1e6 / slices.decode, slices.memory, slices.link_bytes, cut)
+        };
+        // 60 µs of attention are 40 on the host with two of three heads; a row there and back takes 1 + 0.64 µs.
+        let (first, cut) = (us("100 Gb/s, 1 us", Some(false)), us("100 Gb/s, 1 us", None));
+        assert_eq!((first.3.as_slice(), cut.3.as_slice()), (&[false, false][..], &[true, false][..]));
+        assert!((first.0 - cut.0 - (60.0 - 40.0 - 1.64)).abs() < 1e-6, "{first:?} {cut:?}");
+        assert_eq!([cut.1[0] + 300_000, cut.1[1]], [first.1[0], first.1[1] + 600_000]);
+        assert_eq!(cut.2, first.2 + 8000.0);
+        assert_eq!(us("100 Gb/s, 30 us", None), us("100 Gb/s, 30 us", Some(false)));
     }
 }

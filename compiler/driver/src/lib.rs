@@ -13,6 +13,7 @@ use moec_cpu::{CpuTarget, WeightImportance};
 use moec_device::{Device, UnitKind};
 use moec_import::{Checkpoint, ImportOptions, ModelSpec};
 use moec_ir::plan::Plan;
+use moec_measure::hosts::Division;
 use moec_measure::job::Job;
 use moec_measure::quality::Measured;
 use moec_measure::tuner::Tuner;
@@ -104,8 +105,11 @@ pub fn build(
     inputs.gamma = gamma;
     let (chunk, chunk_decision) = chunk::choose(&inputs)?.unzip();
     inputs.chunk = chunk;
-    let (division, hosts_decision) = hosts::choose(&inputs)?.unzip();
-    inputs.division = division;
+    let (division, hosts_decisions) = hosts::choose(&inputs)?.unzip();
+    if let Some(Division { placement, whole_experts, cut_attention }) = division.clone() {
+        inputs.division = Some(placement);
+        (inputs.whole_experts, inputs.cut_attention) = (whole_experts, cut_attention);
+    }
 
     let mut compilation = Compilation::new(inputs);
     compilation.timer = tuner.map(|tuner| Box::new(tuner) as Box<dyn KernelTimer>);
@@ -129,13 +133,15 @@ pub fn build(
     compiled.decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
     compiled.decisions.expert_use = used.unwrap_or_default();
     let before = mix.into_iter().chain(thresholds.into_iter().flatten());
-    let before = before.chain(gamma_decision).chain(chunk_decision).chain(hosts_decision);
+    let before =
+        before.chain(gamma_decision).chain(chunk_decision).chain(hosts_decisions.into_iter().flatten());
     compiled.decisions.decisions.splice(..0, before);
     check_size(&compiled, config.weights.size)?;
     if let Some(note) = idle(&compiled.plan, &device) {
         progress.stage("Note", &note);
     }
-    if division == Some(HostPlacement::Alone) && config.placement.hosts.is_none() {
+    let alone = division.is_some_and(|d| d.placement == HostPlacement::Alone);
+    if alone && config.placement.hosts.is_none() {
         progress.stage(
             "Note",
             "the first host computes everything, because that is fastest: `moec explain BUNDLE` shows the costs; `hosts` under `[placement]` in `model.toml` overrides the decision",
@@ -273,6 +279,10 @@ fn probe<'a>(inputs: &Inputs<'a>, job: Job<'a>, progress: &'a Progress) -> Resul
 fn mixed(inputs: &mut Inputs<'_>, job: Job<'_>, progress: &Progress) -> Result<Vec<Decision>> {
     match inputs.config.weights.size {
         Size::Any => Ok(Vec::new()),
+        Size::Auto | Size::Most(_) if !inputs.config.weights.stored.is_empty() => Err(Error::limit(
+            "`size` under `[weights]` chooses formats, and `stored` keeps those of the checkpoint",
+        )
+        .hint("remove one of the two")),
         Size::Auto | Size::Most(_) if inputs.units.is_some() => {
             Err(Error::limit("`size` under `[weights]` is not supported for static graphs")
                 .hint("remove it, or build for a target with only a CPU"))

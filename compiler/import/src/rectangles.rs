@@ -125,15 +125,15 @@ impl Checkpoint {
     }
 
     /// Copies codes and scales of a rectangle; returns `false` if a number is not finite.
-    fn copy_codes(
+    fn copy_codes<const N: usize>(
         &self,
         leaf: &Leaf,
         at: &Rect,
         numbers: &Numbers<'_>,
-        take: encodings::coded::DecodeCodes,
+        take: fn(&[u8], usize, &mut [[u8; N]]) -> bool,
         out: &mut [u8],
     ) -> Result<bool> {
-        for (i, out) in out.as_chunks_mut().0.chunks_exact_mut(at.cols.len()).enumerate() {
+        for (i, out) in out.as_chunks_mut::<N>().0.chunks_exact_mut(at.cols.len()).enumerate() {
             let row = at.matrix * at.extent.0 + at.rows.start + i;
             let stored = self.blocks(leaf, at, numbers, row)?;
             if !take(stored, at.cols.start, out) {
@@ -220,6 +220,7 @@ impl Source for Checkpoint {
         Ok(match native.conversion {
             Conversion::Whole(all_finite) => self.copy(leaf, &at, &numbers, all_finite, out)?,
             Conversion::Coded(take) => self.copy_codes(leaf, &at, &numbers, take, out)?,
+            Conversion::Fine(take) => self.copy_codes(leaf, &at, &numbers, take, out)?,
         })
     }
 

@@ -66,7 +66,7 @@ pub struct UnitAssignment {
     pub mixer: u32,
     /// Unit of the rest: what neither mixes tokens nor is an expert.
     pub rest: u32,
-    /// Units of the slices of experts, by slice; slices past the last are on the CPU.
+    /// Units of the slices of experts and of heads, by slice; slices past the last are on the CPU.
     pub slices: Vec<u32>,
     /// Units of whole layers, by layer; empty if layers are not divided between hosts.
     pub stages: Vec<u32>,
@@ -166,7 +166,14 @@ impl UnitAssignment {
         }
     }
 
-    /// The unit of the host that has a node's slice of experts, or its layer.
+    /// Whether another unit than the CPU computes a node outside of static graphs, or some of its experts.
+    pub fn is_elsewhere(&self, node: &Node) -> bool {
+        let experts = || self.experts.of_layer(node.scope.layer).is_some_and(|(_, of)| of.units != [0]);
+        self.of_node(node) != 0
+            || (node.op.expert_ffn().is_some() && self.of_host(node).is_none() && experts())
+    }
+
+    /// The unit of the host that has a node's slice of experts or heads, or its layer.
     pub fn of_host(&self, node: &Node) -> Option<u32> {
         match node.scope.part.slice() {
             Some(slice) => Some(self.slices.get(slice as usize).copied().unwrap_or(0)),
@@ -613,7 +620,7 @@ pub(super) fn expert_rows(module: &Module, placed: &mut Placement, assignment: &
     }
 }
 
-/// Adds a placement row for each host that computes a slice of the experts.
+/// Adds a placement row for each host that computes a slice of the experts or of attention.
 ///
 /// # Errors
 /// Fails if the unit of a host does not run them.
@@ -629,7 +636,11 @@ fn slice_rows(
             if let Some(accelerator) = list.accelerator(unit) {
                 runs(accelerator, node)?;
             }
-            place(placed, graph, node, unit, "a slice of all experts");
+            let what = match node.scope.role() {
+                Role::Attention => "a slice of attention's heads",
+                _ => "a slice of all experts",
+            };
+            place(placed, graph, node, unit, what);
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use moec_base::error::{Error, Result};
 use moec_config::Weights;
-use moec_ir::{Format, Module, Weight, WeightClass};
+use moec_ir::{Format, Leaf, Module, Weight, WeightClass};
 use std::collections::BTreeMap;
 
 /// Formats of weights by the names that lowering gives them, if they differ from those of their class.
@@ -17,13 +17,27 @@ pub fn format(module: &mut Module, weights: &Weights, chosen: &Formats) {
     }
 }
 
+/// Formats of the matrices of [`Weights::stored`]: what the checkpoint has, which `format_of` says of a leaf,
+/// where the matrix is nothing else, in another order. Groups of codes keep to whole rows. Where no format
+/// holds a matrix so it is f32.
+pub fn stored(module: &Module, weights: &Weights, format_of: &dyn Fn(&Leaf) -> Option<Format>) -> Formats {
+    let kept = module.weights.iter().filter(|w| w.shape.len() > 1 && weights.stored.contains(&w.class));
+    kept.map(|weight| {
+        let mut leaves = weight.expr.leaves().map(format_of);
+        let first = leaves.next().flatten().filter(|first| leaves.all(|of| of == Some(*first)));
+        let held = first.filter(|format| weight.expr.moves(format.is_quantised()));
+        (weight.name.clone(), held.unwrap_or(Format::F32))
+    })
+    .collect()
+}
+
 /// Checks that static graphs of `unit` hold no weights in a format of a checkpoint's codes, or with bits in
-/// planes. Graphs have formats of their own and would round the codes again.
+/// several words. Graphs have formats of their own and would round the codes again.
 ///
 /// # Errors
 /// Fails at the first such weight.
 pub fn suits_graphs(module: &Module, unit: &str) -> Result<()> {
-    let Some(weight) = module.weights.iter().find(|w| w.format.is_published() || w.format.is_by_planes())
+    let Some(weight) = module.weights.iter().find(|w| w.format.is_published() || w.format.spreads_codes())
     else {
         return Ok(());
     };

@@ -29,6 +29,7 @@ mod regions;
 pub mod rewrite;
 pub mod schedule;
 pub mod size_expert_cache;
+pub mod slice_attention;
 pub mod slice_experts;
 #[cfg(test)]
 mod tests;

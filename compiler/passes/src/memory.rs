@@ -2,9 +2,9 @@
 //!
 //! Before this pass every buffer has its own bytes. A buffer is live from the first step that touches it to
 //! the last; buffers that are never live together may share bytes. What steps on transferred experts read is
-//! live until the last of them, as they are executed for one wave of experts after the other. What a unit writes into
-//! another's memory is live from the first step at which it may be written: otherwise the unit would wait for bytes
-//! that steps beside it use. The largest buffer comes first and takes the lowest offset that fits. This is best-fit by decreasing size, the greedy algorithm of Pisarchyk and
+//! live until the last of them, as they are executed for one wave of experts after the other. What a unit touches in
+//! another's memory is live from the first step at which that may happen until the CPU waits for the unit: otherwise one
+//! of them would wait for bytes that the other uses meanwhile. The largest buffer comes first and takes the lowest offset that fits. This is best-fit by decreasing size, the greedy algorithm of Pisarchyk and
 //! Lee (arXiv 2001.03288, §4).
 
 use moec_base::error::{Error, Result};
@@ -76,14 +76,15 @@ fn fits(plan: &Plan, index: u32) -> Result<()> {
 /// experts it reads.
 fn lifetimes(plan: &Plan, entry: &Entry, layers: &[Option<usize>]) -> Vec<RangeInclusive<usize>> {
     let end = entry.steps.len();
-    let earliest = earliest(plan, entry);
+    let beside = beside(plan, entry);
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; entry.buffers.len()];
     for (step, (at, layer)) in entry.steps.iter().zip(layers.iter().enumerate()) {
         let last = layer.and_then(|_| layers.iter().rposition(|of| of == layer)).unwrap_or(at);
         for arg in &step.args {
             if let Arg::Buffer(b, _) = *arg {
                 let elsewhere = entry.buffers[b as usize].memory != plan.memory_of(step.unit);
-                let first = if elsewhere { earliest[at] } else { at };
+                let (first, last) =
+                    if elsewhere { (*beside[at].start(), last.max(*beside[at].end())) } else { (at, last) };
                 let life = lives[b as usize].get_or_insert((first, last));
                 life.1 = life.1.max(last);
             }
@@ -102,24 +103,31 @@ fn lifetimes(plan: &Plan, entry: &Entry, layers: &[Option<usize>]) -> Vec<RangeI
         .collect()
 }
 
-/// By step, the first step at which it may be executed. Steps of unit 0 follow each other; one of another unit waits
-/// for what it depends on, and for the unit's own step before.
-fn earliest(plan: &Plan, entry: &Entry) -> Vec<usize> {
+/// By step, the steps of unit 0 that it may be executed beside. Those of unit 0 follow each other. A step of another unit
+/// waits for what it depends on, and for the unit's own step before; it has ended where a step of unit 0 depends on it, or
+/// on a later one of its unit.
+fn beside(plan: &Plan, entry: &Entry) -> Vec<RangeInclusive<usize>> {
     let accesses = Accesses::new(plan);
     let touched: Vec<Vec<Access>> = entry.steps.iter().map(|step| accesses.of(entry, step)).collect();
-    let depends = |before: usize, at: usize| {
-        entry.steps[before].unit == entry.steps[at].unit
-            || touched[before].iter().any(|x| touched[at].iter().any(|y| x.conflicts(y)))
+    let conflict =
+        |before: usize, at: usize| touched[before].iter().any(|x| touched[at].iter().any(|y| x.conflicts(y)));
+    let unit = |at: usize| entry.steps[at].unit;
+    let depends = |before: usize, at: usize| unit(before) == unit(at) || conflict(before, at);
+    let steps = entry.steps.len();
+    let latest = |at: usize| {
+        let ended = |later: &usize| (at..*later).any(|own| unit(own) == unit(at) && conflict(own, *later));
+        (at..steps).filter(|&later| unit(later) == 0).find(ended).unwrap_or(steps)
     };
-    let mut earliest: Vec<usize> = Vec::with_capacity(entry.steps.len());
-    for at in 0..entry.steps.len() {
-        let after = |before: usize| if entry.steps[before].unit == 0 { before + 1 } else { earliest[before] };
-        earliest.push(match entry.steps[at].unit {
+    let mut earliest: Vec<usize> = Vec::with_capacity(steps);
+    for at in 0..steps {
+        let after = |before: usize| if unit(before) == 0 { before + 1 } else { earliest[before] };
+        earliest.push(match unit(at) {
             0 => at,
             _ => (0..at).filter(|&before| depends(before, at)).map(after).max().unwrap_or(0),
         });
     }
-    earliest
+    let range = |(at, first)| first..=if unit(at) == 0 { at } else { latest(at) };
+    earliest.into_iter().enumerate().map(range).collect()
 }
 
 fn assign(entry: &mut Entry, lives: &[RangeInclusive<usize>], memory: u32) -> u64 {

@@ -25,15 +25,16 @@ use std::ops::Range;
 /// Weights of an expert's slices, by the weight of gate and up.
 type Slices = BTreeMap<WeightId, Vec<Vec<WeightId>>>;
 
-/// Cuts the experts of all layers into `slices` slices of about equal width.
+/// Cuts the experts of every layer into as many slices of about equal width as `slices` says of it.
 ///
 /// # Errors
 /// Experts with fewer inner channels than slices.
-pub fn slice_experts(module: &mut Module, slices: usize) -> Result<()> {
+pub fn slice_experts(module: &mut Module, slices: &dyn Fn(u32) -> usize) -> Result<()> {
     let mut known = Slices::new();
     for index in 0..module.entries.len() {
         let graph = module.entries[index].clone();
-        let own = |n: &Node| matches!(n.op, Op::ExpertFfn { fixed: false, .. });
+        let of = |n: &Node| n.scope.layer.map_or(1, slices);
+        let own = |n: &Node| matches!(n.op, Op::ExpertFfn { fixed: false, .. }) && of(n) > 1;
         for ffn in graph.nodes.iter().filter(|n| own(n)) {
             let weights = ffn.inputs.iter().filter_map(|input| match input {
                 Operand::Weight(id) => Some(*id),
@@ -42,7 +43,7 @@ pub fn slice_experts(module: &mut Module, slices: usize) -> Result<()> {
             let weights: Vec<WeightId> = weights.collect();
             let first = *weights.first().ok_or_else(|| Error::bug("experts without weights"))?;
             if let Entry::Vacant(entry) = known.entry(first) {
-                entry.insert(declare(module, &ffn.op, &weights, slices)?);
+                entry.insert(declare(module, &ffn.op, &weights, of(ffn))?);
             }
         }
         loop {

@@ -1,18 +1,21 @@
 //! Runs the passes that change what is computed.
 
+use super::inputs::Start;
 use super::{Inputs, Neurons, Placed};
 use moec_backend::HotLayer;
 use moec_base::error::{Error, Result};
-use moec_config::{HostPlacement, Skip};
+use moec_config::{Skip, UnitSetting};
 use moec_costs::units::UnitPreference;
 use moec_import::lower;
 use moec_ir::{EntryKind, Module};
 use moec_passes::assign_units::UnitAssignment;
+use moec_passes::format::Formats;
 use moec_passes::hot::{self, Experts};
 use moec_passes::outline_graphs::Statics;
 use moec_passes::rewrite::Costs;
 use moec_passes::{
-    cluster, divide, format, outline_graphs, own_experts, prefetch_experts, reads, rewrite, slice_experts,
+    cluster, divide, format, outline_graphs, own_experts, prefetch_experts, reads, rewrite, slice_attention,
+    slice_experts,
 };
 use moec_sim::cache::Pin;
 
@@ -21,7 +24,13 @@ pub(super) fn lower(given: &Inputs<'_>) -> Result<Module> {
 }
 
 pub(super) fn format(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
-    format::format(module, &given.config.weights, &given.formats);
+    let weights = &given.config.weights;
+    let mut chosen = match given.start {
+        Start::Checkpoint(checkpoint, _) => format::stored(module, weights, &|leaf| checkpoint.format(leaf)),
+        Start::Graph(_) => Formats::new(),
+    };
+    chosen.extend(given.formats.iter().map(|(name, format)| (name.clone(), *format)));
+    format::format(module, weights, &chosen);
     given.units.as_ref().map_or(Ok(()), |units| format::suits_graphs(module, &units.npu.name))
 }
 
@@ -37,10 +46,21 @@ pub(super) fn rewrite(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
 /// Cuts experts into slices. Other ways to place experts take whole ones, and are refused.
 pub(super) fn slice_experts(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
     // Each host has a slice of every expert on its disk, and no host several.
-    let one_each = given.hosts() == HostPlacement::Slices && given.slices() == given.list.hosts().len();
-    let budget = given.config.memory.budget.is_some() && !one_each;
+    let budget = given.config.memory.budget.is_some() && !given.slices_are_of_hosts();
     check_alone(given, "experts are cut into slices", &[(budget, "`budget` under `[memory]`")])?;
-    slice_experts::slice_experts(module, given.slices())
+    slice_experts::slice_experts(module, &|layer| given.slices(layer))
+}
+
+/// Cuts attention into slices of its heads.
+pub(super) fn slice_attention(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
+    let config = &given.config.placement;
+    let elsewhere = |setting: &UnitSetting| setting.unit().is_some_and(|unit| unit != "cpu");
+    let more = [
+        (elsewhere(&config.attention), "`attention` under `[placement]`"),
+        (elsewhere(&config.rest), "`rest` under `[placement]`"),
+    ];
+    check_alone(given, "attention is cut into slices", &more)?;
+    slice_attention::slice_attention(module, &|layer| given.attention_slices(layer))
 }
 
 /// Refuses requests that cannot be combined with a division of the model between hosts: those that concern
@@ -60,7 +80,7 @@ pub(super) fn check_alone(given: &Inputs<'_>, division: &str, more: &[(bool, &st
     ];
     if let Some((_, what)) = requested.iter().chain(more).find(|(requested, _)| *requested) {
         return Err(Error::limit(format!("{division}, which cannot be combined with {what}")).hint(
-            "use a target of one host, with `slices = \"auto\"` under `[placement]`, or remove the other",
+            "use a target of one host, without `slices` and `attention_slices` under `[placement]`, or remove the other",
         ));
     }
     Ok(())
@@ -113,7 +133,7 @@ pub(super) fn cluster(
     }
     // Other units have kernels of their own.
     let paged = given.config.memory.budget.is_some();
-    let elsewhere = if given.slices() > 1 {
+    let elsewhere = if given.cuts_experts() {
         "experts are cut into slices"
     } else if given.units.is_some() || !given.list.accelerators.is_empty() || placed.placement.is_some() {
         "other units compute experts on this target"

@@ -15,6 +15,7 @@ use moec_ir::{Module, Source};
 use moec_passes::format::Formats;
 use moec_passes::threshold::Thresholds;
 use moec_profile::Profile;
+use std::collections::BTreeSet;
 
 /// Limit of the bytes of logits that one call returns: a longer chunk returns fewer rows per call.
 const LOGITS_BYTES: usize = 64 << 20;
@@ -46,6 +47,10 @@ pub struct Inputs<'a> {
     pub chunk: Option<usize>,
     /// Division between hosts that costs chose, if `model.toml` leaves it to these.
     pub division: Option<HostPlacement>,
+    /// Layers whose experts costs chose to leave whole on the first host, where those of others are cut into slices.
+    pub whole_experts: BTreeSet<u32>,
+    /// Layers whose attention costs chose to cut by heads, if `model.toml` leaves it to these.
+    pub cut_attention: BTreeSet<u32>,
     /// Applies no rule: weights and nodes stay as `lower` made them, for callers that read them by name.
     pub as_lowered: bool,
 }
@@ -129,6 +134,8 @@ impl<'a> Inputs<'a> {
             gamma: None,
             chunk: None,
             division: None,
+            whole_experts: BTreeSet::new(),
+            cut_attention: BTreeSet::new(),
             as_lowered: false,
         }
     }
@@ -141,10 +148,43 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// Slices that every expert is cut into: as requested, else one for each host that has some.
-    pub fn slices(&self) -> usize {
-        let hosts = if self.hosts() == HostPlacement::Slices { self.list.hosts().len() } else { 1 };
-        self.config.placement.slices.map_or(hosts, |n| n as usize).max(1)
+    /// Slices that the experts of a layer are cut into: as requested, else one for each host unless costs chose to leave
+    /// them whole.
+    pub fn slices(&self, layer: u32) -> usize {
+        let cut = self.hosts() == HostPlacement::Slices && !self.whole_experts.contains(&layer);
+        let hosts = if cut { self.list.hosts().len() } else { 1 };
+        self.config.placement.slices_of(layer).map_or(hosts, |n| n as usize).max(1)
+    }
+
+    /// Whether experts of any layer are to be cut into slices.
+    pub fn cuts_experts(&self) -> bool {
+        let hosts = self.hosts() == HostPlacement::Slices && self.list.hosts().len() > 1;
+        let requested = &self.config.placement.slices;
+        if requested.is_empty() { hosts } else { requested.iter().any(|&n| n > 1) }
+    }
+
+    /// Whether every host is to have one slice of every expert.
+    pub fn slices_are_of_hosts(&self) -> bool {
+        let hosts = self.list.hosts().len();
+        let requested = &self.config.placement.slices;
+        self.hosts() == HostPlacement::Slices
+            && self.whole_experts.is_empty()
+            && requested.iter().all(|&n| n as usize == hosts)
+    }
+
+    /// Slices that the heads of a layer's attention are cut into: as requested, else one for each host where costs
+    /// chose that.
+    pub fn attention_slices(&self, layer: u32) -> usize {
+        match self.config.placement.attention_slices {
+            Some(slices) => slices as usize,
+            None if self.cut_attention.contains(&layer) => self.list.hosts().len(),
+            None => 1,
+        }
+    }
+
+    /// Whether attention of any layer is to be cut by heads.
+    pub fn cuts_attention(&self) -> bool {
+        self.config.placement.attention_slices.map_or(!self.cut_attention.is_empty(), |slices| slices > 1)
     }
 
     /// The checkpoint.

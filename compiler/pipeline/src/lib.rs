@@ -60,6 +60,8 @@ pub enum When {
     Thresholds,
     /// Models whose experts are cut into slices, for hosts or by request.
     Slices,
+    /// Models whose attention is cut by heads, for hosts or by request.
+    Heads,
     /// Targets with several hosts, each with whole experts.
     Owners,
     /// All but those whose values are read by name, so that each must exist.
@@ -81,6 +83,7 @@ impl When {
             Self::Memories => "where units have memories of their own",
             Self::Thresholds => "where gates have thresholds",
             Self::Slices => "where experts are cut into slices",
+            Self::Heads => "where attention is cut by heads",
             Self::Owners => "where hosts have whole experts",
             Self::NotAsLowered => "unless values are looked at by name",
         }
@@ -104,7 +107,8 @@ impl When {
             Self::GpuCache => placed.assignment.experts.policy.cached().is_some(),
             Self::Memories => placed.assignment.memories.len() > 1,
             Self::Thresholds => !given.thresholds.by_layer.is_empty(),
-            Self::Slices => given.slices() > 1,
+            Self::Slices => given.cuts_experts(),
+            Self::Heads => given.cuts_attention(),
             Self::Owners => given.hosts() == HostPlacement::Owners,
             Self::NotAsLowered => !given.as_lowered,
         }
@@ -173,6 +177,13 @@ pub const PIPELINE: &[Pass] = &[
         ir_level: IrLevel::Graph,
         run: |c| graph::slice_experts(&c.inputs, &mut c.module),
         why: "the operators are final; which unit computes a slice is part of the placement",
+    },
+    Pass {
+        name: "slice_attention",
+        when: When::Heads,
+        ir_level: IrLevel::Graph,
+        run: |c| graph::slice_attention(&c.inputs, &mut c.module),
+        why: "as for experts: norms and projections have their final form",
     },
     // The placement: contents of static graphs, and units. Shapes of a CPU are dynamic.
     Pass {
@@ -277,7 +288,7 @@ pub const PIPELINE: &[Pass] = &[
             schedule::schedule(&mut planned(&mut c.planned)?.plan);
             Ok(())
         },
-        why: "independent steps become neighbours, so that fewer barriers are needed",
+        why: "all steps are known: other units begin soon, and independent steps become neighbours, so that fewer barriers are needed",
     },
     Pass {
         name: "memory",

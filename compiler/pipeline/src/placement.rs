@@ -132,7 +132,8 @@ pub(super) fn assign_units(given: &Inputs<'_>, module: &Module, placed: &mut Pla
     if [HostPlacement::Stages, HostPlacement::Owners].contains(&hosts) {
         let elsewhere = |setting: &UnitSetting| setting.unit().is_some_and(|unit| unit != "cpu");
         let more = [
-            (given.slices() > 1, "`slices` under `[placement]`"),
+            (given.cuts_experts(), "`slices` under `[placement]`"),
+            (given.cuts_attention(), "`attention_slices` under `[placement]`"),
             (elsewhere(&config.attention), "`attention` under `[placement]`"),
             (elsewhere(&config.mixer), "`mixer` under `[placement]`"),
             (elsewhere(&config.rest), "`rest` under `[placement]`"),

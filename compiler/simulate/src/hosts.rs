@@ -5,7 +5,7 @@ use super::bundle::Request;
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_costs::hosts::network::Constant;
-use moec_costs::hosts::{Cost, Host, Hosts, Network, Routing, Scene, Shape, cheapest};
+use moec_costs::hosts::{Cost, EVERY, Host, Hosts, Network, Routing, Scene, Shape, cheapest};
 use moec_ir::{EntryKind, Format};
 
 /// Most hosts of one model.
@@ -80,7 +80,9 @@ pub fn hosts(
     let chunk = rows_of(EntryKind::is_prefill);
     let on = |n: usize| {
         let hosts = Hosts::alike(own.first(), n, network);
-        let scene = Scene { shape: &shape, hosts: &hosts, routing: &routing, batch, chunk };
+        let (cut_attention, slices) = (None, Some(EVERY));
+        let scene =
+            Scene { shape: &shape, hosts: &hosts, routing: &routing, batch, chunk, cut_attention, slices };
         (scene.costs(), exchange(&scene, own.first()))
     };
     // All numbers of hosts, since what wins may change several times.

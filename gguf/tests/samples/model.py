@@ -2,7 +2,9 @@
 """Writes a small model in two GGUF files: matrices of random blocks, each of another type, and the same numbers in F32.
 
     cargo xtask gguf
-    python model.py STORED.gguf DECODED.gguf
+    python model.py STORED.gguf DECODED.gguf [TYPE…]
+
+TYPE… are those of the matrices, in the order of `main`; without them each has one of its own.
 """
 
 import sys
@@ -39,7 +41,7 @@ def matrix(kind: Type, shape: tuple[int, ...], rng: np.random.Generator) -> np.n
 
 def main() -> None:
     rng = np.random.default_rng(21)
-    kinds, tensors = iter(TYPES), {}
+    kinds, tensors = iter([Type[name] for name in sys.argv[3:]] or TYPES), {}
 
     def add(name, *shape):
         kind = next(kinds)
@@ -61,7 +63,7 @@ def main() -> None:
         plain(f"blk.{i}.ffn_gate_inp", 0.0, SIZE, EXPERTS, WIDTH)
         for name, width in (("attn", WIDTH), ("ffn", WIDTH), ("attn_q", HEAD), ("attn_k", HEAD)):
             plain(f"blk.{i}.{name}_norm", 1.0, 0.1, width)
-    for out, is_decoded in zip(sys.argv[1:], (False, True)):
+    for out, is_decoded in zip(sys.argv[1:3], (False, True)):
         writer = gguf.GGUFWriter(out, "qwen3moe")
         writer.add_type("model")
         writer.add_block_count(LAYERS)

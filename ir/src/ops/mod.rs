@@ -142,6 +142,7 @@ mod expert_ffn;
 mod gather_rows;
 mod glu;
 mod head_linear;
+mod heads;
 mod layer_norm;
 mod limit_capacity;
 mod linear;

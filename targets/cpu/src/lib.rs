@@ -32,7 +32,7 @@ pub use moec_codegen::{
 };
 pub use packing::{
     Block, PackError, Packer, Scratch, Stored, WeightImportance, groups, packed_bytes, round_as_packed,
-    unpack,
+    unpack, unpack_stored,
 };
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
 pub use tune::{Stopwatch, TuneError};

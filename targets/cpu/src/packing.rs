@@ -28,6 +28,16 @@ pub enum PackError {
         /// Number.
         value: f32,
     },
+    /// Its numbers are not groups of a format with scales of two levels, to which nothing is rounded.
+    #[error(
+        "weight `{name}` cannot be stored in {format}: it is not, or not in whole groups, what the checkpoint has"
+    )]
+    Cut {
+        /// Weight.
+        name: String,
+        /// Format.
+        format: Format,
+    },
     /// The importance of its channels is not what packing takes.
     #[error("the importance of matrix {matrix} of weight `{name}` is not {cols} finite numbers from 0 on")]
     Importance {
@@ -237,7 +247,13 @@ impl Rows<PackError> for &Packer<'_> {
     fn stored(&mut self, matrix: usize, rows: Range<usize>, out: &mut [u8]) -> Result<bool, PackError> {
         let Packer { geometry: g, weight, source, .. } = **self;
         let read = weight.expr.read_stored(g.format, self.first + matrix, rows, 0..g.cols, source, out);
-        read.map_err(PackError::Read)
+        let read = read.map_err(PackError::Read)?;
+        if g.format.has_fine_scales()
+            && !(read && pack::are_fine_groups(g.format, g.cols / g.layout.parts(), out))
+        {
+            return Err(PackError::Cut { name: weight.name.clone(), format: g.format });
+        }
+        Ok(read)
     }
 }
 
@@ -294,6 +310,31 @@ pub fn unpack(
     for (r, out) in rows.zip(out.chunks_exact_mut(cols.len().max(1))) {
         pack::unpack_rows(&g, packed, 0, r..r + 1, &mut row)?;
         out.copy_from_slice(row.get(cols.clone()).ok_or(io::ErrorKind::InvalidInput)?);
+    }
+    Ok(())
+}
+
+/// Reads a rectangle as [`unpack`] does, of a format with scales of two levels, as a checkpoint has it
+/// ([`moec_ir::Source::stored`]).
+///
+/// # Errors
+/// As [`unpack`].
+pub fn unpack_stored(
+    segment: &Segment,
+    packed: &[u8],
+    matrix: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    out: &mut [u8],
+) -> io::Result<()> {
+    let g = geometry(segment).ok_or(io::ErrorKind::InvalidInput)?;
+    let (g, packed) = matrix_at(segment, g, packed, matrix)?;
+    let size = g.format.stored_bytes();
+    let mut row = vec![0; g.cols * size];
+    for (r, out) in rows.zip(out.chunks_exact_mut((cols.len() * size).max(1))) {
+        pack::unpack_stored(&g, packed, 0, r..r + 1, &mut row)?;
+        let part = row.get(cols.start * size..cols.end * size).ok_or(io::ErrorKind::InvalidInput)?;
+        out.copy_from_slice(part);
     }
     Ok(())
 }

@@ -160,7 +160,7 @@ impl CpuTarget {
                 let (shape, format) = node.weight(1)?;
                 let (vocab, hidden) = two(shape)?;
                 // A format that gains from feedback is rounded for what reads it: two readers, two copies.
-                let panels = node.tied && !uses_feedback(format);
+                let panels = node.tied && !uses_feedback(format) || format.has_fine_scales();
                 let spec = Embed { vocab, hidden, format, panels, out_ld: hidden };
                 s.layouts.extend(self.weight_layout(spec.clone()).filter(|_| panels).map(|l| (1, l)));
                 s.kernel(spec, inputs(2), 1);

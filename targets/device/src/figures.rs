@@ -277,7 +277,10 @@ pub struct Memory {
     /// Bandwidth by block size, ascending; of a storage, that of random reads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bandwidth: Vec<Bandwidth>,
-    /// The same where reads follow each other.
+    /// 10⁹ bytes per second that are left of it while the other hosts read theirs, where hosts share a machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_gb_per_s: Option<Figure>,
+    /// The same as `bandwidth` where reads follow each other.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequential: Vec<Bandwidth>,
     /// Random reads within smaller ranges, by ascending range.

@@ -273,6 +273,7 @@ impl Device {
             out.extend(m.busy_w.iter().map(|f| ("memory.busy_w", f.value, &*f.source)));
             out.extend(m.available.iter().map(|f| ("memory.available", f.value, &*f.source)));
             out.extend(m.bandwidth.iter().map(|b| ("memory.bandwidth", b.gb_per_s, &*b.source)));
+            out.extend(m.shared_gb_per_s.iter().map(|f| ("memory.shared_gb_per_s", f.value, &*f.source)));
             out.extend(m.sequential.iter().map(|b| ("memory.sequential", b.gb_per_s, &*b.source)));
             out.extend(m.ranges.iter().map(|b| ("memory.ranges", b.gb_per_s, &*b.source)));
             out.extend(m.shared_queue.iter().map(|f| ("memory.shared_queue", f.value, &*f.source)));

@@ -43,6 +43,8 @@ pub(super) const FORMATS: &[Formats] = &[
     (Format::Q2, Format::Q8, Format::Q8),
     (Format::Q2, Format::Q4, Format::Q8),
     (Format::Q2, Format::Q4, Format::Q4),
+    (Format::Q2s, Format::Q4, Format::Q8),
+    (Format::Q2s, Format::Q4, Format::Q4),
 ];
 
 /// Shares of the experts that the memory of a GPU holds, in percent, where a target has one.

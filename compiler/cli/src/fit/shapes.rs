@@ -96,6 +96,7 @@ fn weights(experts: Format, rest: Format) -> moec_config::Weights {
         experts,
         attention: rest,
         embeddings: rest,
+        stored: Vec::new(),
         activations: moec_config::Activations::Auto,
         rounding: moec_config::Rounding::Feedback,
         size: moec_config::Size::Any,

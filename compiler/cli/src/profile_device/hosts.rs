@@ -3,9 +3,11 @@
 use super::rounded;
 use moec_backend::{Links, Peer, Trip};
 use moec_base::{Error, Result};
-use moec_device::{Device, DeviceUnit, Host, Link, Memory};
+use moec_cpu::roofline;
+use moec_device::{Device, DeviceUnit, Figure, Host, Link, Memory};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::Duration;
 
 /// Lets the hosts meet. The first gets the device of all, and what it learned of the others; these get nothing.
 ///
@@ -18,6 +20,49 @@ pub(super) fn meet(links: &dyn Links, own: &Device) -> Result<Option<(Device, Ve
         return Ok(None);
     }
     join(own.clone(), &peers).map(|device| Some((device, peers)))
+}
+
+/// Span in which hosts read their memories, for each loop of the CPU.
+const READING: Duration = Duration::from_millis(300);
+/// Least share of its bandwidth that a host has while others read, if its memory is its own.
+const OWN: f64 = 0.9;
+
+/// Measures the memory of every host alone, in turns, and then those of all at once: hosts of one machine have less.
+/// Every process calls it.
+///
+/// # Errors
+/// A host that cannot be reached.
+pub(super) fn read_memories(links: &dyn Links, threads: usize, memory: &mut Memory) -> Result<()> {
+    let hosts = links.hosts();
+    let rate = || rounded(roofline::reading_gb_per_s(threads, READING));
+    // All start when all are ready.
+    let meet = || -> Result<()> {
+        if links.is_first() {
+            (1..hosts).try_for_each(|host| links.receive(host).map(drop)).map_err(Error::from)?;
+        } else {
+            links.send(b"ready").map_err(Error::from)?;
+        }
+        links.broadcast(b"go").map(drop).map_err(Error::from)
+    };
+    meet()?;
+    let mut alone = 0.0;
+    for host in 0..hosts {
+        if host == links.rank() {
+            alone = rate();
+        }
+        meet()?;
+    }
+    let shared = rate();
+    let source =
+        |what: &str| format!("moec profile-device: reading memory in order, {threads} threads, {what}");
+    for row in &mut memory.bandwidth {
+        (row.gb_per_s, row.source) = (alone, source("no other host at work"));
+    }
+    if shared < OWN * alone {
+        let figure = Figure { value: shared, source: source(&format!("{hosts} hosts at once")) };
+        memory.shared_gb_per_s = Some(figure);
+    }
+    Ok(())
 }
 
 /// One device of the first host's and the others'.

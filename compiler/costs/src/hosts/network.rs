@@ -14,6 +14,8 @@ pub const DISK_GB_PER_S: f64 = 2.0;
 pub struct Host {
     /// 10⁹ bytes per second that its memory gives.
     pub gb_per_s: f64,
+    /// The same while the other hosts read theirs.
+    pub shared_gb_per_s: f64,
     /// 10⁹ operations per second of its CPU; a multiply-add counts as two.
     pub gops: f64,
     /// Bytes that a program can have of its memory, where the device file says.
@@ -27,6 +29,12 @@ impl Host {
     pub fn product_us(&self, product: Product, rows: f64) -> f64 {
         let read = product.bytes as f64 / (self.gb_per_s * 1e3);
         read.max(2.0 * rows * product.numbers as f64 / (self.gops * 1e3))
+    }
+
+    /// This host while the others work, too.
+    #[must_use]
+    pub fn beside_others(&self) -> Self {
+        Self { gb_per_s: self.shared_gb_per_s, ..self.clone() }
     }
 
     /// Microseconds of a load of experts, of which a share is first read from a disk of so many 10⁹ bytes per second.
@@ -176,6 +184,11 @@ fn host(device: &Device, figures: &Figures, name: Option<&str>, constants: &mut 
     });
     let (gb_per_s, source) = stated.unwrap_or(assumed);
     constant("memory", format!("{gb_per_s:.1} GB/s"), source);
+    let shared = memory.and_then(|m| m.shared_gb_per_s.as_ref());
+    if let Some(shared) = shared {
+        constant("memory, all hosts at once", format!("{:.1} GB/s", shared.value), &shared.source);
+    }
+    let shared_gb_per_s = shared.map_or(gb_per_s, |shared| shared.value.min(gb_per_s));
     let peaks = cpu.into_iter().flat_map(|cpu| cpu.peak.values()).filter(|p| p.rate() > 0.0);
     let peak = peaks.max_by(|a, b| a.rate().total_cmp(&b.rate()));
     // A NUMA node has its own cores, another host as many as this one.
@@ -196,7 +209,7 @@ fn host(device: &Device, figures: &Figures, name: Option<&str>, constants: &mut 
         let value = format!("{:.3} GB/s, {:.1} µs there and back", link.gb_per_s, link.round_trip_us);
         constant("link", value, &there.source);
     }
-    Host { gb_per_s, gops, capacity, link }
+    Host { gb_per_s, shared_gb_per_s, gops, capacity, link }
 }
 
 #[cfg(test)]

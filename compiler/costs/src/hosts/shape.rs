@@ -1,5 +1,6 @@
 //! Sizes of a model, as far as hosts divide it: bytes of weights in their formats, and of messages.
 
+use moec_ir::heads::Heads;
 use moec_ir::{EntryKind, Format, Graph, Module, Operand, StateDecl, Type, ValueId, Weight};
 use std::collections::BTreeSet;
 
@@ -10,6 +11,15 @@ pub struct Product {
     pub bytes: u64,
     /// Numbers.
     pub numbers: u64,
+}
+
+impl Product {
+    /// The rest of it without a part.
+    #[must_use]
+    pub fn without(self, part: Self) -> Self {
+        let Self { bytes, numbers } = self;
+        Self { bytes: bytes.saturating_sub(part.bytes), numbers: numbers.saturating_sub(part.numbers) }
+    }
 }
 
 /// A model.
@@ -34,6 +44,42 @@ pub struct Layer {
     pub stored: u64,
     /// Its routed experts.
     pub experts: Option<Experts>,
+    /// Its attention, or why that cannot be cut by heads ([`Heads::by_layer`]); none without a mixer of tokens.
+    pub attention: Option<Result<Attention, String>>,
+}
+
+/// Attention of a layer that can be cut by heads, and what is sent for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attention {
+    /// Key-value heads.
+    pub heads: usize,
+    /// Weights of its projections, which every call reads.
+    pub product: Product,
+    /// Bytes of these and of its states.
+    pub stored: u64,
+    /// Bytes of a row.
+    pub row: u64,
+    /// Bytes of its result for a row.
+    pub result: u64,
+}
+
+impl Attention {
+    /// The largest part of a number that one of so many hosts has: that of the most heads.
+    pub fn share(&self, of: u64, hosts: usize) -> u64 {
+        let heads = self.heads.max(1);
+        of * heads.div_ceil(hosts.max(1)) as u64 / heads as u64
+    }
+
+    /// Its weights on such a host.
+    pub fn product_share(&self, hosts: usize) -> Product {
+        let Product { bytes, numbers } = self.product;
+        Product { bytes: self.share(bytes, hosts), numbers: self.share(numbers, hosts) }
+    }
+
+    /// Bytes to a host with some of the heads and from it, for so many rows.
+    pub fn message(&self, rows: f64) -> [f64; 2] {
+        [rows * self.row as f64, rows * self.result as f64]
+    }
 }
 
 /// Routed experts of a layer, and what is sent for them.
@@ -148,8 +194,34 @@ impl Shape {
         }
         // Routers whose experts are not computed as whole matrices have no slices and no owners.
         shape.layers.iter_mut().for_each(|l| l.experts = l.experts.take().filter(|e| e.bytes > 0));
+        for (layer, heads) in Heads::by_layer(graph) {
+            if let Some(of) = shape.layers.get_mut(layer as usize) {
+                of.attention = Some(heads.map(|heads| attention(module, graph, &heads, cache)));
+            }
+        }
         shape
     }
+}
+
+/// Attention of these heads.
+fn attention(module: &Module, graph: &Graph, heads: &Heads, cache: Format) -> Attention {
+    let rows = graph.kind.rows().max(1) as u64;
+    let of_row = |v: Option<&ValueId>| v.map_or(0, |&v| type_bytes(graph.ty(v)) / rows);
+    let mut own = Attention { heads: heads.count, ..Attention::default() };
+    let nodes = heads.nodes.iter().filter_map(|id| graph.nodes.get(id.0 as usize));
+    for node in nodes.filter(|n| n.op.is_projection()) {
+        let weights = node.inputs.iter().filter_map(|input| match *input {
+            Operand::Weight(id) => Some(product(module.weight(id))),
+            Operand::Value(_) | Operand::State(_) => None,
+        });
+        own.product = weights.fold(own.product, sum);
+        if let (0, Some(&Operand::Value(x))) = (own.row, node.inputs.first()) {
+            own.row = of_row(Some(&x));
+        }
+        own.result = of_row(node.outputs.first());
+    }
+    let states: u64 = heads.states.iter().map(|&s| state_bytes(module.state(s), cache)).sum();
+    Attention { stored: own.product.bytes + states, ..own }
 }
 
 /// Bytes of the rows, of the table, of the weights of choices, and of the sums of experts with these operands.

@@ -1,11 +1,14 @@
 //! Blocks of 32 codes and a scale in the form of a weight format, copied without rounding.
 
-use moec_ir::types::{E2M1, GROUP};
+use moec_ir::types::{E2M1, FINE_STORED, GROUP};
 
 /// Writes consecutive numbers of a row, beginning with column `from`, in the form of
 /// [`moec_ir::Source::stored`]: `take(stored, from, out)`. `stored` is the row's blocks from the one of
 /// column `from` on. Returns `false` if a number is not finite or blocks are missing.
 pub type DecodeCodes = fn(&[u8], usize, &mut [[u8; 3]]) -> bool;
+
+/// As [`DecodeCodes`], of numbers with scales of two levels.
+pub type DecodeFine = fn(&[u8], usize, &mut [[u8; FINE_STORED]]) -> bool;
 
 /// A block: codes, and the scale as 16 bits and as a number.
 pub struct Block {

@@ -45,6 +45,8 @@ pub enum Conversion {
     Whole(fn(&[u8]) -> bool),
     /// Codes and scales.
     Coded(coded::DecodeCodes),
+    /// Codes and scales of two levels.
+    Fine(coded::DecodeFine),
 }
 
 /// Every supported encoding.

@@ -222,6 +222,7 @@ pub(crate) fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
         experts: of(WeightClass::Experts),
         attention: of(WeightClass::Attention),
         embeddings: of(WeightClass::Embeddings),
+        stored: Vec::new(),
         activations: Activations::F32,
         rounding: Rounding::Nearest,
         size: Size::Any,

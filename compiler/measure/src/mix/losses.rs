@@ -17,7 +17,10 @@ use std::path::PathBuf;
 
 /// Formats that are measured for each class of weights. `bf16` is what others are compared with.
 pub const OF_WEIGHTS: [(WeightClass, &[Format]); 3] = [
-    (WeightClass::Experts, &[Format::Q8, Format::Q6, Format::Q5, Format::Q4, Format::Q3, Format::Q2]),
+    (
+        WeightClass::Experts,
+        &[Format::Q8, Format::Q6, Format::Q5, Format::Q4, Format::Q3, Format::Q2, Format::Q2s],
+    ),
     (WeightClass::Attention, &[Format::Q8, Format::Q4]),
     (WeightClass::Embeddings, &[Format::Q8, Format::Q4]),
 ];

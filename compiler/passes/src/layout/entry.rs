@@ -2,7 +2,7 @@
 
 use super::builtins::request_experts;
 use super::entry_layout::{EntryLayout, ValueLocation, view, written_state};
-use super::read::{matrices, residuals, rotations, values};
+use super::read::{exchanges, matrices, residuals, rotations, values};
 use super::{CacheForm, int};
 use crate::assign_units::UnitAssignment;
 use crate::outline_graphs::{Statics, SubgraphCall};
@@ -145,7 +145,8 @@ impl Builder<'_> {
             self.statics.calls.iter().filter(|c| c.boundary.entry == graph.kind).collect();
         let inside: HashSet<usize> =
             calls.iter().flat_map(|c| &c.boundary.nodes).map(|n| n.0 as usize).collect();
-        let mut residuals = residuals(graph, &inside);
+        let exchanges = exchanges(graph, |node| self.assignment.is_elsewhere(node));
+        let mut residuals = residuals(graph, &inside, &exchanges);
         // Nodes of two units are two steps.
         let unit = |at: usize| self.assignment.of_node(&graph.nodes[at]);
         residuals.retain(|&add, &mut (producer, _)| unit(add) == unit(producer));

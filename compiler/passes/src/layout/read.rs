@@ -73,9 +73,33 @@ pub(super) fn matrices(
     found
 }
 
+/// By node, the times that it, and what it depends on, wait for other units: an exchange is between a node that is
+/// `elsewhere` and one that is not.
+pub(super) fn exchanges(graph: &Graph, elsewhere: impl Fn(&Node) -> bool) -> Vec<usize> {
+    let mut found: Vec<usize> = Vec::with_capacity(graph.nodes.len());
+    let mut defined: HashMap<ValueId, usize> = HashMap::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        let here = !elsewhere(node);
+        let before = node.inputs.iter().filter_map(|input| match input {
+            Operand::Value(v) => defined.get(v),
+            Operand::Weight(_) | Operand::State(_) => None,
+        });
+        let after = |&before: &usize| found[before] + usize::from(here && elsewhere(&graph.nodes[before]));
+        let own = before.map(after).max().unwrap_or(0);
+        found.push(own);
+        defined.extend(node.outputs.iter().map(|&v| (v, at)));
+    }
+    found
+}
+
 /// Additions that become part of the epilogue of one operand's producer: add node → (producer, other
-/// operand). Nodes `inside` a subgraph have no epilogue.
-pub(super) fn residuals(graph: &Graph, inside: &HashSet<usize>) -> HashMap<usize, (usize, ValueId)> {
+/// operand). Nodes `inside` a subgraph have no epilogue. No producer waits for an operand that comes from another
+/// unit later, by the [`exchanges`] of the nodes.
+pub(super) fn residuals(
+    graph: &Graph,
+    inside: &HashSet<usize>,
+    exchanges: &[usize],
+) -> HashMap<usize, (usize, ValueId)> {
     let mut readers: HashMap<ValueId, usize> = HashMap::new();
     let mut definition: HashMap<ValueId, usize> = HashMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
@@ -99,7 +123,11 @@ pub(super) fn residuals(graph: &Graph, inside: &HashSet<usize>) -> HashMap<usize
         {
             // Taking the later producer frees its inputs earlier.
             let options = [(fuses(a), b), (fuses(b), a)];
-            let best = options.into_iter().filter_map(|(p, other)| Some((p?, other))).max_by_key(|(p, _)| *p);
+            let waits = |&(p, other): &(usize, ValueId)| {
+                definition.get(&other).is_some_and(|&d| exchanges[d] > exchanges[p])
+            };
+            let options = options.into_iter().filter_map(|(p, other)| Some((p?, other)));
+            let best = options.filter(|option| !waits(option)).max_by_key(|(p, _)| *p);
             if let Some((producer, other)) = best.filter(|_| a != b) {
                 found.insert(at, (producer, other));
             }

@@ -23,7 +23,7 @@ pub use gpu::{GpuRates, measure_gpu};
 use moec_runtime::platform::cpu;
 use moec_runtime::sync::pool::{Binding, Pool};
 use std::sync::Barrier;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A loop of one instruction.
 struct Loop {
@@ -118,23 +118,57 @@ pub fn measure(threads: usize, tick: &mut dyn FnMut(&str)) -> moec_runtime::Resu
         peaks.push(PeakRate { format: l.format, instruction: l.instruction, gops });
         tick(l.instruction);
     }
-    // Every page gets a frame of its own: the operating system shares pages that were never written.
-    let memory: Vec<Vec<u8>> = (0..threads).map(|_| vec![1; BUFFER]).collect();
+    let memory = buffers(threads);
     let read = |memory: &[Vec<u8>]| {
-        let best = READS.iter().filter(|r| has(r.features)).map(|r| {
-            let seconds = fastest(memory.len(), &|i, round| {
-                let part = &memory[i][round * PART % BUFFER..][..PART];
-                // SAFETY: the features were detected; the slice has that many bytes.
-                unsafe { (r.run)(part.as_ptr(), part.len()) }
-            });
+        let rates = reads().map(|read| {
+            let seconds = fastest(memory.len(), &|i, round| part(read, &memory[i], round));
             (PART * memory.len()) as f64 / seconds / 1e9
         });
-        best.fold(0.0, f64::max)
+        rates.fold(0.0, f64::max)
     };
     let read_gb_per_s = Rates { one: read(&memory[..1]), all: read(&memory) };
     tick("reading memory");
     drop(memory);
     Ok(Roofline { threads, peaks, read_gb_per_s, meeting_us: meeting(threads)? })
+}
+
+/// 10⁹ bytes per second that so many threads read from memory, each with every loop of this CPU for a span of time.
+pub fn reading_gb_per_s(threads: usize, span: Duration) -> f64 {
+    let memory = buffers(threads.max(1));
+    let rate = |memory: &Vec<u8>| {
+        let rates = reads().map(|read| {
+            let start = Instant::now();
+            let mut rounds = 0;
+            while rounds == 0 || start.elapsed() < span {
+                part(read, memory, rounds);
+                rounds += 1;
+            }
+            (rounds * PART) as f64 / start.elapsed().as_secs_f64() / 1e9
+        });
+        rates.fold(0.0, f64::max)
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = memory[1..].iter().map(|m| scope.spawn(move || rate(m))).collect();
+        rate(&memory[0]) + others.into_iter().filter_map(|t| t.join().ok()).sum::<f64>()
+    })
+}
+
+/// A buffer for each thread. Every page gets a frame of its own: the operating system shares pages that were never
+/// written.
+fn buffers(threads: usize) -> Vec<Vec<u8>> {
+    (0..threads).map(|_| vec![1; BUFFER]).collect()
+}
+
+/// The reading loops that this CPU has.
+fn reads() -> impl Iterator<Item = &'static Read> {
+    READS.iter().filter(|read| cpu::missing(read.features).is_empty())
+}
+
+/// Reads a part of a thread's buffer, by turns.
+fn part(read: &Read, memory: &[u8], round: usize) {
+    let part = &memory[round * PART % BUFFER..][..PART];
+    // SAFETY: the features were detected ([`reads`]); the slice has that many bytes.
+    unsafe { (read.run)(part.as_ptr(), part.len()) }
 }
 
 /// Turns per second of one thread while `threads` threads run.

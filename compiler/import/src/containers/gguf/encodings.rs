@@ -1,11 +1,15 @@
 //! Encodings of GGUF, one row for each type that is decoded. Plain types are decoded by the rows that other
 //! containers use.
 
-use crate::encodings::coded::{Block, DecodeCodes, e2m1, half_power, take};
+use crate::encodings::coded::{Block, DecodeCodes, DecodeFine, e2m1, half_power, take};
 use crate::encodings::{Conversion, Encoding, ExactFormat, plain};
 use half::f16;
+use moec_gguf::quants::k_quants::{
+    SuperBlock, super_block_of_q3_k, super_block_of_q4_k, super_block_of_q5_k, super_block_of_q6_k,
+};
 use moec_gguf::types::Type;
 use moec_ir::Format;
+use moec_ir::types::{FINE_GROUP, FINE_STORED};
 
 /// Returns the encoding of a type.
 #[expect(clippy::panic, reason = "the compiler evaluates it, and stops there")]
@@ -21,6 +25,57 @@ const fn of(name: &str) -> Encoding {
 /// Returns the encoding of a type whose codes and scales a format of weights can hold.
 const fn coded(name: &str, format: Format, take: DecodeCodes) -> Encoding {
     Encoding { native_format: Some(ExactFormat { format, conversion: Conversion::Coded(take) }), ..of(name) }
+}
+
+/// As [`coded`], of super-blocks.
+const fn fine(name: &str, format: Format, take: DecodeFine) -> Encoding {
+    Encoding { native_format: Some(ExactFormat { format, conversion: Conversion::Fine(take) }), ..of(name) }
+}
+
+const Q4_K: Encoding = fine("Q4_K", Format::Q4k, |stored, from, out| {
+    take_super_blocks(stored, from, out, |block| with_lowest(super_block_of_q4_k(block), 8))
+});
+const Q5_K: Encoding = fine("Q5_K", Format::Q5k, |stored, from, out| {
+    take_super_blocks(stored, from, out, |block| with_lowest(super_block_of_q5_k(block), 16))
+});
+const Q6_K: Encoding =
+    fine("Q6_K", Format::Q6k, |stored, from, out| take_super_blocks(stored, from, out, super_block_of_q6_k));
+const Q3_K: Encoding =
+    fine("Q3_K", Format::Q3k, |stored, from, out| take_super_blocks(stored, from, out, super_block_of_q3_k));
+
+/// The super-block with codes from `-lowest` on, as the format has them, in place of those from 0 on.
+fn with_lowest(mut block: SuperBlock, lowest: i8) -> SuperBlock {
+    block.codes.iter_mut().for_each(|code| *code -= lowest);
+    block
+}
+
+/// Writes numbers of super-blocks of `N` bytes. Returns `false` if a scale is not finite or blocks are
+/// missing.
+fn take_super_blocks<const N: usize>(
+    stored: &[u8],
+    from: usize,
+    mut out: &mut [[u8; FINE_STORED]],
+    block: impl Fn(&[u8; N]) -> SuperBlock,
+) -> bool {
+    let mut first = from % FINE_GROUP;
+    for bytes in stored.as_chunks::<N>().0 {
+        if out.is_empty() {
+            break;
+        }
+        let SuperBlock { d, dmin, group, scales, minima, codes } = block(bytes);
+        if ![d, dmin].iter().all(|bits| f16::from_bits(*bits).is_finite()) {
+            return false;
+        }
+        let count = (FINE_GROUP - first).min(out.len());
+        let now = out.split_off_mut(..count).unwrap_or_default();
+        let ([d_low, d_high], [min_low, min_high]) = (d.to_le_bytes(), dmin.to_le_bytes());
+        for (i, to) in (first..).zip(now) {
+            let (scale, minimum) = (scales[i / group].cast_unsigned(), minima[i / group]);
+            *to = [codes[i].cast_unsigned(), scale, minimum, d_low, d_high, min_low, min_high];
+        }
+        first = 0;
+    }
+    out.is_empty()
 }
 
 const Q4_0: Encoding = coded("Q4_0", Format::Q4h, take_q4_0);
@@ -77,10 +132,10 @@ pub(super) const ENCODINGS: [&Encoding; 26] = [
     &of("Q5_0"),
     &of("Q5_1"),
     &of("Q2_K"),
-    &of("Q3_K"),
-    &of("Q4_K"),
-    &of("Q5_K"),
-    &of("Q6_K"),
+    &Q3_K,
+    &Q4_K,
+    &Q5_K,
+    &Q6_K,
     &of("IQ1_S"),
     &of("IQ1_M"),
     &of("IQ2_XXS"),
@@ -130,6 +185,40 @@ mod tests {
                 }
             }
             assert!(finite > 60_000 && others > 0, "{}: {finite}, {others}", row.title);
+        }
+    }
+
+    #[test]
+    fn super_blocks_equal_decoded_numbers() {
+        for row in [&Q3_K, &Q4_K, &Q5_K, &Q6_K] {
+            let native = row.native_format.unwrap();
+            let Conversion::Fine(take) = native.conversion else { panic!("{}", row.title) };
+            let codes = native.format.spec().codes.unwrap();
+            let lowest = if codes.fine.unwrap().minima { codes.lowest } else { 0 };
+            for seed in 0..400_usize {
+                let mut stored: Vec<u8> =
+                    (0..2 * row.bytes).map(|i| ((i * 41 + seed * 97) ^ ((i * i) >> 4)) as u8).collect();
+                let last = row.bytes - 2;
+                let at = if codes.fine.unwrap().minima { [0, 2] } else { [last, last] };
+                for (i, at) in at.into_iter().enumerate() {
+                    let scale = f16::from_bits((seed * 131 + i * 77) as u16 & 0xbbff);
+                    stored[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+                }
+                let from = seed % row.block;
+                let mut numbers = vec![0.0; row.block - from];
+                (row.decode)(&stored, from, &mut numbers);
+                let mut taken = vec![[0; FINE_STORED]; row.block - from];
+                assert!(take(&stored, from, &mut taken), "{} {seed}", row.title);
+                for (x, [code, scale, minimum, a, b, c, d]) in numbers.into_iter().zip(taken) {
+                    let [unit, least] = [[a, b], [c, d]].map(|bits| f16::from_le_bytes(bits).to_f32());
+                    let code = f32::from(code.cast_signed()) - f32::from(lowest);
+                    let scale = unit * f32::from(scale.cast_signed());
+                    assert_eq!(scale * code - least * f32::from(minimum), x, "{} {seed}", row.title);
+                    // Products are exact: a fused multiply-add rounds the same number.
+                    assert_eq!(scale.mul_add(code, -(least * f32::from(minimum))), x);
+                }
+                assert!(!take(&stored, from, &mut vec![[0; FINE_STORED]; 3 * row.block]));
+            }
         }
     }
 
