@@ -2,21 +2,16 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::host_costs::device;
+use crate::host_placements::{answers, build};
 use crate::hosts::{LAUNCHERS, run};
-use crate::support::{
-    Setup, built, checkpoint, distance, expected, fails, ferris, json_of, list, logits_file, moec, ok,
-};
+use crate::support::{built, checkpoint, distance, expected, fails, ferris, json_of, moec, ok};
 use moec_bundle::read::Bundle;
 use moec_ir::plan::{Plan, StateBuf};
 use moec_testing::every_nth;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-
-/// A launcher, its options and a number of processes.
-type Launched<'a> = Option<(&'a str, &'a [&'a str], usize)>;
+use std::path::Path;
 
 /// Families whose heads can be cut, with a number of hosts: biases, norms of heads, windows and sinks, rotations of
 /// a part of a head, values that are keys.
@@ -31,34 +26,9 @@ const FAMILIES: [(&str, usize); 8] = [
     ("gemma4", 2),
 ];
 
-/// Builds a checkpoint in f32 for a target with these lines.
-fn build(source: &Path, folder: &Path, target: &str, more: &str) -> PathBuf {
-    let folder = tempfile::Builder::new().tempdir_in(folder).unwrap().keep();
-    let toml = Setup { format: "f32", chunk: 20, batch: &[1, 2, 4], context: 96 }.write(source, &folder);
-    writeln!(fs::File::options().append(true).open(&toml).unwrap(), "{more}").unwrap();
-    let bundle = folder.join("out.moec");
-    built(&toml, &["--target", target], &bundle);
-    bundle
-}
-
 /// The lines that cut experts and attention into slices for hosts.
 fn cut(hosts: usize) -> String {
     format!("[placement]\nhosts = \"slices\"\nattention_slices = {hosts}")
-}
-
-/// Logits of a prompt, to the bit, and tokens after it: of one sequence, and of the best of several.
-fn answers(bundle: &Path, prompt: &[u32], launched: Launched<'_>) -> (Vec<u32>, [String; 2]) {
-    let out = bundle.with_extension("safetensors");
-    let common = ["--threads", "2", "--ids", &list(prompt)];
-    ok(run(bundle, launched).arg("logits").args(common).arg("--out").arg(&out));
-    let logits = logits_file(&out).1.into_iter().map(f32::to_bits).collect();
-    let sampled = ["--best-of", "3", "--temperature", "0.8", "--seed", "5"];
-    let tokens = [&[][..], &sampled].map(|more| {
-        let mut command = run(bundle, launched);
-        command.arg("generate").args(common).args(["-n", "24", "--quiet", "--ignore-eos"]).args(more);
-        String::from_utf8(ok(&mut command).stdout).unwrap()
-    });
-    (logits, tokens)
 }
 
 fn plan(bundle: &Path) -> Plan {

@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A launcher, its options and a number of processes.
-type Launched<'a> = Option<(&'a str, &'a [&'a str], usize)>;
+pub(crate) type Launched<'a> = Option<(&'a str, &'a [&'a str], usize)>;
 
 /// Families of each kind of attention and router, with numbers of hosts for stages and for owners.
 const FAMILIES: [(&str, usize, usize); 4] =
     [("olmoe", 2, 2), ("gpt_oss", 2, 3), ("qwen3_next", 3, 2), ("deepseek_v3", 3, 3)];
 
 /// Writes a `model.toml` with these lines at its end, and builds it for a target.
-fn build(source: &Path, folder: &Path, target: &str, more: &str) -> PathBuf {
+pub(crate) fn build(source: &Path, folder: &Path, target: &str, more: &str) -> PathBuf {
     let folder = tempfile::Builder::new().tempdir_in(folder).unwrap().keep();
     let toml = Setup { format: "f32", chunk: 20, batch: &[1, 2, 4], context: 96 }.write(source, &folder);
     writeln!(fs::File::options().append(true).open(&toml).unwrap(), "{more}").unwrap();
@@ -36,7 +36,7 @@ fn divided(division: &str) -> String {
 }
 
 /// Logits of a prompt, to the bit, and tokens after it: of one sequence, and of the best of several.
-fn answers(bundle: &Path, prompt: &[u32], launched: Launched<'_>) -> (Vec<u32>, [String; 2]) {
+pub(crate) fn answers(bundle: &Path, prompt: &[u32], launched: Launched<'_>) -> (Vec<u32>, [String; 2]) {
     let out = bundle.with_extension("safetensors");
     let common = ["--threads", "2", "--ids", &list(prompt)];
     ok(run(bundle, launched).arg("logits").args(common).arg("--out").arg(&out));
