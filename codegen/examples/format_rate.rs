@@ -20,10 +20,11 @@ use std::time::Instant;
 const ROUNDS: usize = 41;
 
 /// A format and the one that it is compared with.
-const PAIRS: [[Format; 2]; 12] = [
+const PAIRS: [[Format; 2]; 13] = [
     [Format::Q8, Format::Q8h],
     [Format::Q4, Format::Q4h],
     [Format::Q4, Format::Mxfp4],
+    [Format::Q4, Format::Q4n],
     [Format::Q4, Format::Q8],
     [Format::Q4, Format::Q6],
     [Format::Q4, Format::Q5],

@@ -452,21 +452,24 @@ fn packing_returns_errors_of_the_source() {
     assert!(unpack_rows(&g, &[0; 35], 0, 0..2, &mut out).is_err());
 }
 
-const GROUPED: [Format; 7] =
-    [Format::Q8, Format::Q6, Format::Q5, Format::Q4, Format::Q3, Format::Q8h, Format::Q4h];
+const GROUPED: [Format; 8] =
+    [Format::Q8, Format::Q6, Format::Q5, Format::Q4n, Format::Q4, Format::Q3, Format::Q8h, Format::Q4h];
 
-/// Rounding by the largest magnitude alone: `q8` maps it to code 127, `q4` to −8.
+/// Rounding by the largest magnitude alone: `q8` maps it to code 127, `q4` to −8, and codes of a grid to the lowest.
 fn plain(format: Format, x: &[f32; GROUP]) -> [f32; GROUP] {
     let extreme = x.iter().fold(0.0_f32, |a, &x| if x.abs() > a.abs() { x } else { a });
     let codes = format.spec().codes.unwrap();
-    let [low, high, step] = [f32::from(codes.lowest), f32::from(codes.highest), f32::from(codes.step)];
+    let [low, high] = [codes.lowest, codes.highest].map(f32::from);
     let scale = if format.spec().bits > 4 { extreme.abs() / high } else { extreme / low };
     let scale = match format.scales() {
         Format::F16 => f16::from_f32(scale).to_f32(),
         _ => bf16::from_f32(scale).to_f32(),
     };
-    let base = if step == 2.0 { 1.0 } else { 0.0 };
-    let nearest = |x: f32| ((x.clamp(low, high) - base) / step).round_ties_even() * step + base;
+    let nearest = |x: f32| {
+        let near = codes.grid.iter().map(|&code| f32::from(code));
+        let near = near.min_by(|a, b| (a - x).abs().total_cmp(&(b - x).abs()));
+        near.unwrap_or(x.clamp(low, high).round_ties_even())
+    };
     x.map(|x| if scale == 0.0 { 0.0 } else { nearest(x / scale) * scale })
 }
 
@@ -555,7 +558,8 @@ fn zeros_and_the_ends_of_the_range() {
         };
         let ends = std::array::from_fn(|i| if i % 2 == 0 { largest } else { -largest });
         let stored = Group::nearest(format, &ends, &one).values();
-        assert!(stored.iter().zip(ends).all(|(s, x)| (s / x - 1.0).abs() < 0.1), "{format}: {stored:?}");
+        // Of a grid that is not symmetric both ends are missed.
+        assert!(stored.iter().zip(ends).all(|(s, x)| (s / x - 1.0).abs() < 0.12), "{format}: {stored:?}");
         // Weights that are all 0 count as equal weights.
         let x = std::array::from_fn(|i| i as f32);
         assert_eq!(Group::nearest(format, &x, &[0.0; GROUP]), Group::nearest(format, &x, &one));

@@ -48,7 +48,7 @@ pub enum Format {
     Q6,
     /// Groups of [`GROUP`] numbers of a row: whole codes in −16..=15 times one bf16 scale of either sign.
     Q5,
-    /// Groups of [`GROUP`] numbers of a row: odd codes in −7..=7 times one bf16 scale.
+    /// Groups of [`GROUP`] numbers of a row: codes of [`Q3_GRID`] times one bf16 scale of either sign.
     Q3,
     /// Groups of [`GROUP`] numbers of a row: quads, each one of [`Q2_PATTERNS`] with signs, times one scale of
     /// [`E5M3`].
@@ -63,6 +63,8 @@ pub enum Format {
     Q6k,
     /// GGUF's Q3_K: as [`Format::Q6k`] with codes in −4..=3.
     Q3k,
+    /// As [`Format::Q4`] with codes of [`Q4N_GRID`].
+    Q4n,
 }
 
 /// Scales of two levels: those of a group's runs are whole numbers of a byte times the group's scale, and
@@ -95,11 +97,9 @@ pub const FINE_STORED: usize = 7;
 pub enum Coding {
     /// A byte each: the code.
     Bytes,
-    /// Half a byte each: the code, and 8.
+    /// Half a byte each: the index of the code.
     Nibbles,
-    /// Half a byte each: the place of the code in [`E2M1`].
-    E2m1,
-    /// The index of the code among all codes from the lowest on, its bits in planes ([`Codes::planes`]).
+    /// The index of the code, its bits in planes ([`Codes::planes`]).
     Planes,
     /// Quads of codes: the index of their magnitudes among [`Codes::patterns`], and four signs. A block has a
     /// word with the four lower bits of all indices, quad by quad, then a word of signs: bit `q` of byte `j`
@@ -130,6 +130,14 @@ impl Plane {
 /// The numbers of E2M1 by their bits (sign, two of exponent, one of mantissa), each twice itself: whole ones,
 /// whose scale is half of the numbers'.
 pub const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// The codes of [`Format::Q4n`]. As those of [`Q3_GRID`], they are where groups of [`GROUP`] normal numbers,
+/// each divided by the best scale of either sign, lose least (Lloyd, "Least squares quantization in PCM", 1982),
+/// rounded to whole numbers. They are not symmetric: a group takes the sign that suits it.
+pub const Q4N_GRID: [i8; 16] = [-48, -37, -29, -22, -16, -11, -6, -1, 4, 9, 15, 21, 28, 36, 45, 56];
+
+/// The codes of [`Format::Q3`].
+pub const Q3_GRID: [i8; 8] = [-47, -29, -15, -3, 8, 20, 34, 57];
 
 /// Bits of mantissa of a scale of eight bits without a sign: five of exponent, then three. The number of
 /// byte `b` is the f32 of bits `b << 20`, times [`E5M3_UNIT`]. Scales are normal numbers or zero: bytes 1 to 7
@@ -163,6 +171,8 @@ pub struct Codes {
     pub lowest: i8,
     /// Highest code.
     pub highest: i8,
+    /// Codes by their index; empty where they are whole numbers from the lowest on.
+    pub grid: &'static [i8],
     /// Widest step from a code to the next; of patterns, twice the farthest that the codes of a quad are from
     /// what they stand for.
     pub step: u8,
@@ -267,6 +277,7 @@ const BYTES: Codes = Codes {
     group: GROUP,
     lowest: -127,
     highest: 127,
+    grid: &[],
     step: 1,
     unit: 1,
     powers: false,
@@ -278,14 +289,19 @@ const BYTES: Codes = Codes {
 const NIBBLES: Codes = Codes { coding: Coding::Nibbles, lowest: -8, highest: 7, ..BYTES };
 
 /// Codes of some bits in planes, from the lowest on.
-const fn planes(lowest: i8, step: u8) -> Codes {
-    Codes {
-        coding: Coding::Planes,
-        lowest,
-        highest: if step == 1 { -lowest - 1 } else { -lowest },
-        step,
-        ..BYTES
+const fn planes(lowest: i8) -> Codes {
+    Codes { coding: Coding::Planes, lowest, highest: -lowest - 1, ..BYTES }
+}
+
+/// Codes of a grid in ascending order.
+const fn by_grid(coding: Coding, grid: &'static [i8]) -> Codes {
+    let (mut step, mut i) = (0, 1);
+    while i < grid.len() {
+        let next = grid[i].abs_diff(grid[i - 1]);
+        step = if next > step { next } else { step };
+        i += 1;
     }
+    Codes { coding, lowest: grid[0], highest: grid[grid.len() - 1], grid, step, ..BYTES }
 }
 
 /// Groups of quads by patterns, whose scales are of [`E5M3`]. `scale_bytes` says whether indices have a fifth
@@ -325,7 +341,7 @@ const fn fine(format: Format, name: &'static str, bits: usize, codes: Codes, fin
 const TOP: u8 = 24;
 
 /// A row for each format, in the order of its variants.
-static ROWS: [FormatSpec; 19] = [
+static ROWS: [FormatSpec; 20] = [
     plain(Format::F32, "f32", 32, 0.0),
     plain(Format::Bf16, "bf16", 16, 1.0 / 512.0),
     FormatSpec { largest: 65504.0, ..plain(Format::F16, "f16", 16, 1.0 / 4096.0) },
@@ -351,37 +367,31 @@ static ROWS: [FormatSpec; 19] = [
             Format::Mxfp4,
             "mxfp4",
             4,
-            Codes {
-                coding: Coding::E2m1,
-                lowest: -12,
-                highest: 12,
-                step: 4,
-                unit: 2,
-                powers: true,
-                ..NIBBLES
-            },
+            Codes { lowest: -12, highest: 12, grid: &E2M1, step: 4, unit: 2, powers: true, ..NIBBLES },
         )
     },
-    groups(Format::Q6, "q6", 6, planes(-32, 1)),
-    groups(Format::Q5, "q5", 5, planes(-16, 1)),
-    groups(Format::Q3, "q3", 3, planes(-7, 2)),
+    groups(Format::Q6, "q6", 6, planes(-32)),
+    groups(Format::Q5, "q5", 5, planes(-16)),
+    groups(Format::Q3, "q3", 3, by_grid(Coding::Planes, &Q3_GRID)),
     quads(Format::Q2, "q2", [GROUP, 2], &Q2_PATTERNS),
     quads(Format::Q2s, "q2s", [2 * GROUP, 1], &Q2S_PATTERNS),
     fine(Format::Q4k, "q4k", 4, NIBBLES, Fine { run: GROUP, minima: true }),
-    fine(Format::Q5k, "q5k", 5, planes(-16, 1), Fine { run: GROUP, minima: true }),
-    fine(Format::Q6k, "q6k", 6, planes(-32, 1), Fine { run: GROUP / 2, minima: false }),
-    fine(Format::Q3k, "q3k", 3, planes(-4, 1), Fine { run: GROUP / 2, minima: false }),
+    fine(Format::Q5k, "q5k", 5, planes(-16), Fine { run: GROUP, minima: true }),
+    fine(Format::Q6k, "q6k", 6, planes(-32), Fine { run: GROUP / 2, minima: false }),
+    fine(Format::Q3k, "q3k", 3, planes(-4), Fine { run: GROUP / 2, minima: false }),
+    groups(Format::Q4n, "q4n", 4, by_grid(Coding::Nibbles, &Q4N_GRID)),
 ];
 
 impl Format {
     /// Every format, in the order that messages list them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::F32,
         Self::Bf16,
         Self::F16,
         Self::Q8,
         Self::Q6,
         Self::Q5,
+        Self::Q4n,
         Self::Q4,
         Self::Q3,
         Self::Q2,
@@ -412,12 +422,12 @@ impl Format {
         Self::ALL.into_iter().find(|f| f.name() == name)
     }
 
-    /// The format for published codes with this many bits, whose order and grid are those of `coding`.
-    pub fn published(coding: Coding, bits: usize) -> Option<Self> {
+    /// The format for published codes of this many bits and this grid.
+    pub fn published(bits: usize, grid: &[i8]) -> Option<Self> {
         Self::ALL
             .into_iter()
             .filter(|f| f.is_published() && !f.has_fine_scales())
-            .find(|f| (f.coding(), f.spec().bits) == (Some(coding), bits))
+            .find(|f| f.spec().bits == bits && f.grid() == grid)
     }
 
     /// Whether numbers are stored in groups with a common scale.
@@ -440,6 +450,15 @@ impl Format {
         match &self.spec().codes {
             Some(codes) => Some(codes.coding),
             None => None,
+        }
+    }
+
+    /// Codes by their index; empty where they are whole numbers from the lowest on, and for formats without
+    /// groups.
+    pub const fn grid(self) -> &'static [i8] {
+        match &self.spec().codes {
+            Some(codes) => codes.grid,
+            None => &[],
         }
     }
 
@@ -527,9 +546,15 @@ impl Format {
         !self.is_by_channel() && !self.spreads_codes() && !self.has_fine_scales()
     }
 
+    /// Whether its codes, if it has any, are whole numbers that rounding chooses, each in one place: what
+    /// neurons and static graphs take.
+    pub const fn has_plain_codes(self) -> bool {
+        !self.is_published() && !self.spreads_codes() && self.grid().is_empty()
+    }
+
     /// Whether neurons can be stored in it individually.
     pub const fn holds_neurons(self) -> bool {
-        self.holds_rows() && !self.is_published()
+        self.holds_rows() && self.has_plain_codes()
     }
 
     /// Bytes of a number as a checkpoint has it, [`crate::Source::stored`]: of groups its code and the scale

@@ -31,7 +31,7 @@ use bincode::{Decode, Encode};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 23;
+pub const PLAN_VERSION: u32 = 24;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;

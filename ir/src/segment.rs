@@ -14,7 +14,7 @@ use bincode::{Decode, Encode};
 /// * `q4`: per group `[4][nr][4]` bytes, then `nr` bf16 scales. Byte `(i, column, j)` holds the codes of the
 ///   group's channels `4i + j` (low nibble) and `16 + 4i + j` (high nibble), each plus 8.
 /// * `q8h`, `q4h`: as `q8` and `q4`, with scales of f16.
-/// * `mxfp4`: as `q4`, a code being its place in [`E2M1`](crate::types::E2M1).
+/// * `q4n`, `mxfp4`: as `q4`, with the index of a code in the format's grid.
 /// * `q4c`: as `q4` without the groups' scales; after the last group, `nr` f32 scales.
 /// * `q4o`: as `q4c`, where the codes of outliers, whole input channels, are 0. After a panel's scales, for
 ///   each outlier `nr` codes (i8), then `nr` f32 scales of these. After the last panel of a matrix the input

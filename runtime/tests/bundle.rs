@@ -150,7 +150,7 @@ fn plans_exceeding_their_memory_are_rejected() {
 }
 
 /// A plan whose steps are on an accelerator.
-const BESIDE: &str = r#"plan 23 {scratch_bytes = 0}
+const BESIDE: &str = r#"plan 24 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "TRIPLE", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}

@@ -54,7 +54,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     measure.arg(configured(&folder, MODELS[0])?).arg(folder.join("ferris.trace")).arg(TOKENS_OF_CACHES);
     let caches = shell::output(measure.arg(root().join(TEXTS[1])));
     let caches = caches.ok_or_else(|| Failed::new("the KV cache cannot be measured"))?;
-    write_table(BENCHMARKS, MARKS_OF_CACHES, &caches)?;
+    write_table(BENCHMARKS, MARKS_OF_CACHES, &format!("{}\n", caches.trim_end()))?;
 
     let held_out = half(&folder, false)?;
     let ferris = root().join("golden/models/ferris");
@@ -136,10 +136,10 @@ fn row(
 
 /// The row of a report.
 fn table_row(report: &str, name: &str, limit: u32) -> Option<String> {
-    let (_, measured) = report.split_once("\"measured\": {")?;
-    let (measured, rest) = measured.split_once('}')?;
-    let (_, predicted) = rest.split_once("\"predicted\": {")?;
-    let (predicted, _) = predicted.split_once('}')?;
+    let (_, builds) = report.split_once("\"builds\": [")?;
+    // Those of the first build, in either order.
+    let figures = |key: &str| builds.split_once(&format!("\"{key}\": {{"))?.1.split_once('}');
+    let ((predicted, _), (measured, _)) = (figures("predicted")?, figures("measured")?);
     let word = |key: &str| {
         let (_, rest) = predicted.split_once(&format!("\"{key}\": \""))?;
         Some(rest.split_once('"')?.0.to_owned())

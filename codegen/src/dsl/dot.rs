@@ -175,8 +175,8 @@ impl<'k> Kb<'k> {
         }
     }
 
-    /// As [`Self::dot_bytes`] over several words, of `w` in 0 ..= 15: sums of up to 8 stay below 2¹⁵.
-    pub(crate) fn dot_nibbles(&'k self, sum: I<'k>, terms: &[(I<'k>, I<'k>)]) -> I<'k> {
+    /// As [`Self::dot_bytes`] over several words, of unsigned `w`: the sums of products by pairs stay below 2¹⁵.
+    pub(crate) fn dot_above(&'k self, sum: I<'k>, terms: &[(I<'k>, I<'k>)]) -> I<'k> {
         let pairs = terms.iter().map(|&(w, x)| self.pairs(w, x)).reduce(|sum, p| sum + p);
         pairs.map_or(sum, |p| sum + self.add_pairs(p))
     }

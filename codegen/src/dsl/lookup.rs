@@ -1,11 +1,10 @@
-//! Numbers that are looked up: E2M1, four bits each, as whole codes; and words of any table.
+//! Numbers that are looked up: codes of a grid by their index, byte by byte, and words of any table.
 
 use super::value::width;
 use super::{I, Kb};
 use crate::machine::Machine;
 use inkwell::types::{BasicTypeEnum, VectorType};
 use inkwell::values::BasicValueEnum;
-use moec_ir::types::E2M1;
 
 /// An instruction by name, and the types that it is declared for.
 pub(super) type Symbols<'c> = (&'static str, Vec<BasicTypeEnum<'c>>);
@@ -47,16 +46,19 @@ pub(super) fn required<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Vec<S
 }
 
 impl I<'_> {
-    /// Bytes in 0 ..= 15, in all lanes, as the codes of [`E2M1`], signed bytes.
-    pub(crate) fn e2m1(self) -> Self {
+    /// The codes of a grid of 8 or 16 at these indices, bytes in all lanes, plus `offset`: bytes of which the
+    /// lowest eight bits remain.
+    pub(crate) fn codes_at(self, grid: &[i8], offset: u8) -> Self {
         let k = self.k;
+        let table: Vec<u8> = grid.iter().map(|code| code.cast_unsigned().wrapping_add(offset)).collect();
         let known = [BYTES_512, BYTES_256, BYTES_128, BYTES_ARM].into_iter();
         match (self.v, known.into_iter().find(|name| k.instructions.contains_key(name))) {
             (BasicValueEnum::VectorValue(_), Some(name)) => {
-                let found = k.instruction(name, &[k.table(), self.v], k.table());
+                let bytes = k.bytes_of(&table.repeat(4 * k.lanes() / table.len()));
+                let found = k.instruction(name, &[bytes, self.v], bytes);
                 Self { k, v: k.bitcast(found, self.v.get_type()) }
             }
-            _ => self.e2m1_by_bits(),
+            _ => self.codes_by_bits(grid, offset),
         }
     }
 
@@ -113,17 +115,42 @@ impl I<'_> {
         Self { k, v: k.bitcast(found.v, self.v.get_type()) }
     }
 
-    /// As [`Self::e2m1`], byte by byte within words. Codes up to 4 are their bits; above, 6, 8 and 12 are
-    /// what they are more.
-    fn e2m1_by_bits(self) -> Self {
-        let each = 0x0101_0101;
-        let bits = self & 0x0707_0707;
-        let [mantissa, odd, high] = [0, 1, 2].map(|at| bits.shr(at) & each);
-        let both = high & odd;
-        let magnitude = bits + both.shl(1) + (high & mantissa) + (both & mantissa).shl(1);
-        // No sign of zero, whose carry would go on to the next byte.
-        let negative = self.shr(3) & (mantissa | odd | high);
-        (magnitude ^ (negative.shl(8) - negative)) + negative
+    /// As [`Self::codes_at`], by arithmetic on all bytes of a word at once: what a code is above the lowest is a sum
+    /// over the sets of bits that an index has, with a factor for each set. Only the whole sum need be within a
+    /// byte: what a part borrows from the next one, another gives back.
+    fn codes_by_bits(self, grid: &[i8], offset: u8) -> Self {
+        const EACH: usize = 0x0101_0101;
+        let lowest = grid.iter().copied().min().unwrap_or(0);
+        let above = |at: usize| i32::from(grid[at]) - i32::from(lowest);
+        let mut products: Vec<Self> = Vec::with_capacity(grid.len());
+        let mut sum = self.word_like(u32::from(grid[0].abs_diff(lowest)) * EACH as u32);
+        for set in 1..grid.len() {
+            let top = set.ilog2() as usize;
+            let bit = self.shr(top as i64) & EACH;
+            let rest = set & !(1 << top);
+            let product = if rest == 0 { bit } else { products[rest - 1] & bit };
+            products.push(product);
+            let signed = |part: usize| {
+                let even = (set ^ part).count_ones().is_multiple_of(2);
+                if even { above(part) } else { -above(part) }
+            };
+            let factor: i32 = (0..=set).filter(|part| part & !set == 0).map(signed).sum();
+            let term = product * factor.unsigned_abs() as usize;
+            sum = match factor {
+                0 => sum,
+                1.. => sum + term,
+                _ => sum - term,
+            };
+        }
+        sum.plus_in_bytes(lowest.cast_unsigned().wrapping_add(offset))
+    }
+
+    /// Bytes plus a number, each modulo 256.
+    fn plus_in_bytes(self, number: u8) -> Self {
+        const LOWER: usize = 0x7f7f_7f7f;
+        let each = u32::from(number) * 0x0101_0101;
+        let lower = (self & LOWER) + (each as usize & LOWER);
+        lower ^ ((self ^ self.word_like(each)) & !LOWER & 0xffff_ffff)
     }
 }
 
@@ -134,10 +161,9 @@ impl<'k> Kb<'k> {
         VectorType::const_vector(&words.iter().map(word).collect::<Vec<_>>()).into()
     }
 
-    /// [`E2M1`] in every 16 bytes of a vector.
-    fn table(&self) -> BasicValueEnum<'k> {
-        let byte = |code: i8| self.ctx.i8_type().const_int(u64::from(code.cast_unsigned()), false);
-        let codes: Vec<_> = E2M1.into_iter().map(byte).collect();
-        VectorType::const_vector(&codes.repeat(self.lanes() / 4)).into()
+    /// Bytes as a vector.
+    fn bytes_of(&self, bytes: &[u8]) -> BasicValueEnum<'k> {
+        let byte = |b: &u8| self.ctx.i8_type().const_int(u64::from(*b), false);
+        VectorType::const_vector(&bytes.iter().map(byte).collect::<Vec<_>>()).into()
     }
 }

@@ -7,6 +7,7 @@
 
 use super::weight::{Codes, Part, WeightRow, floats_at_once};
 use crate::dsl::{F, HalfType, I, Kb, P, WARP};
+use crate::kernels::panel::is_nibbles;
 use crate::spec::ComputeType;
 use moec_ir::types::{Format, GROUP};
 
@@ -136,7 +137,7 @@ fn by_codes<'k>(
     if shape.whole() != cols {
         k.fail("codes that end within a group, or that are not aligned to words");
     }
-    let plain = format.coding() == Some(moec_ir::types::Coding::Nibbles);
+    let plain = is_nibbles(format);
     let zero = vec![k.f(0.0); weights.len() * rows.at.len()];
     k.fold(k.lane_index(), shape.parts(), WARP, &zero, |part, sums| {
         let read: Vec<Codes<'k>> = weights.iter().map(|w| w.codes(part)).collect();

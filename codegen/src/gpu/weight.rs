@@ -1,8 +1,9 @@
 //! A row of a weight in [`Layout::Rows`](moec_ir::plan::Layout), as a lane of a warp reads it.
 
 use crate::dsl::{F, HalfType, I, Kb, P, widest};
+use crate::kernels::panel::is_nibbles;
 use crate::kernels::unpack::{e5m3, from_patterns, from_planes};
-use moec_ir::types::{Codes as FormatCodes, Coding, Format, GROUP};
+use moec_ir::types::{Codes as FormatCodes, Coding, E2M1, Format, GROUP};
 
 /// Bytes that a lane reads at once, at most, but for a group of codes in planes.
 const WIDE: usize = 16;
@@ -65,7 +66,7 @@ const fn numbers(format: Format, bytes: usize) -> usize {
         (Format::F32, _) => bytes / 4,
         (_, None) => bytes / 2,
         (_, Some(Coding::Bytes)) => bytes,
-        (_, Some(Coding::Nibbles | Coding::E2m1)) => bytes * 2,
+        (_, Some(Coding::Nibbles)) => bytes * 2,
         (_, Some(Coding::Planes | Coding::Patterns)) => bytes * 8 / format.spec().bits,
     }
 }
@@ -149,7 +150,7 @@ impl<'k> WeightRow<'k> {
                 Part { runs: vec![(part * count, codes.collect())], scale }
             }
             (Some(Coding::Planes), format) => {
-                let quad = |quad: usize| from_planes(format, quad, &|word| words[word]);
+                let quad = |quad: usize| from_planes(format, quad, &|word| words[word], 0);
                 let codes =
                     (0..QUADS).map(quad).flat_map(|w| (0..4).map(move |i| w.signed_byte(i).to_float()));
                 Part { runs: vec![(part * count, codes.collect())], scale: Some(self.scale(part)) }
@@ -160,10 +161,10 @@ impl<'k> WeightRow<'k> {
                     (0..QUADS).map(quad).flat_map(|w| (0..4).map(move |i| w.signed_byte(i).to_float()));
                 Part { runs: vec![(part * count, codes.collect())], scale: Some(self.scale(part)) }
             }
-            (Some(kind), _) => {
+            (Some(Coding::Nibbles), format) => {
                 let (group, byte) = self.group(part);
                 let first = group * GROUP + byte;
-                let codes = |upper: bool| words.iter().flat_map(|&w| nibbles(w, upper, kind)).collect();
+                let codes = |upper: bool| words.iter().flat_map(|&w| nibbles(w, upper, format)).collect();
                 let runs = vec![(first, codes(false)), (first + GROUP / 2, codes(true))];
                 Part { runs, scale: Some(self.scale(group)) }
             }
@@ -174,19 +175,19 @@ impl<'k> WeightRow<'k> {
     pub(super) fn codes(&self, part: I<'k>) -> Codes<'k> {
         let (group, byte) = self.group(part);
         let read = self.words(part);
-        let kind = self.format.coding();
+        let (kind, grid) = (self.format.coding(), self.format.grid());
         let of = |upper: bool| {
             let first = byte + if upper { GROUP / 2 } else { 0 };
             let codes = move |w: I<'k>| {
                 let nibbles = (if upper { w.logical_shr(4) } else { w }) & 0x0f0f_0f0f;
-                if kind == Some(Coding::E2m1) { nibbles.e2m1() } else { nibbles }
+                if grid.is_empty() { nibbles } else { nibbles.codes_at(grid, 0) }
             };
             read.iter().enumerate().map(move |(i, &w)| (first + 4 * i, codes(w)))
         };
         let words = match kind {
             Some(Coding::Bytes) => read.iter().enumerate().map(|(i, &w)| (byte + 4 * i, w)).collect(),
             Some(Coding::Planes) => {
-                let quad = |quad: usize| from_planes(self.format, quad, &|word| read[word]);
+                let quad = |quad: usize| from_planes(self.format, quad, &|word| read[word], 0);
                 (0..QUADS).map(|i| (byte + 4 * i, quad(i))).collect()
             }
             Some(Coding::Patterns) => {
@@ -244,12 +245,16 @@ impl<'k> WeightRow<'k> {
             }
             (Some(Coding::Planes), format) => self.one_of_planes(format, c) * self.scale(group()),
             (Some(Coding::Patterns), _) => self.one_of_patterns(c) * self.scale(group()),
-            (Some(kind), _) => {
+            (Some(Coding::Nibbles), format) => {
                 let within = c & (GROUP - 1);
                 let upper = within.ge(k.i(GROUP as i64 / 2));
                 let byte = self.at.bytes(group() * (GROUP / 2) + (within & (GROUP / 2 - 1))).load_byte();
                 let nibble = upper.pick_int(byte.logical_shr(4), byte & 15);
-                let code = if kind == Coding::E2m1 { nibble.e2m1().signed_byte(0) } else { nibble - 8_usize };
+                let code = if is_nibbles(format) {
+                    nibble - 8_usize
+                } else {
+                    nibble.codes_at(format.grid(), 0).signed_byte(0)
+                };
                 code.to_float() * self.scale(group())
             }
         }
@@ -291,8 +296,12 @@ impl<'k> WeightRow<'k> {
             });
             index = index | (bits & ((1 << plane.width) - 1)).shl(plane.shift as i64);
         }
-        let codes = spec.codes.map_or((0, 1), |codes| (codes.lowest, codes.step));
-        (index * usize::from(codes.1) + k.i32(i32::from(codes.0))).to_float()
+        let code = match spec.codes {
+            Some(codes) if codes.grid.is_empty() => index + k.i32(i32::from(codes.lowest)),
+            Some(codes) => index.codes_at(codes.grid, 0).signed_byte(0),
+            None => index,
+        };
+        code.to_float()
     }
 }
 
@@ -303,10 +312,14 @@ fn half(at: P<'_>, format: Format) -> F<'_> {
 }
 
 /// The lower or the upper nibbles of four bytes as codes.
-fn nibbles(w: I<'_>, upper: bool, kind: Coding) -> [F<'_>; 4] {
+fn nibbles(w: I<'_>, upper: bool, format: Format) -> [F<'_>; 4] {
     let first = if upper { 4 } else { 0 };
-    if kind == Coding::Nibbles {
+    if is_nibbles(format) {
         return std::array::from_fn(|i| ((w.logical_shr(8 * i as i64 + first) & 15) - 8_usize).to_float());
+    }
+    if format.grid() != E2M1 {
+        let codes = (w.logical_shr(first) & 0x0f0f_0f0f).codes_at(format.grid(), 0);
+        return std::array::from_fn(|i| codes.signed_byte(i).to_float());
     }
     // Sign, exponent and mantissa are read as f16, whose exponents begin 14 lower; a code is twice its
     // number.

@@ -17,7 +17,7 @@ use super::fine::Scales;
 use super::outliers;
 use super::panel::{Panel, fetch, group_bytes, is_nibbles};
 use super::quantise::{CORRECTION, ROW_GROUP, SCALE};
-use super::unpack::{codes, high_nibbles, low_nibbles, patterns, scales};
+use super::unpack::{codes, flipped, from_grid, low_nibbles, scales};
 use crate::dsl::{F, I, Kb, LINE, P, Span};
 use crate::machine::{ByteDot, Isa};
 use crate::schedule::Schedule;
@@ -87,8 +87,9 @@ pub(super) fn multiply<'k>(
                     let rows: Vec<P<'k>> = (0..several).map(|j| x(i + j)).collect();
                     let found = match (&columns, rows.as_slice()) {
                         (Some(columns), &[a, b]) => two_rows(k, columns, [a, b]).to_vec(),
-                        _ if is_nibbles(panel.format) => nibble_rows(k, from, &rows),
-                        _ if panel.format.coding() == Some(Coding::E2m1) => e2m1_rows(k, from, &rows),
+                        _ if panel.format.coding() == Some(Coding::Nibbles) => {
+                            nibble_rows(k, panel.format, from, &rows)
+                        }
                         _ => code_rows(k, from, &rows),
                     };
                     for (j, (x, found)) in rows.into_iter().zip(found).enumerate() {
@@ -169,22 +170,42 @@ const fn at_once(bytes: ByteDot, format: Format) -> usize {
     }
 }
 
-/// Whether q4 is multiplied as plain nibbles, several words to one widening.
+/// Whether nibbles are multiplied as their codes less the lowest, several words to one widening.
 fn nibbles(k: &Kb<'_>, format: Format) -> bool {
-    is_nibbles(format) && k.isa.bytes == ByteDot::Maddubs
+    format.coding() == Some(Coding::Nibbles) && k.isa.bytes == ByteDot::Maddubs
 }
 
 /// One quad of the weights, as the machine wants it.
 fn operand<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, quad: usize, column: usize) -> I<'k> {
-    match (k.isa.bytes, format) {
-        (ByteDot::Vnni, _) if is_nibbles(format) => high_nibbles(group, k.isa.nr, quad, column),
-        (ByteDot::Vnni, _) if format.is_by_patterns() => {
-            patterns(format, group, k.isa.nr, quad, column, 0x80)
-        }
-        (ByteDot::Vnni, _) => codes(format, group, k.isa.nr, quad, column) ^ 0x8080_8080,
-        _ if nibbles(k, format) => low_nibbles(group, k.isa.nr, quad, column),
+    match k.isa.bytes {
+        ByteDot::Vnni => flipped(format, group, k.isa.nr, quad, column),
+        _ if nibbles(k, format) => above_lowest(format, group, k.isa.nr, quad, column),
         _ => codes(format, group, k.isa.nr, quad, column),
     }
+}
+
+/// Lowest code of nibbles, as much as it is below 0.
+fn below_zero(format: Format) -> usize {
+    format.spec().codes.map_or(0, |codes| usize::from(codes.lowest.unsigned_abs()))
+}
+
+/// The codes of one quad of nibbles less the lowest.
+fn above_lowest(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
+    if is_nibbles(format) {
+        return low_nibbles(group, nr, quad, column);
+    }
+    from_grid(format, group, nr, quad, column, below_zero(format) as u8)
+}
+
+/// Words of codes less the lowest whose products with bytes, added by pairs, stay below 2¹⁵.
+fn words_to_widening(format: Format) -> usize {
+    let highest = format.spec().codes.map_or(1, |codes| usize::from(codes.highest.abs_diff(codes.lowest)));
+    ((1 << 15) - 1) / (2 * 127 * highest)
+}
+
+/// The sum that products of a group begin with where codes are multiplied less the lowest, by the row's correction.
+fn start(format: Format, correction: I<'_>) -> I<'_> {
+    correction.shr(7) * below_zero(format)
 }
 
 fn weight_scales<'k>(
@@ -207,14 +228,13 @@ fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> 
     let correction = || x.bytes(CORRECTION).load_word();
     let start = match k.isa.bytes {
         ByteDot::Vnni => correction().splat(k.lanes()),
-        // Nibbles are `code + 8`: a sixteenth of 128.
-        _ if nibbles(k, format) => correction().shr(4).splat(k.lanes()),
+        _ if nibbles(k, format) => start(format, correction()).splat(k.lanes()),
         _ => k.i32v(0),
     };
     if nibbles(k, format) {
         let found = [0, 1].map(|half| {
             let terms: Vec<_> = weights.iter().zip(&words).map(|(w, &x)| (w[half], x)).collect();
-            k.dot_nibbles(start, &terms)
+            terms.chunks(words_to_widening(format)).fold(start, |sum, terms| k.dot_above(sum, terms))
         });
         return vec![found];
     }
@@ -248,54 +268,35 @@ fn word<'k>(k: &'k Kb<'k>, x: P<'k>, quad: I<'k>) -> I<'k> {
     x.words(quad).load_word().splat(k.lanes())
 }
 
-/// The integer sums of some rows and a group of q4, as [`dots`] gives them. A loop, because written out the
+/// The integer sums of some rows and a group of nibbles, as [`dots`] gives them. A loop, because written out the
 /// sums would be joined as a tree, for which there are no registers.
-fn nibble_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
+fn nibble_rows<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
     let (nr, lanes) = (k.isa.nr, k.lanes());
+    // Sums of 16 bits over the loop, or of 32 bits where a word's products fill 16.
+    let all = words_to_widening(format) >= QUADS;
+    let widened = |pairs: I<'k>| if all { pairs } else { k.add_pairs(pairs) };
     let none = k.pairs(k.i32v(0), k.i32v(0));
-    let sums = k.fold(0, QUADS / 2, 1, &vec![none; 2 * x.len()], |quad, sums| {
+    let sums = k.fold(0, QUADS / 2, 1, &vec![widened(none); 2 * x.len()], |quad, sums| {
         let packed = [0, lanes].map(|c| group.words(quad * nr + c).load_ints());
-        let low = packed.map(|w| w & 0x0f0f_0f0f);
-        let high = packed.map(|w| w.shr(4) & 0x0f0f_0f0f);
+        let above = |w: I<'k>| {
+            let index = w & 0x0f0f_0f0f;
+            let grid = format.grid();
+            if grid.is_empty() { index } else { index.codes_at(grid, below_zero(format) as u8) }
+        };
+        let (low, high) = (packed.map(above), packed.map(|w| above(w.shr(4))));
         let rows = x.iter().zip(sums.chunks_exact(2));
         rows.flat_map(|(x, sums)| {
             let (x, y) = (word(k, *x, quad), word(k, *x, quad + QUADS / 2));
-            [0, 1].map(|half| sums[half] + k.pairs(low[half], x) + k.pairs(high[half], y))
+            [0, 1].map(|half| sums[half] + widened(k.pairs(low[half], x)) + widened(k.pairs(high[half], y)))
         })
         .collect()
     });
     let rows = x.iter().zip(sums.chunks_exact(2));
     rows.map(|(x, sums)| {
-        // Nibbles are `code + 8`: a sixteenth of 128.
-        let start = x.bytes(CORRECTION).load_word().shr(4).splat(lanes);
-        [0, 1].map(|half| start + k.add_pairs(sums[half]))
+        let start = start(format, x.bytes(CORRECTION).load_word()).splat(lanes);
+        [0, 1].map(|half| start + if all { k.add_pairs(sums[half]) } else { sums[half] })
     })
     .collect()
-}
-
-/// As [`nibble_rows`], of E2M1: codes up to 12 with signs of their own. Sixteen products of 12 · 127 do not
-/// overflow 16 bits.
-fn e2m1_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
-    let (nr, lanes) = (k.isa.nr, k.lanes());
-    let none = k.pairs(k.i32v(0), k.i32v(0));
-    let sums = k.fold(0, QUADS / 2, 1, &vec![none; 2 * x.len()], |quad, sums| {
-        let packed = [0, lanes].map(|c| group.words(quad * nr + c).load_ints());
-        let halves = [packed, packed.map(|w| w.shr(4))];
-        let codes = halves.map(|half| half.map(|w| (w & 0x0f0f_0f0f).e2m1()));
-        let magnitudes = codes.map(|half| half.map(|w| k.abs_bytes(w)));
-        let rows = x.iter().zip(sums.chunks_exact(2));
-        rows.flat_map(|(x, sums)| {
-            let words = [word(k, *x, quad), word(k, *x, quad + QUADS / 2)];
-            [0, 1].map(|column| {
-                let pairs =
-                    |half: usize| k.pairs_signed(magnitudes[half][column], codes[half][column], words[half]);
-                sums[column] + pairs(0) + pairs(1)
-            })
-        })
-        .collect()
-    });
-    let rows = sums.chunks_exact(2);
-    rows.map(|sums| [0, 1].map(|half| k.add_pairs(sums[half]))).collect()
 }
 
 /// As [`nibble_rows`], of bytes.

@@ -121,9 +121,9 @@ fn column_of_codes<'k>(
     hidden: usize,
     out: P<'k>,
 ) {
-    let (nr, kind) = (k.isa.nr, format.coding());
+    let (nr, grid) = (k.isa.nr, format.grid());
     let words = (format.row_bytes(GROUP) - 2) / 4;
-    let halves = if kind == Some(Coding::Bytes) { 1 } else { 2 };
+    let halves = if format.coding() == Some(Coding::Bytes) { 1 } else { 2 };
     let group = |g: I<'k>, count: usize| {
         let (from, out) = (panel.bytes(g * panel_bytes(&k.isa, GROUP, format)), out.words(g * GROUP));
         let scale = from.words(words * nr).halves(column).load_scale(format);
@@ -131,10 +131,10 @@ fn column_of_codes<'k>(
             let word = from.words(column + i * nr).load_int().narrow();
             for j in 0..4 {
                 let nibble = || word.logical_shr(8 * j as i64 + 4 * half as i64) & 15;
-                let code = match kind {
-                    Some(Coding::Nibbles) => nibble() - 8,
-                    Some(Coding::E2m1) => nibble().e2m1().signed_byte(0),
-                    _ => word.signed_byte(j),
+                let code = match halves {
+                    1 => word.signed_byte(j),
+                    _ if grid.is_empty() => nibble() - 8,
+                    _ => nibble().codes_at(grid, 0).signed_byte(0),
                 };
                 let at = half * GROUP / 2 + 4 * i + j;
                 if at < count {
@@ -148,7 +148,7 @@ fn column_of_codes<'k>(
 
 /// A row of codes, then of scales, as f32. Vectors of codes are read whole: the last group is padded.
 fn grouped<'k>(k: &'k Kb<'k>, format: Format, from: P<'k>, hidden: usize, out: P<'k>) {
-    let (bytes, kind) = (format.row_bytes(GROUP) - 2, format.coding());
+    let (bytes, grid) = (format.row_bytes(GROUP) - 2, format.grid());
     let scales = from.bytes(hidden.div_ceil(GROUP) * bytes);
     let group = |g: I<'k>, count: usize| {
         let (scale, from, out) =
@@ -158,9 +158,9 @@ fn grouped<'k>(k: &'k Kb<'k>, format: Format, from: P<'k>, hidden: usize, out: P
             let nibble = |codes: I<'k>| if at < bytes { codes & 15 } else { codes.shr(4) };
             // The sign of a byte, in all of its lane.
             let signed = |codes: I<'k>| codes.shl(24).shr(24);
-            let codes = match kind {
-                Some(Coding::Nibbles) => nibble(codes) - 8,
-                Some(Coding::E2m1) => signed(nibble(codes).e2m1()),
+            let codes = match format.coding() {
+                Some(Coding::Nibbles) if grid.is_empty() => nibble(codes) - 8,
+                Some(Coding::Nibbles) => signed(nibble(codes).codes_at(grid, 0)),
                 _ => signed(codes),
             };
             out.words(at).store_vec(codes.to_float() * scale, k.span(count - at));

@@ -104,7 +104,7 @@ pub(super) fn write_column<'k>(
             let codes = if is_nibbles(format) {
                 word(quad % 4).logical_shr(4 * (quad / 4) as i64) & 0x0f0f_0f0f
             } else {
-                from_planes(format, quad, &word)
+                from_planes(format, quad, &word, 0)
             };
             for j in (0..4).filter(|j| 4 * quad + j < count) {
                 let code = codes.signed_byte(j);

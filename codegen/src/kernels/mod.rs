@@ -20,7 +20,7 @@ pub(crate) mod multiply;
 pub(crate) mod neuron;
 pub(crate) mod norm;
 mod outliers;
-mod panel;
+pub(crate) mod panel;
 pub(crate) mod position;
 pub(crate) mod quantise;
 pub(crate) mod recurrence;

@@ -112,9 +112,9 @@ pub(super) const fn group_bytes(format: Format, nr: usize) -> usize {
     }
 }
 
-/// Whether the codes of a panel are plain nibbles.
-pub(super) fn is_nibbles(format: Format) -> bool {
-    format.coding() == Some(Coding::Nibbles)
+/// Whether the codes of a panel are nibbles, each 8 more than its code.
+pub(crate) fn is_nibbles(format: Format) -> bool {
+    format.coding() == Some(Coding::Nibbles) && format.grid().is_empty()
 }
 
 /// Rows that are multiplied by a panel.

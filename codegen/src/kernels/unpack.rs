@@ -146,18 +146,52 @@ pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column
     match format.coding() {
         // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scales`] takes the 16
         // out.
-        Some(Coding::Nibbles) => high_nibbles(group, nr, quad, column) ^ 0x8080_8080,
-        Some(Coding::E2m1) => low_nibbles(group, nr, quad, column).e2m1(),
+        Some(Coding::Nibbles) if is_nibbles(format) => high_nibbles(group, nr, quad, column) ^ 0x8080_8080,
+        Some(Coding::Nibbles) => from_grid(format, group, nr, quad, column, 0),
         Some(Coding::Planes) => {
-            from_planes(format, quad, &|word| group.words(word * nr + column).load_ints())
+            from_planes(format, quad, &|word| group.words(word * nr + column).load_ints(), 0)
         }
         Some(Coding::Patterns) => patterns(format, group, nr, quad, column, 0),
         _ => group.words(quad * nr + column).load_ints(),
     }
 }
 
-/// The signed codes of one quad of a format of planes, four bytes a lane, from the words of its group.
-pub(crate) fn from_planes<'k>(format: Format, quad: usize, word_of: &dyn Fn(usize) -> I<'k>) -> I<'k> {
+/// The codes of one quad plus `offset`, for a format of nibbles with a grid.
+pub(super) fn from_grid(
+    format: Format,
+    group: P<'_>,
+    nr: usize,
+    quad: usize,
+    column: usize,
+    offset: u8,
+) -> I<'_> {
+    low_nibbles(group, nr, quad, column).codes_at(format.grid(), offset)
+}
+
+/// The codes of one quad as unsigned bytes: 128 more than they are; of plain nibbles 16 times what is 8 more.
+pub(super) fn flipped(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
+    match format.coding() {
+        Some(Coding::Nibbles) if is_nibbles(format) => high_nibbles(group, nr, quad, column),
+        Some(Coding::Nibbles) => from_grid(format, group, nr, quad, column, FLIPPED),
+        Some(Coding::Planes) => {
+            from_planes(format, quad, &|word| group.words(word * nr + column).load_ints(), FLIPPED)
+        }
+        Some(Coding::Patterns) => patterns(format, group, nr, quad, column, FLIPPED),
+        _ => group.words(quad * nr + column).load_ints() ^ 0x8080_8080,
+    }
+}
+
+/// Offset from a signed byte to the unsigned one with the other top bit.
+const FLIPPED: u8 = 0x80;
+
+/// The signed codes of one quad of a format of planes, four bytes a lane, from the words of its group. With
+/// `flipped`, 0x80, the top bit of each is the other one.
+pub(crate) fn from_planes<'k>(
+    format: Format,
+    quad: usize,
+    word_of: &dyn Fn(usize) -> I<'k>,
+    flipped: u8,
+) -> I<'k> {
     const EACH: usize = 0x0101_0101;
     const TOP: usize = 0x80 * EACH;
     let spec = format.spec();
@@ -175,10 +209,12 @@ pub(crate) fn from_planes<'k>(format: Format, quad: usize, word_of: &dyn Fn(usiz
     };
     let bits = Codes::planes(spec.bits).map(part).reduce(|a, b| a | b);
     let (Some(bits), Some(codes)) = (bits, spec.codes) else { return word_of(0) };
-    let scaled = if codes.step == 2 { bits.shl(1) } else { bits };
+    if !codes.grid.is_empty() {
+        return bits.codes_at(codes.grid, flipped);
+    }
     // Less the lowest code, byte by byte: a bit above each keeps borrows away, and is then the sign's inverse.
     let least = usize::from(codes.lowest.unsigned_abs());
-    ((scaled | TOP) - least * EACH) ^ TOP
+    ((bits | TOP) - least * EACH) ^ (TOP ^ (usize::from(flipped) * EACH))
 }
 
 /// The codes of one quad of a format of patterns as [`from_patterns`] gives them, for the columns from `column`

@@ -55,24 +55,27 @@ impl<'a> Descent<'a> {
     #[inline(always)]
     pub(super) fn sweep(&mut self) {
         match self.codebook {
-            Codebook::Each(codes) => self.sweep_columns(*codes),
+            Codebook::Each(codes) => self.sweep_columns(codes),
             Codebook::Quads(quads) => self.sweep_quads(quads),
         }
     }
 
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
-    fn sweep_columns(&mut self, codebook: Codes) {
+    fn sweep_columns(&mut self, codebook: &Codes) {
         let (n, group) = (self.gradient.len(), self.format.group());
         for i in 0..n {
             let row = &self.moments[i * n..(i + 1) * n];
             let (scale, old, weight) = (&self.scales[i / group], self.codes[i], row[i]);
             let (mut delta, mut moved) = ([0.0; LANES], 0.0_f32);
+            let mut near = old;
             for l in 0..LANES {
-                let by = weight * scale[l];
-                let code = codebook.nearest(old[l] + self.gradient[i][l] / by);
+                near[l] += self.gradient[i][l] / (weight * scale[l]);
+            }
+            let found = codebook.nearest(&near);
+            for l in 0..LANES {
                 // Where nothing is stored, or no error matters, no code is better.
-                let code = if by == 0.0 { old[l] } else { code };
+                let code = if weight * scale[l] == 0.0 { old[l] } else { found[l] };
                 self.codes[i][l] = code;
                 delta[l] = (old[l] - code) * scale[l];
                 moved += (old[l] - code).abs();

@@ -5,11 +5,9 @@
 use super::fine::{self, FineGroup};
 use super::patterns::{Patterns, QUAD};
 use super::quantise::Group;
-use super::{e2m1, scale};
+use super::scale;
 use half::{bf16, f16};
-use moec_ir::types::{
-    Codes, Coding, E2M1, FINE_BYTES, FINE_GROUP, FINE_STORED, Format, GROUP, Granularity, Plane,
-};
+use moec_ir::types::{Codes, Coding, FINE_BYTES, FINE_GROUP, FINE_STORED, Format, GROUP, Granularity, Plane};
 
 /// One row of a packed matrix, in the bytes of its panel or of itself.
 #[derive(Clone, Copy, Debug)]
@@ -219,14 +217,18 @@ impl PackedRow {
         let mut stored = known.map(i8::cast_unsigned);
         match codes.coding {
             Coding::Bytes | Coding::Patterns => {}
-            Coding::Nibbles => stored.iter_mut().for_each(|code| *code = code.wrapping_add(8)),
-            Coding::E2m1 => {
-                stored.iter_mut().zip(known).for_each(|(to, code)| *to = e2m1::bits(*code));
-            }
-            Coding::Planes => {
+            Coding::Nibbles | Coding::Planes if codes.grid.is_empty() => {
                 let lowest = codes.lowest.cast_unsigned();
                 for code in &mut stored {
-                    *code = code.wrapping_sub(lowest) / codes.step;
+                    *code = code.wrapping_sub(lowest);
+                }
+            }
+            Coding::Nibbles | Coding::Planes => {
+                // The first index of a code that has several.
+                for (index, at) in codes.grid.iter().enumerate().rev() {
+                    for (to, code) in stored.iter_mut().zip(known) {
+                        *to = if code == at { index as u8 } else { *to };
+                    }
                 }
             }
         }
@@ -363,9 +365,8 @@ impl PackedRow {
         }
         Some(stored.map(|code| match known.coding {
             Coding::Bytes => code.cast_signed(),
-            Coding::Nibbles => code.cast_signed() - 8,
-            Coding::E2m1 => E2M1[usize::from(code)],
-            Coding::Planes | Coding::Patterns => known.lowest + (code * known.step).cast_signed(),
+            Coding::Nibbles | Coding::Planes if !known.grid.is_empty() => known.grid[usize::from(code)],
+            Coding::Nibbles | Coding::Planes | Coding::Patterns => known.lowest + code.cast_signed(),
         }))
     }
 }

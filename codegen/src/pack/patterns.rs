@@ -153,15 +153,16 @@ impl Patterns {
         } else {
             let power = size.to_bits() & 0x7f80_0000;
             let (up, down) = (f32::from_bits(power), f32::from_bits(0x7f00_0000 - power));
-            let places = by_place(&all, down);
-            let sums = self.sums(&places, &by_place(&by, 1.0));
-            let mut squares = [0.0; QUADS];
-            for place in &places {
+            let (places, by) = (by_place(&all, down), by_place(&by, 1.0));
+            let sums = self.sums(&places, &by);
+            let (mut squares, mut total) = ([0.0; QUADS], [0.0; QUADS]);
+            for (place, by) in places.iter().zip(&by) {
                 for q in 0..QUADS {
-                    squares[q] += place[q] * place[q];
+                    squares[q] += by[q] * place[q] * place[q];
+                    total[q] += by[q];
                 }
             }
-            let root = (squares.iter().sum::<f32>() / x.len() as f32).sqrt();
+            let root = (squares.iter().sum::<f32>() / total.iter().sum::<f32>()).sqrt();
             let mut found = (0.0, f32::INFINITY);
             for [scale, ..] in self.scales(&[root; LANES]) {
                 let error = self.best(&sums, scale).1 * scale;

@@ -12,7 +12,7 @@
 pub use super::group::Group;
 use super::{e2m1, patterns, scale};
 pub use moec_ir::types::LARGEST;
-use moec_ir::types::{Coding, Format, GROUP};
+use moec_ir::types::{Format, GROUP};
 use std::hint::black_box;
 
 /// Numbers that are summed side by side.
@@ -33,31 +33,52 @@ const FEW_BITS: usize = 4;
 pub(super) struct Codes {
     lowest: f32,
     highest: f32,
-    /// Whether they are odd.
-    odd: bool,
+    /// Of a grid in ascending order: where each code but the lowest begins, and how far it is above the one before.
+    borders: [(f32, f32); MOST_BORDERS],
+    /// Number of these; 0 where codes are whole numbers.
+    count: usize,
 }
+
+/// Borders of a grid of 4 bits.
+const MOST_BORDERS: usize = 15;
 
 impl Codes {
     pub(super) const Q4: Self = Self::of(Format::Q4);
 
     pub(super) const fn of(format: Format) -> Self {
-        match &format.spec().codes {
-            Some(codes) => {
-                let odd = matches!(codes.coding, Coding::Planes) && codes.step == 2;
-                Self { lowest: codes.lowest as f32, highest: codes.highest as f32, odd }
-            }
-            None => Self { lowest: 0.0, highest: 0.0, odd: false },
+        let mut found = Self { lowest: 0.0, highest: 0.0, borders: [(0.0, 0.0); MOST_BORDERS], count: 0 };
+        let Some(codes) = &format.spec().codes else { return found };
+        (found.lowest, found.highest) = (codes.lowest as f32, codes.highest as f32);
+        // Numbers of E2M1 are rounded by `e2m1`.
+        while !codes.powers && found.count + 1 < codes.grid.len() {
+            let (below, code) = (codes.grid[found.count] as f32, codes.grid[found.count + 1] as f32);
+            found.borders[found.count] = (f32::midpoint(below, code), code - below);
+            found.count += 1;
         }
+        found
     }
 
-    /// The nearest code; ties to even, or between odd codes to the lower one of every second pair.
+    /// The nearest codes; ties to even, of a grid to the lower one.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
-    pub(super) fn nearest(self, x: f32) -> f32 {
-        // Comparisons written out: `clamp` minds NaN, which costs instructions.
-        let x = if x < self.lowest { self.lowest } else { x };
-        let x = if x > self.highest { self.highest } else { x };
-        if self.odd { (((x - 1.0) * 0.5 + WHOLE) - WHOLE) * 2.0 + 1.0 } else { (x + WHOLE) - WHOLE }
+    pub(super) fn nearest<const N: usize>(&self, x: &[f32; N]) -> [f32; N] {
+        let mut found = *x;
+        if self.count == 0 {
+            for x in &mut found {
+                // Comparisons written out: `clamp` minds NaN, which costs instructions.
+                let low = if *x < self.lowest { self.lowest } else { *x };
+                let both = if low > self.highest { self.highest } else { low };
+                *x = (both + WHOLE) - WHOLE;
+            }
+            return found;
+        }
+        found = [self.lowest; N];
+        for &(border, step) in self.borders.iter().take(self.count) {
+            for i in 0..N {
+                found[i] += if x[i] > border { step } else { 0.0 };
+            }
+        }
+        found
     }
 }
 
@@ -76,7 +97,7 @@ impl Group {
         let total = weights.iter().sum::<f32>();
         let even = total.is_nan() || !(1e-30..=1e30).contains(&total);
         let w = if even { [1.0; GROUP] } else { *weights };
-        if format.coding() == Some(Coding::E2m1) {
+        if has_powers(format) {
             return e2m1::nearest(x, size, &w);
         }
         if let Some(patterns) = patterns::Patterns::of(format) {
@@ -110,7 +131,7 @@ impl Group {
 
     /// The nearest codes to a scale that is given.
     pub fn with_scale(format: Format, x: &[f32; GROUP], scale: f32) -> Self {
-        if format.coding() == Some(Coding::E2m1) && scale > 0.0 && scale.is_finite() {
+        if has_powers(format) && scale > 0.0 && scale.is_finite() {
             return e2m1::at(x, scale);
         }
         if let Some(patterns) = patterns::Patterns::of(format) {
@@ -120,8 +141,7 @@ impl Group {
         if !by.is_finite() {
             return Self::ZERO;
         }
-        let codes = Codes::of(format);
-        Self { scale, codes: x.map(|x| codes.nearest(x * by) as i8) }
+        Self { scale, codes: Codes::of(format).nearest(&x.map(|x| x * by)).map(|code| code as i8) }
     }
 
     /// The group that numbers were read back from: a scale and codes that give them exactly. If there is no
@@ -138,10 +158,9 @@ impl Group {
             let top = if largest < 0.0 { codes.lowest } else { codes.highest };
             // The largest number has the largest code, most often that at the end of the range; scales have
             // either sign.
-            for top in (1..=-codes.lowest as i32)
-                .rev()
-                .map(|c| c as f32)
-                .flat_map(|c| [c.copysign(top), c.copysign(-top)])
+            let most = codes.highest.max(-codes.lowest) as i16;
+            for top in
+                (1..=most).rev().flat_map(|c| [f32::from(c).copysign(top), f32::from(c).copysign(-top)])
             {
                 let found = Self::with_scale(format, x, scale::nearest(format, largest / top));
                 if found.values() == *x {
@@ -151,6 +170,11 @@ impl Group {
         }
         Self::nearest(format, x, &[1.0; GROUP])
     }
+}
+
+/// Whether scales are powers of two, as those of E2M1.
+fn has_powers(format: Format) -> bool {
+    format.spec().codes.is_some_and(|codes| codes.powers)
 }
 
 /// The number of the largest magnitude, with its sign; NaN if there is one.
@@ -219,13 +243,24 @@ impl Fit {
     fn sums(&self, by: f32) -> (f32, f32) {
         let (mut xq, mut qq) = ([0.0_f32; LANES], [0.0_f32; LANES]);
         for at in (0..GROUP).step_by(LANES) {
+            let q = self.nearest(at, by);
             for i in 0..LANES {
-                let q = self.range.nearest(self.x[at + i] * by);
-                xq[i] += self.wx[at + i] * q;
-                qq[i] += self.w[at + i] * q * q;
+                xq[i] += self.wx[at + i] * q[i];
+                qq[i] += self.w[at + i] * q[i] * q[i];
             }
         }
         (total(xq), total(qq))
+    }
+
+    /// The nearest codes to numbers from `at` on at `1 / scale`.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn nearest(&self, at: usize, by: f32) -> [f32; LANES] {
+        let mut near = [0.0; LANES];
+        for (to, x) in near.iter_mut().zip(&self.x[at..at + LANES]) {
+            *to = x * by;
+        }
+        self.range.nearest(&near)
     }
 
     /// Codes and error of a scale, rounded to the digits of the format's.
@@ -237,12 +272,12 @@ impl Fit {
         let mut codes = [0.0; GROUP];
         let mut error = [0.0_f32; LANES];
         for at in (0..GROUP).step_by(LANES) {
+            let q = self.nearest(at, by);
             for i in 0..LANES {
-                let q = self.range.nearest(self.x[at + i] * by);
-                let d = self.x[at + i] - scale * q;
+                let d = self.x[at + i] - scale * q[i];
                 error[i] += self.w[at + i] * d * d;
-                codes[at + i] = q;
             }
+            codes[at..at + LANES].copy_from_slice(&q);
         }
         Trial { scale, codes, error: total(error) }
     }
@@ -314,9 +349,10 @@ impl Fit {
     fn few_bits(&self, extreme: f32) -> (f32, [f32; GROUP]) {
         let plain = self.at(extreme / self.range.lowest);
         let by = 1.0 / extreme;
-        let [tops, more] = match self.format.spec().bits {
-            4 => [&TOPS[..], &MORE_TOPS[..]],
-            _ => [&ODD_TOPS[..], &[]],
+        let [tops, more] = match (self.format.spec().bits, self.range.count) {
+            (4, 0) => [&TOPS[..], &MORE_TOPS[..]],
+            (4, _) => <[&[f32]; 2]>::from(Q4N_TOPS.split_at(FIRST_Q4N_TOPS)),
+            _ => [&Q3_TOPS[..], &[]],
         };
         let mut best = self.best_of(tops, by, (0.0, plain.scale));
         if self.uneven {
@@ -332,9 +368,16 @@ impl Fit {
 /// is cut off, for the good of the others.
 const TOPS: [f32; 9] = [-7.0, -7.5, -8.0, -8.5, -9.0, -13.0, 6.7, 7.2, 7.8];
 
-/// Codes that the tried scales give the largest magnitude, for odd codes of 3 bits: the fewer codes there
-/// are, the more of the largest numbers is cut off.
-pub(super) const ODD_TOPS: [f32; 9] = [-7.0, -6.6, -7.4, -7.8, -8.2, -8.8, -9.6, -11.0, -13.0];
+/// Codes that the tried scales give the largest magnitude, for [`moec_ir::types::Q4N_GRID`]. As [`Q3_TOPS`], each
+/// is the one that takes most of the error away from groups of normal numbers that those before leave.
+pub(super) const Q4N_TOPS: [f32; 12] =
+    [56.0, -49.2, 58.8, 53.2, 47.6, -48.0, 57.4, 54.6, 61.6, -50.4, -46.8, 60.2];
+
+/// Number of [`Q4N_TOPS`] that are tried where errors have the same weight.
+const FIRST_Q4N_TOPS: usize = 8;
+
+/// As [`Q4N_TOPS`], for [`moec_ir::types::Q3_GRID`].
+pub(super) const Q3_TOPS: [f32; 10] = [61.3, 55.6, 67.0, -56.4, 58.4, -51.7, 64.1, 52.7, 71.2, -59.9];
 
 /// More codes than [`TOPS`], for numbers whose errors have different weights: then cutting off is worth more
 /// trials.

@@ -6,7 +6,7 @@ use super::feedback::{Block, Codebook, SWEEPS};
 use super::lanes::{LANES, Lanes, stored};
 use super::patterns::QUAD;
 use super::quads::Quads;
-use super::quantise::{Codes, Group, ODD_TOPS, SMALLEST};
+use super::quantise::{Codes, Group, Q3_TOPS, Q4N_TOPS, SMALLEST};
 use super::scale;
 use moec_ir::types::{Format, GROUP, LARGEST};
 use std::ops::Range;
@@ -14,7 +14,8 @@ use std::ops::Range;
 /// Codes that the tried scales give the largest magnitude of a group.
 const fn tops(format: Format) -> &'static [f32] {
     match format.spec().bits {
-        3 => &ODD_TOPS,
+        3 => &Q3_TOPS,
+        4 if !format.grid().is_empty() => &Q4N_TOPS,
         4 => &[-8.0, -7.0, -7.5, -8.5, -9.5, -12.0, 6.6, 7.2],
         5 => &[-16.0, -15.0, -15.5, -16.5, 14.8, 15.4],
         _ => &[-32.0, -31.0, 30.7, 31.3],
@@ -200,7 +201,7 @@ fn trial(
     let mut x = zeros;
     x.iter_mut().zip(&fed[cols.clone()]).for_each(|(to, from)| *to = *from);
     match codebook {
-        Codebook::Each(codes) => try_columns(block, cols, *codes, exact, &mut x, scale, &mut found),
+        Codebook::Each(codes) => try_columns(block, cols, codes, exact, &mut x, scale, &mut found),
         Codebook::Quads(quads) => try_quads(block, cols, quads, exact, &mut x, scale, &mut found),
     }
     found
@@ -212,7 +213,7 @@ fn trial(
 fn try_columns(
     block: &Block,
     cols: Range<usize>,
-    codebook: Codes,
+    codebook: &Codes,
     exact: &[Lanes],
     x: &mut [Lanes; LARGEST_GROUP],
     scale: &Lanes,
@@ -224,15 +225,18 @@ fn try_columns(
         *s = if *s == 0.0 { 0.0 } else { 1.0 / *s };
     }
     for (c, i) in cols.clone().enumerate() {
-        let mut missed = [0.0; LANES];
+        let (mut missed, mut near) = ([0.0; LANES], x[c]);
         for l in 0..LANES {
-            let code = codebook.nearest(x[c][l] * by[l]);
-            let value = code * scale[l];
+            near[l] *= by[l];
+        }
+        let codes = codebook.nearest(&near);
+        for l in 0..LANES {
+            let value = codes[l] * scale[l];
             let error = x[c][l] - value;
             found.error[l] += block.weights[i] * error * error;
-            found.codes[c][l] = code;
             missed[l] = exact[i][l] - value;
         }
+        found.codes[c] = codes;
         found.missed[c] = missed;
         for (x, j) in x.iter_mut().skip(c + 1).zip(i + 1..cols.end) {
             add(x, &missed, block.upper[i * n + j]);

@@ -215,7 +215,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
 }
 
 /// Formats with their compute types.
-pub(crate) const PRODUCTS: [(Format, ComputeType); 39] = [
+pub(crate) const PRODUCTS: [(Format, ComputeType); 42] = [
     (Format::F32, ComputeType::F32),
     (Format::Bf16, ComputeType::F32),
     (Format::F16, ComputeType::F32),
@@ -236,6 +236,9 @@ pub(crate) const PRODUCTS: [(Format, ComputeType); 39] = [
     (Format::Mxfp4, ComputeType::F32),
     (Format::Mxfp4, ComputeType::Bf16),
     (Format::Mxfp4, ComputeType::I8),
+    (Format::Q4n, ComputeType::F32),
+    (Format::Q4n, ComputeType::Bf16),
+    (Format::Q4n, ComputeType::I8),
     (Format::Q6, ComputeType::I8),
     (Format::Q5, ComputeType::F32),
     (Format::Q3, ComputeType::Bf16),

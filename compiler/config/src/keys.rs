@@ -824,10 +824,10 @@ const EXPERT_UNITS: &str = "\"auto\", the name or kind of a unit of the target (
 
 /// Range of the storage keys of matrices; a test compares it with [`Format::ALL`]. Scales of two levels come
 /// only with what a checkpoint stores.
-const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4\", \"q3\", \"q2\", \"q2s\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\", \"q4c\" or \"stored\"";
+const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4n\", \"q4\", \"q3\", \"q2\", \"q2s\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\", \"q4c\" or \"stored\"";
 /// Range of the storage of tables that are read row by row.
 const TABLE_FORMATS: &str =
-    "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\" or \"stored\"";
+    "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4n\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\" or \"stored\"";
 
 /// An integer or a list of them.
 fn several(v: &Value<'_>, range: RangeInclusive<usize>) -> Result<Vec<u32>, ValueError> {

@@ -349,11 +349,11 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "[weights]\nembeddings = \"q4o\"",
-            "`dir/model.toml:2:14`: `weights.embeddings` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\" or \"stored\"",
+            "`dir/model.toml:2:14`: `weights.embeddings` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\", \"q4n\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\" or \"stored\"",
         ),
         (
             "[weights]\nexperts = \"int4\"",
-            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4\", \"q3\", \"q2\", \"q2s\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\", \"q4c\" or \"stored\" | the default is \"bf16\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q6\", \"q5\", \"q4n\", \"q4\", \"q3\", \"q2\", \"q2s\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\", \"q4c\" or \"stored\" | the default is \"bf16\"",
         ),
         (
             "[weights]\nactivations = \"f16\"",

@@ -202,7 +202,7 @@ fn convertible(module: &Module, node: &Node) -> Option<(Glu, ExpertWeights)> {
     // Formats of a checkpoint's codes share scales along rows of the original weights; neurons would need
     // scales of down across its rows.
     let format = module.weight(gate_up).format;
-    let suits = format == module.weight(down).format && !format.is_published() && !format.spreads_codes();
+    let suits = format == module.weight(down).format && format.has_plain_codes();
     (glu.skips() && suits).then_some((glu, [gate_up, down]))
 }
 

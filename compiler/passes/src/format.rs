@@ -31,14 +31,13 @@ pub fn stored(module: &Module, weights: &Weights, format_of: &dyn Fn(&Leaf) -> O
     .collect()
 }
 
-/// Checks that static graphs of `unit` hold no weights in a format of a checkpoint's codes, or with bits in
-/// several words. Graphs have formats of their own and would round the codes again.
+/// Checks that static graphs of `unit` hold no weights in a format of a checkpoint's codes, of a grid, or with bits
+/// in several words. Graphs have formats of their own and would round the codes again.
 ///
 /// # Errors
 /// Fails at the first such weight.
 pub fn suits_graphs(module: &Module, unit: &str) -> Result<()> {
-    let Some(weight) = module.weights.iter().find(|w| w.format.is_published() || w.format.spreads_codes())
-    else {
+    let Some(weight) = module.weights.iter().find(|w| !w.format.has_plain_codes()) else {
         return Ok(());
     };
     let Weight { name, class, format, .. } = weight;

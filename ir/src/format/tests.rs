@@ -38,6 +38,22 @@ fn planes_hold_each_bit_once() {
     assert_eq!(three, [Plane { width: 2, shift: 0, first: 0 }, Plane { width: 1, shift: 2, first: 2 }]);
 }
 
+/// A grid has a code for every index, and is within the range of codes; those that codes are rounded to ascend.
+#[test]
+fn grids_have_a_code_for_every_index() {
+    for format in Format::ALL.into_iter().filter(|format| !format.grid().is_empty()) {
+        let (spec, grid) = (format.spec(), format.grid());
+        let codes = spec.codes.unwrap();
+        assert_eq!(grid.len(), 1 << spec.bits, "{format}");
+        assert_eq!(
+            [grid.iter().min(), grid.iter().max()],
+            [Some(&codes.lowest), Some(&codes.highest)],
+            "{format}"
+        );
+        assert!(format.is_published() || grid.is_sorted_by(|a, b| a < b), "{format}");
+    }
+}
+
 /// Indices of patterns have four bits, and a fifth where a byte beside the scale has it. No magnitude is
 /// zero: signs would be lost.
 #[test]
@@ -68,6 +84,7 @@ fn format_sizes_and_errors_match_their_definitions() {
     assert_eq!(sizes(Format::Mxfp4), (36, Some(18), 4.5, 3));
     assert_eq!(sizes(Format::Q6), (52, Some(26), 6.5, 0));
     assert_eq!(sizes(Format::Q5), (44, Some(22), 5.5, 0));
+    assert_eq!(sizes(Format::Q4n), (36, Some(18), 4.5, 0));
     assert_eq!(sizes(Format::Q3), (28, Some(14), 3.5, 0));
     assert_eq!(sizes(Format::Q2), (20, Some(10), 2.5, 0));
     assert_eq!(sizes(Format::Q2s), (17, None, 2.125, 0));
@@ -84,8 +101,10 @@ fn format_sizes_and_errors_match_their_definitions() {
     assert_eq!(Format::Q4c.distance(), 0.5 / 7.0 * root);
     // Half of the widest step, between 4 and 6.
     assert_eq!(Format::Mxfp4.distance(), 1.0 / 6.0 * root);
+    // Between 34 and 57.
+    assert_eq!(Format::Q3.distance(), 11.5 / 57.0 * root);
     assert_eq!([Format::F32, Format::Bf16].map(Format::distance), [0.0, 2.0_f64.powi(-9)]);
-    let published = [(Coding::Bytes, 8), (Coding::Nibbles, 4), (Coding::E2m1, 4), (Coding::Bytes, 4)];
-    let found = published.map(|(coding, bits)| Format::published(coding, bits));
+    let published: [(usize, &[i8]); 4] = [(8, &[]), (4, &[]), (4, &E2M1), (8, &E2M1)];
+    let found = published.map(|(bits, grid)| Format::published(bits, grid));
     assert_eq!(found, [Some(Format::Q8h), Some(Format::Q4h), Some(Format::Mxfp4), None]);
 }

@@ -7,7 +7,7 @@ use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
 /// One layer of two experts: a GPU holds the first; NDP DIMMs hold both and execute command streams.
-const TEXT: &str = r#"plan 23 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 24 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 

@@ -9,7 +9,7 @@ use moec_ir::{DType, Format, verify};
 
 /// The CPU embeds ids, stores the rows in a state, and reads that state. A GPU in the same memory reads the
 /// rows, too.
-const TEXT: &str = r#"plan 23 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 24 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}

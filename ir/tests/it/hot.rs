@@ -7,7 +7,7 @@ use moec_ir::verify;
 
 /// Two experts; two sequences choose one each. The results of the graphs have the shape of logits, and take
 /// their place.
-const TEXT: &str = r#"plan 23 {scratch_bytes = 0}
+const TEXT: &str = r#"plan 24 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 2, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}

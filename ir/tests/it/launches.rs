@@ -6,7 +6,7 @@ use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
 /// One kernel on rows that were copied to its unit's memory; its result is copied back.
-const TEXT: &str = r#"plan 23 {scratch_bytes = 0}
+const TEXT: &str = r#"plan 24 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}

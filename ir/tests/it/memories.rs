@@ -8,7 +8,7 @@ use moec_ir::verify;
 
 /// The CPU copies rows to a GPU, which multiplies them by a matrix in its own memory. The result is copied
 /// back, and overwrites the rows that were sent.
-const TEXT: &str = r#"plan 23 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 24 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 

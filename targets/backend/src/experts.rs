@@ -101,7 +101,7 @@ impl DenseNeurons {
             return None;
         };
         let [format, other] = [gate_up, down].map(|id| module.weight(id).format);
-        let holds = format == other && !format.is_published() && !format.is_by_planes();
+        let holds = format == other && format.has_plain_codes();
         let nodes = walk.close(y).ok().filter(|_| found.glu.skips() && holds)?.try_into().ok()?;
         Some(Self { glu: found.glu, gate_up, down, x, y, nodes, scope })
     }

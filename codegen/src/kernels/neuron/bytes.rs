@@ -39,7 +39,7 @@ impl Steps {
         let halves = match format.coding()? {
             Coding::Bytes => 1,
             Coding::Nibbles => 2,
-            Coding::E2m1 | Coding::Planes | Coding::Patterns => return None,
+            Coding::Planes | Coding::Patterns => return None,
         };
         let group = format.block_bytes();
         let groups = (4 * lanes).div_ceil(group);

@@ -45,7 +45,7 @@ impl<'k> Row<'k> {
             None => Code::Plain(format),
             Some(Coding::Bytes) => Code::Q8,
             // Neurons are stored in no other format, `holds_neurons`.
-            Some(Coding::Nibbles | Coding::E2m1 | Coding::Planes | Coding::Patterns) => Code::Q4,
+            Some(Coding::Nibbles | Coding::Planes | Coding::Patterns) => Code::Q4,
         };
         Self { k, code, hidden, at, scales: None }
     }

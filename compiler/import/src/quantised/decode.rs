@@ -6,7 +6,6 @@ use crate::checkpoint::Checkpoint;
 use crate::encodings::Encoding;
 use half::{bf16, f16};
 use moec_base::error::{Error, Result};
-use moec_ir::types::{Coding, E2M1};
 use moec_ir::{Coded, Format, Leaf};
 use std::ops::Range;
 
@@ -280,7 +279,7 @@ fn exact_code(format: Format, number: f32, scale: f32) -> Option<[u8; 3]> {
         return None;
     }
     let whole = (f32::from(codes.lowest)..=f32::from(codes.highest)).contains(&code) && code.fract() == 0.0;
-    let there = codes.coding != Coding::E2m1 || E2M1.iter().any(|&known| f32::from(known) == code);
+    let there = codes.grid.is_empty() || codes.grid.iter().any(|&known| f32::from(known) == code);
     let exact = held * unit == scale && (number * scale).is_finite();
     let [low, high] = bits.to_le_bytes();
     (whole && there && exact).then_some([(code as i8).cast_unsigned(), low, high])

@@ -12,7 +12,6 @@ use crate::encodings::Encoding;
 use crate::encodings::fp8::{E4M3, e4m3};
 use crate::encodings::mxfp4::{E2M1, E8M0, E8M0_BYTES};
 use crate::encodings::plain::{BF16, F16, F32};
-use moec_ir::types::Coding;
 use moec_ir::{Axis, Coded, Format};
 
 /// A layout. A weight is `(code − zero point) · scale`, the scale times a factor, each of them from a
@@ -271,13 +270,11 @@ impl Layout {
         // With zero points, some codes may be out of the range of every format.
         let (cols, group) = (shape.last().copied().unwrap_or(1), coded.block[1]);
         let plain = coded.zeros.is_none() && coded.groups.is_none();
-        let coding = match (self.grid?, coded.bits) {
-            (Grid::Whole, 8) => Coding::Bytes,
-            (Grid::Whole, 4) => Coding::Nibbles,
-            (Grid::Whole, _) => return None,
-            (Grid::E2m1, _) => Coding::E2m1,
+        let grid: &[i8] = match self.grid? {
+            Grid::Whole => &[],
+            Grid::E2m1 => &moec_ir::types::E2M1,
         };
-        let format = Format::published(coding, coded.bits as usize)?;
+        let format = Format::published(coded.bits as usize, grid)?;
         (plain && (group >= cols || group.is_multiple_of(format.block()))).then_some(format)
     }
 }

@@ -19,10 +19,10 @@ use std::path::PathBuf;
 pub const OF_WEIGHTS: [(WeightClass, &[Format]); 3] = [
     (
         WeightClass::Experts,
-        &[Format::Q8, Format::Q6, Format::Q5, Format::Q4, Format::Q3, Format::Q2, Format::Q2s],
+        &[Format::Q8, Format::Q6, Format::Q5, Format::Q4n, Format::Q4, Format::Q3, Format::Q2, Format::Q2s],
     ),
-    (WeightClass::Attention, &[Format::Q8, Format::Q4]),
-    (WeightClass::Embeddings, &[Format::Q8, Format::Q4]),
+    (WeightClass::Attention, &[Format::Q8, Format::Q4n, Format::Q4]),
+    (WeightClass::Embeddings, &[Format::Q8, Format::Q4n, Format::Q4]),
 ];
 
 /// Key of the KV cache in a profile.

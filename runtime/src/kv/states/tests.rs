@@ -7,7 +7,7 @@ use moec_ir::state::CACHED;
 
 #[test]
 fn state_inside_a_static_graph_cannot_be_forked() {
-    let text = r#"plan 23 {scratch_bytes = 0}
+    let text = r#"plan 24 {scratch_bytes = 0}
         model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 1, slots = 2, eos = [], parameters = 1, active_parameters = 1}
         target "t" {triple = "", cpu = "", features = []}
         graph 0 {package = "attention.mlpackage", function = "chunk", stateful = true}"#;
@@ -27,7 +27,7 @@ fn state_inside_a_static_graph_cannot_be_forked() {
 /// is cleared.
 #[test]
 fn blocks_of_values_begin_empty() {
-    let text = r#"plan 23 {scratch_bytes = 0}
+    let text = r#"plan 24 {scratch_bytes = 0}
         model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 36, slots = 2, eos = [], parameters = 1, active_parameters = 1}
         target "t" {triple = "", cpu = "", features = []}
         memory 0 "ram" {arena_bytes = 0}

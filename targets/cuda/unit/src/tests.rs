@@ -31,7 +31,7 @@ ret;
 ";
 
 /// A plan whose only entry point copies rows to the GPU, launches the kernel, and copies the result back.
-const PLAN: &str = r#"plan 23 {scratch_bytes = 0}
+const PLAN: &str = r#"plan 24 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {backend = "cpu", memory = 0}
