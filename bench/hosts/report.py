@@ -43,11 +43,14 @@ def prefilled(of):
 
 
 def own(before, after):
-    """A report with the messages of its request alone: the program counts all of them since its start."""
+    """A report with the messages of its request alone: the program counts all of them since its start. What other
+    hosts read from their disks, a list, is left out.
+    """
     if "hosts" not in after:
         return after
-    start = before["hosts"] if before else dict.fromkeys(after["hosts"], 0)
-    return after | {"hosts": {key: after["hosts"][key] - start[key] for key in after["hosts"]}}
+    counts = {key: count for key, count in after["hosts"].items() if key != "disks"}
+    start = before["hosts"] if before else dict.fromkeys(counts, 0)
+    return after | {"hosts": {key: counts[key] - start[key] for key in counts}}
 
 
 def combined(turns):

@@ -24,6 +24,8 @@ class Tests(unittest.TestCase):
         self.assertEqual(report.own(None, first), first)
         self.assertEqual(report.own(first, second)["hosts"], traffic(15, 40, 4, 0.5))
         self.assertEqual(report.own({"gen": 1}, {"gen": 2}), {"gen": 2})
+        second["hosts"]["disks"] = [{"host": 1, "bytes": 4096}]
+        self.assertEqual(report.own(first, second)["hosts"], traffic(15, 40, 4, 0.5))
 
     def test_decoding_is_what_more_tokens_took(self):
         # A token in 0.1 s, then 11 in 0.6 s: ten of them in 0.5 s.

@@ -8,7 +8,7 @@ import limits
 from engines import Failed, Process, log
 from table import FORMAT, cells, number, rule
 
-FORMATS = [fmt for fmt, bits in limits.BITS.items() if bits <= limits.BITS["q4"]]
+FORMATS = ["q4", "q3", "q2", "q2s"]
 HALVED = "q4"
 """The cap is what this format needs with half of the experts in memory."""
 SEQUENCES = 4

@@ -59,7 +59,7 @@ class Peer:
 LLAMA = ("gguf", "safetensors", "tokenizers")
 PEERS = {
     "llama": Peer(
-        "llama.cpp", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4"), "llama", LLAMA, cmake="-DGGML_NATIVE=ON",
+        "llama.cpp", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4", "q3", "q2"), "llama", LLAMA, cmake="-DGGML_NATIVE=ON",
         note="compiled by clang for this CPU; weights mapped, repacked where it does so by default; flash "
         "attention on its default; f16 cache; n_batch = n_ubatch = 512",
     ),
@@ -68,7 +68,7 @@ PEERS = {
         cmake="-DGGML_NATIVE=ON", environment={"LLAMA_MAPS": "0"},
     ),
     "ik": Peer(
-        "ik_llama.cpp", "ik-llama-cpp-python", "ik.py", ("bf16", "q8", "q4"), "ik", ("safetensors", "tokenizers"),
+        "ik_llama.cpp", "ik-llama-cpp-python", "ik.py", ("bf16", "q8", "q4", "q3", "q2"), "ik", ("safetensors", "tokenizers"),
         # Attention over quantised caches takes most of the time to compile, and is not measured.
         cmake="-DGGML_NATIVE=ON -DGGML_IQK_FA_ALL_QUANTS=OFF",
         missing={

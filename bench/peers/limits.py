@@ -8,7 +8,7 @@ import copy
 import statistics
 from dataclasses import dataclass
 
-BITS = {"bf16": 16.0, "q8": 8.5, "q6": 6.5, "q5": 5.5, "q4": 4.5, "q3": 3.5, "q2": 2.5, "q2s": 2.125}
+BITS = {"bf16": 16.0, "q8": 8.5, "q6": 6.5, "q5": 5.5, "q4n": 4.5, "q4": 4.5, "q3": 3.5, "q2": 2.5, "q2s": 2.125}
 """Bits per weight, those of the scales included: both q8 and Q8_0, q4 and Q4_0 have one 16-bit scale per 32."""
 ENDS = {"q6": "q8", "q5": "q8", "q3": "q4", "q2": "q4", "q2s": "q4"}
 """Formats of embeddings and head beside matrices in formats that these do not have."""

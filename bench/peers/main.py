@@ -61,7 +61,7 @@ def arguments():
                    help="measure only the first token of warm starts, of bf16 models whose files have about so many GB")
     p.add_argument("--hybrids", action="store_true",
                    help="measure only models with recurrent layers, and the share of the limit that each operator reaches")
-    p.add_argument("--widths", action="store_true", help="measure only moec, in every number of bits per weight")
+    p.add_argument("--widths", action="store_true", help="measure only moec, and the peers that `--peers` names, in every number of bits per weight; rows of other models stay")
     p.add_argument("--capped", action="store_true",
                    help="measure only moec's decoding of OLMoE from the disk, in 4 bits per weight and fewer, under one cap on memory")
     p.add_argument("--roundings", action="store_true",
@@ -76,6 +76,7 @@ def arguments():
     if args.widths:
         args.models = args.models if given("models") else list(WIDTHS_OF)
         args.formats = args.formats if given("formats") else list(limits.BITS)
+        args.peers = args.peers if given("peers") else []
     if args.capped:
         args.models = ["olmoe"]
         args.formats = args.formats if given("formats") else capped.FORMATS
@@ -302,12 +303,15 @@ class Bench:
                                   "steps": len(found), "seconds": seconds, "limit": limit})
 
     def widths(self):
-        """moec in every number of bits per weight."""
+        """moec in every number of bits per weight, and peers in those that they have."""
         for i, model in enumerate(self.args.models):
-            folder = self.models.checkpoint(model, self.layers_of(i, model), self.args.context)
+            layers = self.layers_of(i, model)
+            folder, title = self.models.checkpoint(model, layers, self.args.context), f"{model}, {layers} layers"
             for fmt in self.args.formats:
                 log(f"{folder.name}, {fmt}")
-                self.moec_alone(model, folder, fmt, section="widths", weights=OWN)
+                self.moec_alone(title, folder, fmt, section="widths", weights=OWN)
+                for peer in self.peers(MAIN[model], fmt):
+                    self.attempt(peer, fmt, "widths", lambda p=peer, f=fmt: self.pair(p, title, folder, f, section="widths"), title)
                 self.models.drop_bundles()
             if not self.args.keep:
                 self.models.drop(folder)
@@ -581,6 +585,8 @@ def main():
     args = arguments()
     args.cache.mkdir(parents=True, exist_ok=True)
     results = Bench(args).run()
+    if args.widths and args.out.exists():
+        table.keep_others(json.loads(args.out.read_text()), results)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     text = MODES.get(args.mode, table.markdown)(results, PEERS)

@@ -10,7 +10,7 @@ from models import FERRIS
 from table import cells, number, ordered, rule
 
 TYPES = {
-    "moec": ["q8", "q6", "q5", "q4", "q3", "q2", "q2s"],
+    "moec": ["q8", "q6", "q5", "q4n", "q4", "q3", "q2", "q2s"],
     "llama": ["q8_0", "q6_K", "q5_K", "q4_K", "iq4_xs", "q3_K", "iq3_s", "iq3_xxs", "q2_K", "iq2_s", "iq2_xs", "iq2_xxs"],
     "ik": ["iq6_k", "iq5_k", "iq4_k", "iq4_ks", "iq4_kt", "iq3_k", "iq3_kt", "iq2_k", "iq2_ks", "iq2_kt"],
 }

@@ -3,7 +3,9 @@
 import itertools
 
 START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
-FORMAT = {"bf16": "bf16"} | {f"q{bits}": f"{bits} bits" for bits in (8, 6, 5, 4, 3, 2)} | {"q2s": "2 bits, `q2s`"}
+FORMAT = {"bf16": "bf16"} | {f"q{bits}": f"{bits} bits" for bits in (8, 6, 5, 4, 3, 2)} | {"q4n": "4 bits, `q4n`", "q2s": "2 bits, `q2s`"}
+GGUF_TYPES = {"bf16": ("BF16", 16.0), "q8": ("Q8_0", 8.5), "q4": ("Q4_0", 4.5), "q3": ("Q3_K", 3.4375), "q2": ("Q2_K", 2.625)}
+"""The type of GGUF that stands beside a format, and its bits per weight."""
 OURS = {"moec-default": "**moec**, default", "moec-mmap": "**moec**, `--weights mmap`", "moec": "**moec**", "moec-mapped": "**moec**, weights mapped", "moec-auto": "**moec**, weights `auto`"}
 QUOTED = {
     "ik": "not measured here: {why}. Elsewhere (2 cores with AMX, same shapes) it had 1.3, 3.0 and 2.4 times "
@@ -180,21 +182,35 @@ def hybrids(results, peers):
 
 
 def widths(results, peers):
-    """moec in every number of bits per weight."""
+    """moec in every number of bits per weight, and peers in formats of about as many."""
     rows, c = [r for r in results["rows"] if r["section"] == "widths"], results["conditions"]
-    tasks = ordered(r["task"] for r in rows)
+    good = [r for r in rows if "failed" not in r]
+    tasks = ordered(r["task"] for r in good)
     out = [
         f"Written by `cargo xtask bench-peers --widths`, {c['date']}. {machine_of(results)}", "",
-        f"{c['threads']} threads, {c['gen']} tokens decoded, medians of {c['repetitions']}; in brackets the share of the limit.",
+        f"{c['threads']} threads, {c['gen']} tokens decoded, medians of {c['repetitions']}; in brackets the share of the limit, of a peer how many times as fast moec was in the same turns.",
     ]
-    for name, layers in c["models"].items():
-        head = [f"{name}, {layers} layers", "bits per weight", "MiB of a token", *tasks]
+    for model in ordered(r["model"] for r in rows):
+        head = [model, "bits per weight", "MiB of a token", *tasks]
         out += ["", cells(*head), rule(len(head))]
-        for fmt in ordered(r["format"] for r in rows if r["model"] == name):
-            found = [find(rows, model=name, format=fmt, task=t) for t in tasks]
-            first = next(r for r in found if r)
-            out.append(cells(FORMAT[fmt], f"{first['bits']:g}", number(first["token_bytes"] / 2**20), *[rate(r) for r in found]))
+        of_model = [r for r in rows if r["model"] == model]
+        for fmt, engine in ordered((r["format"], r["engine"]) for r in of_model):
+            found = [find(good, model=model, format=fmt, engine=engine, task=t) for t in tasks]
+            first = next((r for r in found if r), None)
+            if engine in OURS and first:
+                out.append(cells(FORMAT[fmt], f"{first['bits']:g}", number(first["token_bytes"] / 2**20), *[rate(r) for r in found]))
+            elif engine not in OURS:
+                name, bits = GGUF_TYPES[fmt]
+                why = "" if first else f": {find(of_model, format=fmt, engine=engine)['failed']}"
+                out.append(cells(f"{title(engine, peers, results['versions'])}, {name}{why}", f"{bits:g}", "", *[rate(r) for r in found]))
     return "\n".join(out) + "\n"
+
+
+def keep_others(before, results):
+    """Adds the rows and versions that an earlier run has of models that this one has not measured."""
+    measured = {r["model"] for r in results["rows"]}
+    results["rows"] = [r for r in before["rows"] if r["model"] not in measured] + results["rows"]
+    results["versions"] = before["versions"] | results["versions"]
 
 
 def quality(results, peers):

@@ -217,10 +217,18 @@ class Tables(unittest.TestCase):
         self.assertIn("takes 100 µs for a token by chunks, 200 µs by the step: chunks are 2.0 times as fast", text)
 
     def test_widths_show_bytes_and_shares(self):
-        row = {"section": "widths", "model": "m", "engine": "moec", "format": "q3", "bits": 3.5, "task": "decode 1 at 512", "rate": 80.0,
+        row = {"section": "widths", "model": "m, 16 layers", "engine": "moec", "format": "q3", "bits": 3.5, "task": "decode 1 at 512", "rate": 80.0,
                "limit": 100.0, "token_bytes": 5 * 2**20}
-        text = main.table.widths(self.results([row], {"m": 16}), PEERS)
-        self.assertIn("| 3 bits | 3.5 | 5 | **80** (80 %) |", text)
+        peer = row | {"engine": "llama", "rate": 40.0, "ratio": 2.0}
+        failed = {"section": "widths", "model": "m, 16 layers", "engine": "ik", "format": "q3", "failed": "no such type"}
+        results = self.results([row, peer, failed], {})
+        earlier = self.results([row | {"model": "n, 4 layers", "rate": 70.0}, row | {"rate": 60.0}], {})
+        main.table.keep_others(earlier, results)
+        text = main.table.widths(results, PEERS)
+        for line in ("| m, 16 layers | bits per weight |", "| 3 bits | 3.5 | 5 | **80** (80 %) |", "| llama.cpp, Q3_K | 3.4375 |  | 40 (moec 2.00×) |",
+                     "| ik_llama.cpp, Q3_K: no such type | 3.4375 |  | – |", "| n, 4 layers | bits per weight |", "| 3 bits | 3.5 | 5 | **70** (70 %) |"):
+            self.assertIn(line, text)
+        self.assertNotIn("**60**", text)
 
 
 if __name__ == "__main__":

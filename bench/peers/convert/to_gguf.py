@@ -2,13 +2,13 @@
 
     to_gguf.py CHECKPOINT OUT FORMAT [--exact-ends] [--direct [--consume]] [--tokenizer FILE]
 
-`FORMAT` is bf16, q8 (Q8_0) or q4 (Q4_0), for every matrix alike, as moec stores them; norms, biases and routers are
-f32. `--exact-ends` keeps embedding and head in f32. There is no tokenizer, ids go in and logits come out, unless `--tokenizer` names
+`FORMAT` is bf16, q8 (Q8_0), q4 (Q4_0), q3 (Q3_K) or q2 (Q2_K), for every matrix alike, as moec stores them, but for embedding and head
+of q3 and q2, which are Q4_0; norms, biases and routers are f32. `--exact-ends` keeps embedding and head in f32. There is no tokenizer, ids go in and logits come out, unless `--tokenizer` names
 one of bytes with merges (GPT-2's kind), for engines that speak in text.
 
 A family of 2026 is converted layer by layer, by the rules of `golden/gguf/late.py`.
 
-q8 and q4 are made of the bf16 file beside OUT. With `--direct` they are made of the checkpoint, matrix by matrix, by
+What has fewer bits is made of the bf16 file beside OUT. With `--direct` q8 and q4 are made of the checkpoint, matrix by matrix, by
 gguf-py's quantisers, whose bits are those of llama.cpp's: for models that the disk holds once only. `--consume` gives
 the space of each shard back as soon as it has been read; the checkpoint is of no use afterwards.
 
@@ -246,11 +246,15 @@ def quantise(source, out, fmt, exact_ends):
     import llama_cpp as api
 
     params = api.llama_model_quantize_default_params()
-    params.ftype = {"q8": api.LLAMA_FTYPE_MOSTLY_Q8_0, "q4": api.LLAMA_FTYPE_MOSTLY_Q4_0}[fmt]
+    types = {
+        "q8": api.LLAMA_FTYPE_MOSTLY_Q8_0, "q4": api.LLAMA_FTYPE_MOSTLY_Q4_0,
+        "q3": api.LLAMA_FTYPE_MOSTLY_Q3_K_M, "q2": api.LLAMA_FTYPE_MOSTLY_Q2_K,
+    }
+    params.ftype = types[fmt]
     params.nthread = os.cpu_count()
     params.allow_requantize = params.pure = True
-    if exact_ends:
-        params.token_embedding_type = params.output_tensor_type = int(F32)
+    if exact_ends or fmt in ("q3", "q2"):
+        params.token_embedding_type = params.output_tensor_type = int(F32 if exact_ends else STORED["q4"])
     if api.llama_model_quantize(str(source).encode(), str(out).encode(), params):
         raise SystemExit(f"{source} cannot be quantised")
 
@@ -278,7 +282,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint")
     parser.add_argument("out", type=Path)
-    parser.add_argument("format", choices=["bf16", "q8", "q4", "qwen3moe"])
+    parser.add_argument("format", choices=["bf16", "q8", "q4", "q3", "q2", "qwen3moe"])
     parser.add_argument("--exact-ends", action="store_true")
     parser.add_argument("--direct", action="store_true")
     parser.add_argument("--consume", action="store_true")
