@@ -217,8 +217,8 @@ fn every_block_type_gives_the_tokens_of_its_decoded_numbers() {
 /// Types of the matrices of a model as published files mix them: the table and the head, then query, key,
 /// value, output, gate, up and down of each layer. Gate and up of the second differ: one weight of moec.
 const MIXED: [&str; 16] = [
-    "Q4_K", "Q6_K", "Q4_K", "Q4_K", "Q3_K", "Q5_K", "Q4_K", "Q4_K", "Q6_K", "Q5_K", "Q5_K", "Q5_K", "Q6_K",
-    "Q5_K", "Q2_K", "Q8_0",
+    "Q4_K", "Q6_K", "Q4_K", "Q2_K", "Q3_K", "Q5_K", "Q2_K", "Q2_K", "Q6_K", "Q5_K", "IQ4_XS", "Q5_K", "Q6_K",
+    "Q5_K", "IQ3_S", "Q8_0",
 ];
 
 /// `stored` keeps the codes and scales of each matrix. The bundle gives the tokens of the file's numbers in
@@ -267,7 +267,15 @@ fn stored_codes_give_the_tokens_of_their_numbers() {
         of.unwrap_or_else(|| panic!("{name}: {report}"))["bits_per_weight"].as_f64().unwrap()
     };
     // Rows of a panel are padded.
-    for (name, of_file) in [("q3k", 3.4375), ("q4k", 4.5), ("q5k", 5.5), ("q6k", 6.5625), ("q8h", 8.5)] {
+    for (name, of_file) in [
+        ("q2k", 2.625),
+        ("q3k", 3.4375),
+        ("iq4xs", 4.25),
+        ("q4k", 4.5),
+        ("q5k", 5.5),
+        ("q6k", 6.5625),
+        ("q8h", 8.5),
+    ] {
         assert!((of_file..of_file + 0.7).contains(&bits(name)), "{name}: {}", bits(name));
     }
     // With activations that are rounded, the bound of `verify` is checked. It is a reference of its own.

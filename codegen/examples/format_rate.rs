@@ -20,7 +20,7 @@ use std::time::Instant;
 const ROUNDS: usize = 41;
 
 /// A format and the one that it is compared with.
-const PAIRS: [[Format; 2]; 13] = [
+const PAIRS: [[Format; 2]; 15] = [
     [Format::Q8, Format::Q8h],
     [Format::Q4, Format::Q4h],
     [Format::Q4, Format::Mxfp4],
@@ -34,6 +34,8 @@ const PAIRS: [[Format; 2]; 13] = [
     [Format::Q5, Format::Q5k],
     [Format::Q6, Format::Q6k],
     [Format::Q3, Format::Q3k],
+    [Format::Q4n, Format::Iq4xs],
+    [Format::Q2, Format::Q2k],
 ];
 
 /// Rows, input channels, output channels: a token whose weights come from memory, one whose weights are in

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use std::io;
 use std::ops::Range;
 
-const FORMATS: [Format; 4] = [Format::Q3k, Format::Q4k, Format::Q5k, Format::Q6k];
+const FORMATS: [Format; 6] = [Format::Q2k, Format::Q3k, Format::Q4k, Format::Q5k, Format::Q6k, Format::Iq4xs];
 
 /// Rows of a checkpoint with any codes and scales: those of group `g` of row `r` depend on `seed`.
 struct Stored {
@@ -29,12 +29,16 @@ impl Stored {
         let fine = codes.fine.unwrap();
         let mix = |a: usize, b: usize| (a * 2_654_435_761 + b * 40_503 + self.seed * 97) >> 7;
         let values = (i32::from(codes.highest) - i32::from(codes.lowest) + 1) as usize;
-        let code = codes.lowest as i32 + (mix(row, col) % values) as i32;
+        let code = match codes.grid {
+            [] => codes.lowest as i32 + (mix(row, col) % values) as i32,
+            grid => i32::from(grid[mix(row, col) % grid.len()]),
+        };
         let (run, group) = (mix(row + 1, col / fine.run), mix(row + 2, col / FINE_GROUP));
         // Of either sign, subnormal ones too.
         let bits = |x: usize| (x & 0xbbff) as u16;
         if fine.minima {
-            (code as i8, (run % 64) as i8, (run / 64 % 64) as u8, [bits(group), bits(group >> 3)])
+            let many = usize::from(self.format.fine_most()) + 1;
+            (code as i8, (run % many) as i8, (run / many % many) as u8, [bits(group), bits(group >> 3)])
         } else {
             (code as i8, run as i8, 0, [bits(group), 0])
         }
@@ -125,8 +129,14 @@ fn numbers_that_share_no_scale_are_no_groups() {
 #[test]
 fn rounded_numbers_are_near() {
     let x: Vec<f32> = (0..700_u32).map(|i| ((i * 7919 % 1000) as f32 / 500.0 - 1.0).powi(3)).collect();
-    let steps = [2.0 / 15.0, 2.0 / 31.0, 1.0 / 31.0, 1.0 / 3.0];
-    for (format, step) in [Format::Q4k, Format::Q5k, Format::Q6k, Format::Q3k].into_iter().zip(steps) {
+    for (format, step) in [
+        (Format::Q4k, 2.0 / 15.0),
+        (Format::Q5k, 2.0 / 31.0),
+        (Format::Q6k, 1.0 / 31.0),
+        (Format::Q3k, 1.0 / 3.0),
+        (Format::Q2k, 2.0 / 3.0),
+        (Format::Iq4xs, 24.0 / 113.0),
+    ] {
         let mut near = x.clone();
         round_rows(format, x.len(), &mut near);
         let most = x.iter().zip(&near).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

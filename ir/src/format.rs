@@ -65,12 +65,16 @@ pub enum Format {
     Q3k,
     /// As [`Format::Q4`] with codes of [`Q4N_GRID`].
     Q4n,
+    /// GGUF's Q2_K: groups with [`Fine`] scales and minima by half of [`GROUP`] numbers, and codes of 2 bits.
+    Q2k,
+    /// GGUF's IQ4_XS: groups with [`Fine`] scales by [`GROUP`] numbers, and codes of [`IQ4_GRID`].
+    Iq4xs,
 }
 
 /// Scales of two levels: those of a group's runs are whole numbers of a byte times the group's scale, and
 /// their minima are such numbers times a second scale. A block is its codes, then [`FINE_BYTES`]: the scale
-/// of its run and the minimum, or the scales of its two runs. The scales of groups, then those of their
-/// minima, follow all blocks; both are f16.
+/// of its run and the minimum, or a byte for each of its two runs, the scale or both in half a byte each, the
+/// scale in the lower. The scales of groups, then those of their minima, follow all blocks; both are f16.
 ///
 /// A number is `scale · (code − lowest) − minimum`, or without minima `scale · code`. Products of so few
 /// bits are exact in f32, so that this is what llama.cpp's `dequantize_row` gives, to the bit.
@@ -138,6 +142,9 @@ pub const Q4N_GRID: [i8; 16] = [-48, -37, -29, -22, -16, -11, -6, -1, 4, 9, 15, 
 
 /// The codes of [`Format::Q3`].
 pub const Q3_GRID: [i8; 8] = [-47, -29, -15, -3, 8, 20, 34, 57];
+
+/// The codes of [`Format::Iq4xs`]: `kvalues_iq4nl` of ggml.
+pub const IQ4_GRID: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Bits of mantissa of a scale of eight bits without a sign: five of exponent, then three. The number of
 /// byte `b` is the f32 of bits `b << 20`, times [`E5M3_UNIT`]. Scales are normal numbers or zero: bytes 1 to 7
@@ -341,7 +348,7 @@ const fn fine(format: Format, name: &'static str, bits: usize, codes: Codes, fin
 const TOP: u8 = 24;
 
 /// A row for each format, in the order of its variants.
-static ROWS: [FormatSpec; 20] = [
+static ROWS: [FormatSpec; 22] = [
     plain(Format::F32, "f32", 32, 0.0),
     plain(Format::Bf16, "bf16", 16, 1.0 / 512.0),
     FormatSpec { largest: 65504.0, ..plain(Format::F16, "f16", 16, 1.0 / 4096.0) },
@@ -380,11 +387,13 @@ static ROWS: [FormatSpec; 20] = [
     fine(Format::Q6k, "q6k", 6, planes(-32), Fine { run: GROUP / 2, minima: false }),
     fine(Format::Q3k, "q3k", 3, planes(-4), Fine { run: GROUP / 2, minima: false }),
     groups(Format::Q4n, "q4n", 4, by_grid(Coding::Nibbles, &Q4N_GRID)),
+    fine(Format::Q2k, "q2k", 2, planes(-2), Fine { run: GROUP / 2, minima: true }),
+    fine(Format::Iq4xs, "iq4xs", 4, by_grid(Coding::Nibbles, &IQ4_GRID), Fine { run: GROUP, minima: false }),
 ];
 
 impl Format {
     /// Every format, in the order that messages list them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::F32,
         Self::Bf16,
         Self::F16,
@@ -404,7 +413,9 @@ impl Format {
         Self::Q6k,
         Self::Q5k,
         Self::Q4k,
+        Self::Iq4xs,
         Self::Q3k,
+        Self::Q2k,
     ];
 
     /// Its facts.
@@ -506,6 +517,15 @@ impl Format {
     /// one; no weights are rounded to them.
     pub const fn has_fine_scales(self) -> bool {
         self.fine().is_some()
+    }
+
+    /// Highest fine scale of rounded numbers, and highest minimum.
+    pub const fn fine_most(self) -> u8 {
+        match self.fine() {
+            Some(Fine { run: GROUP, minima: true }) => 63,
+            Some(Fine { minima: true, .. }) => 15,
+            _ => 127,
+        }
     }
 
     /// Runs of a block that have a scale of their own.

@@ -5,7 +5,7 @@ use std::fmt;
 
 pub use crate::format::{
     Codes, Coding, E2M1, E5M3, E5M3_UNIT, FINE_BYTES, FINE_GROUP, FINE_STORED, Fine, Format, FormatSpec,
-    GROUP, Granularity, LARGEST, OUTLIERS, Plane, Q2_PATTERNS, Q2S_PATTERNS, Q3_GRID, Q4N_GRID,
+    GROUP, Granularity, IQ4_GRID, LARGEST, OUTLIERS, Plane, Q2_PATTERNS, Q2S_PATTERNS, Q3_GRID, Q4N_GRID,
 };
 
 /// Element type of a value at run time. Activations are `F32`; ids and positions are `I32`.

@@ -58,12 +58,10 @@ pub(super) fn multiply<'k>(
             let weights: Vec<[I<'k>; 2]> =
                 (0..QUADS).map(|quad| [0, lanes].map(|c| operand(k, panel.format, from, quad, c))).collect();
             let scales = (!by_channel).then(|| [0, lanes].map(|c| weight_scales(k, panel, group, from, c)));
-            // Where numbers have minima, times the sum of a row.
-            let of_sums =
-                scales.map(|halves| halves.map(|scales| scales.of_sum().map(|x| x * PER_CORRECTION)));
             prefetcher.first(from);
             let add = |i: I<'k>, x: P<'k>, found: &[[I<'k>; 2]]| {
                 let by = x.bytes(SCALE).load().splat();
+                let corrections = corrections(k, panel.format, x, found.len());
                 for half in 0..2 {
                     let at = sums(i).words(half * lanes);
                     let mut sum = at.load_vec(Span::Full);
@@ -71,9 +69,11 @@ pub(super) fn multiply<'k>(
                         let by = scales.map_or(by, |scales| scales[half].of_run(run) * by);
                         sum = found[half].to_float().fma(by, sum);
                     }
-                    if let Some(of_sum) = of_sums.and_then(|of_sums| of_sums[half]) {
-                        let row = x.bytes(CORRECTION).load_word().to_float() * x.bytes(SCALE).load();
-                        sum = of_sum.fma(row.splat(), sum);
+                    // Where numbers have minima, times the sum of a row.
+                    for (run, of_row) in corrections.iter().enumerate() {
+                        if let Some(of_sum) = scales.and_then(|scales| scales[half].of_sum(run)) {
+                            sum = (of_sum * PER_CORRECTION).fma(of_row.to_float() * by, sum);
+                        }
                     }
                     at.store(sum);
                 }
@@ -87,9 +87,7 @@ pub(super) fn multiply<'k>(
                     let rows: Vec<P<'k>> = (0..several).map(|j| x(i + j)).collect();
                     let found = match (&columns, rows.as_slice()) {
                         (Some(columns), &[a, b]) => two_rows(k, columns, [a, b]).to_vec(),
-                        _ if panel.format.coding() == Some(Coding::Nibbles) => {
-                            nibble_rows(k, panel.format, from, &rows)
-                        }
+                        _ if nibbles(k, panel.format) => nibble_rows(k, panel.format, from, &rows),
                         _ => code_rows(k, from, &rows),
                     };
                     for (j, (x, found)) in rows.into_iter().zip(found).enumerate() {
@@ -164,7 +162,7 @@ const fn at_once(bytes: ByteDot, format: Format) -> usize {
     match bytes {
         _ if format.runs() > 1 => 1,
         ByteDot::Smmla => 2,
-        ByteDot::Maddubs if format.spreads_codes() => 1,
+        ByteDot::Maddubs if format.spreads_codes() || is_wide(format) => 1,
         ByteDot::Maddubs => 4,
         ByteDot::None | ByteDot::Vnni | ByteDot::Sdot => 1,
     }
@@ -172,7 +170,12 @@ const fn at_once(bytes: ByteDot, format: Format) -> usize {
 
 /// Whether nibbles are multiplied as their codes less the lowest, several words to one widening.
 fn nibbles(k: &Kb<'_>, format: Format) -> bool {
-    format.coding() == Some(Coding::Nibbles) && k.isa.bytes == ByteDot::Maddubs
+    format.coding() == Some(Coding::Nibbles) && k.isa.bytes == ByteDot::Maddubs && !is_wide(format)
+}
+
+/// Whether products of nibbles less the lowest do not fit into 16 bits: they are multiplied as signed bytes.
+const fn is_wide(format: Format) -> bool {
+    matches!(format.coding(), Some(Coding::Nibbles)) && words_to_widening(format) == 0
 }
 
 /// One quad of the weights, as the machine wants it.
@@ -198,8 +201,11 @@ fn above_lowest(format: Format, group: P<'_>, nr: usize, quad: usize, column: us
 }
 
 /// Words of codes less the lowest whose products with bytes, added by pairs, stay below 2¹⁵.
-fn words_to_widening(format: Format) -> usize {
-    let highest = format.spec().codes.map_or(1, |codes| usize::from(codes.highest.abs_diff(codes.lowest)));
+const fn words_to_widening(format: Format) -> usize {
+    let highest = match &format.spec().codes {
+        Some(codes) => codes.highest.abs_diff(codes.lowest) as usize,
+        None => 1,
+    };
     ((1 << 15) - 1) / (2 * 127 * highest)
 }
 
@@ -252,15 +258,34 @@ fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> 
     if format.runs() == 1 {
         return vec![[0, 1].map(|half| chain(half, start, w, x) + chain(half, k.i32v(0), v, y))];
     }
-    // A run each. What the sum of the lower one takes off is that of all without that of the upper one.
-    let upper = if k.isa.bytes == ByteDot::Vnni {
-        let all = k.i32v(0x8080_8080_u32.cast_signed());
-        k.i32v(0) - y.iter().fold(k.i32v(0), |sum, &y| k.dot_bytes(sum, all, y))
-    } else {
-        k.i32v(0)
+    let starts = match k.isa.bytes {
+        ByteDot::Vnni => corrections_of_runs(k, start, y),
+        _ => [start; 2],
     };
-    let runs = [(start - upper, w, x), (upper, v, y)];
-    runs.map(|(start, w, x)| [0, 1].map(|half| chain(half, start, w, x))).to_vec()
+    let runs = starts.into_iter().zip([(w, x), (v, y)]);
+    runs.map(|(start, (w, x))| [0, 1].map(|half| chain(half, start, w, x))).collect()
+}
+
+/// A row's corrections by runs, in every lane, where numbers have minima.
+fn corrections<'k>(k: &'k Kb<'k>, format: Format, x: P<'k>, runs: usize) -> Vec<I<'k>> {
+    if !format.fine().is_some_and(|fine| fine.minima) {
+        return Vec::new();
+    }
+    let whole = x.bytes(CORRECTION).load_word().splat(k.lanes());
+    if runs == 1 {
+        return vec![whole];
+    }
+    let upper: Vec<I<'k>> = (QUADS / 2..QUADS).map(|q| x.words(q).load_word().splat(k.lanes())).collect();
+    corrections_of_runs(k, whole, &upper).to_vec()
+}
+
+/// The corrections of two runs, by that of both and the words of the upper one.
+fn corrections_of_runs<'k>(k: &'k Kb<'k>, whole: I<'k>, upper: &[I<'k>]) -> [I<'k>; 2] {
+    // Unsigned 128 or signed −128, as the machine takes weights.
+    let all = k.i32v(0x8080_8080_u32.cast_signed());
+    let sum = upper.iter().fold(k.i32v(0), |sum, &x| k.dot_any_bytes(sum, all, x));
+    let upper = if k.isa.bytes == ByteDot::Vnni { k.i32v(0) - sum } else { sum };
+    [whole - upper, upper]
 }
 
 /// Four bytes of a row, in every lane.

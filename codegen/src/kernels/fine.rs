@@ -4,19 +4,25 @@
 use super::panel::{Panel, group_bytes, is_nibbles};
 use super::unpack::{from_planes, plain_scale};
 use crate::dsl::{F, I, Kb, P, Span};
-use moec_ir::types::{FINE_BYTES, Format, GROUP};
+use moec_ir::types::{Coding, FINE_BYTES, Format, GROUP};
 
 /// Bytes of a scale of a group.
 const HALF: usize = 2;
 
-/// Scales of a block's runs, and what is taken off: a number is `scale · (code + offset) − minimum`.
+/// Scale of a run, and what is taken off its numbers.
+#[derive(Clone, Copy)]
+struct Run<'k> {
+    by: F<'k>,
+    minimum: Option<F<'k>>,
+}
+
+/// Scales of a block's runs: a number is `by · (code + offset) − minimum`, without minima `by · code`.
 #[derive(Clone, Copy)]
 pub(super) struct Scales<'k> {
-    by: F<'k>,
-    /// Of the upper half, where that has another one.
-    upper: Option<F<'k>>,
-    /// Offset in multiples of codes, and the minimum.
-    minimum: Option<(f32, F<'k>)>,
+    lower: Run<'k>,
+    /// Of the upper half, where that has its own.
+    upper: Option<Run<'k>>,
+    offset: f32,
 }
 
 impl<'k> Scales<'k> {
@@ -25,7 +31,7 @@ impl<'k> Scales<'k> {
         let format = panel.format;
         if !format.has_fine_scales() {
             let by = plain_scale(k, panel, index, group, column);
-            return Self { by, upper: None, minimum: None };
+            return Self { lower: Run { by, minimum: None }, upper: None, offset: 0.0 };
         }
         let nr = k.isa.nr;
         let units = panel.group_scales(k, index, group, 0);
@@ -36,49 +42,53 @@ impl<'k> Scales<'k> {
 
     /// For codes that are this many times themselves, a power of two.
     pub(super) fn of_multiples(self, k: &'k Kb<'k>, of: f32) -> Self {
-        let by = |by: F<'k>| by * k.f(1.0 / of);
-        let minimum = self.minimum.map(|(offset, minimum)| (of * offset, minimum));
-        Self { by: by(self.by), upper: self.upper.map(by), minimum }
+        let by = |run: Run<'k>| Run { by: run.by * k.f(1.0 / of), ..run };
+        Self { lower: by(self.lower), upper: self.upper.map(by), offset: of * self.offset }
     }
 
     /// The same with every vector changed.
     pub(super) fn map(self, change: impl Fn(F<'k>) -> F<'k>) -> Self {
-        let Self { by, upper, minimum } = self;
-        let minimum = minimum.map(|(offset, minimum)| (offset, change(minimum)));
-        Self { by: change(by), upper: upper.map(&change), minimum }
+        let changed = |run: Run<'k>| Run { by: change(run.by), minimum: run.minimum.map(&change) };
+        Self { lower: changed(self.lower), upper: self.upper.map(changed), offset: self.offset }
+    }
+
+    fn run(&self, run: usize) -> Run<'k> {
+        self.upper.filter(|_| run > 0).unwrap_or(self.lower)
     }
 
     /// Scale of a run.
     pub(super) fn of_run(&self, run: usize) -> F<'k> {
-        self.upper.filter(|_| run > 0).unwrap_or(self.by)
+        self.run(run).by
     }
 
     /// The number of a code of quad `quad`.
     pub(super) fn number(&self, quad: usize, code: F<'k>) -> F<'k> {
-        let by = self.of_run(quad / (GROUP / 8));
-        match self.minimum {
-            Some((offset, minimum)) => (code + offset) * by - minimum,
+        let Run { by, minimum } = self.run(quad / (GROUP / 8));
+        match minimum {
+            Some(minimum) => (code + self.offset) * by - minimum,
             None => code * by,
         }
     }
 
-    /// Factor of a row's sum over a block, which is taken off its products with codes.
-    pub(super) fn of_sum(&self) -> Option<F<'k>> {
-        self.minimum.map(|(offset, minimum)| minimum - self.by * offset)
+    /// Factor of a row's sum over a run, which is taken off its products with codes.
+    pub(super) fn of_sum(&self, run: usize) -> Option<F<'k>> {
+        let Run { by, minimum } = self.run(run);
+        minimum.map(|minimum| minimum - by * self.offset)
     }
 }
 
 /// Scales of two levels by the fine ones of a block, one or a vector, and the scales of its group.
 fn of<'k>(format: Format, fine: I<'k>, unit: &dyn Fn(usize) -> F<'k>) -> Scales<'k> {
-    let scale = fine.shl(24).shr(24).to_float() * unit(0);
-    let upper = fine.shl(16).shr(24).to_float();
-    match format.spec().codes {
-        Some(codes) if codes.fine.is_some_and(|fine| fine.minima) => {
-            let minimum = Some((-f32::from(codes.lowest), upper * unit(1)));
-            Scales { by: scale, upper: None, minimum }
-        }
-        _ => Scales { by: scale, upper: Some(upper * unit(0)), minimum: None },
-    }
+    let minima = format.fine().is_some_and(|fine| fine.minima);
+    let two = format.runs() > 1;
+    // A byte, signed, and half a byte.
+    let byte = |i: i64| fine.shl(24 - 8 * i).shr(24).to_float();
+    let half = |i: i64| (fine.shr(4 * i) & 15).to_float();
+    let scale = |run: i64| if two && minima { half(2 * run) } else { byte(run) };
+    let minimum = |run: i64| if two { half(2 * run + 1) } else { byte(1) };
+    let run = |run: i64| Run { by: scale(run) * unit(0), minimum: minima.then(|| minimum(run) * unit(1)) };
+    let lowest = format.spec().codes.filter(|_| minima).map_or(0, |codes| codes.lowest);
+    Scales { lower: run(0), upper: two.then(|| run(1)), offset: -f32::from(lowest) }
 }
 
 /// Column `column` of a panel of codes with scales of two levels, as f32.
@@ -101,10 +111,11 @@ pub(super) fn write_column<'k>(
         let scales = of(format, fine, &unit);
         let word = |i: usize| from.words(column + i * nr).load_int().narrow();
         for quad in 0..GROUP / 4 {
-            let codes = if is_nibbles(format) {
-                word(quad % 4).logical_shr(4 * (quad / 4) as i64) & 0x0f0f_0f0f
-            } else {
-                from_planes(format, quad, &word, 0)
+            let nibbles = || word(quad % 4).logical_shr(4 * (quad / 4) as i64) & 0x0f0f_0f0f;
+            let codes = match format.coding() {
+                Some(Coding::Nibbles) if is_nibbles(format) => nibbles(),
+                Some(Coding::Nibbles) => nibbles().codes_at(format.grid(), 0),
+                _ => from_planes(format, quad, &word, 0),
             };
             for j in (0..4).filter(|j| 4 * quad + j < count) {
                 let code = codes.signed_byte(j);

@@ -6,7 +6,7 @@
 //! | f32, f16, bf16 | f32 | multiply-adds, weights widened in registers ([`super::micro`]) |
 //! | bf16 | bf16 | dot products of pairs ([`super::micro`]); on NEON two rows at a time ([`super::squares`]) |
 //! | q2 to q8, q2s, q4n, q8h, q4h, mxfp4 | bytes | dot products of four bytes, one scale per group ([`super::bytes`]) |
-//! | q3k to q6k | bytes | the same with a scale for each run, less the minimum times the row's sum ([`super::fine`]) |
+//! | q2k to q6k, iq4xs | bytes | the same with a scale for each run, less the minimum times the row's sum ([`super::fine`]) |
 //! | q4o, q4c | bytes | the same, one scale per column; rows of wider codes beside ([`super::outliers`]) |
 //! | all of codes | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
 //! | bf16 | bf16, on tile registers | [`super::amx`] |

@@ -141,18 +141,35 @@ pub(crate) fn e5m3(format: Format, stored: I<'_>) -> F<'_> {
     bits.shl(23 - i64::from(E5M3) - beside as i64).as_float() * E5M3_UNIT
 }
 
-/// Signed codes of one quad, four bytes a lane, for the columns from `column` on.
+/// Signed codes of one quad, four bytes a lane, for the columns from `column` on; of plain nibbles 16 times what they
+/// are, which [`scales`] take out.
 pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
+    stored(format, group, nr, quad, column, 0)
+}
+
+/// The same as unsigned bytes: 128 more.
+pub(super) fn flipped(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
+    stored(format, group, nr, quad, column, FLIPPED)
+}
+
+/// Offset from a signed byte to the unsigned one with the other top bit.
+const FLIPPED: u8 = 0x80;
+
+/// A number in each byte of a word.
+const EACH: usize = 0x0101_0101;
+
+/// As [`codes`]; `flipped` changes the top bit of each.
+fn stored(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize, flipped: u8) -> I<'_> {
+    let word = |word: usize| group.words(word * nr + column).load_ints();
     match format.coding() {
-        // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scales`] takes the 16
-        // out.
-        Some(Coding::Nibbles) if is_nibbles(format) => high_nibbles(group, nr, quad, column) ^ 0x8080_8080,
-        Some(Coding::Nibbles) => from_grid(format, group, nr, quad, column, 0),
-        Some(Coding::Planes) => {
-            from_planes(format, quad, &|word| group.words(word * nr + column).load_ints(), 0)
+        // In the upper nibble `16 · (code + 8)`: the sign bit of `16 · code`, flipped.
+        Some(Coding::Nibbles) if is_nibbles(format) => {
+            high_nibbles(group, nr, quad, column) ^ (usize::from(flipped ^ FLIPPED) * EACH)
         }
-        Some(Coding::Patterns) => patterns(format, group, nr, quad, column, 0),
-        _ => group.words(quad * nr + column).load_ints(),
+        Some(Coding::Nibbles) => from_grid(format, group, nr, quad, column, flipped),
+        Some(Coding::Planes) => from_planes(format, quad, &word, flipped),
+        Some(Coding::Patterns) => patterns(format, group, nr, quad, column, flipped),
+        _ => word(quad) ^ (usize::from(flipped) * EACH),
     }
 }
 
@@ -168,22 +185,6 @@ pub(super) fn from_grid(
     low_nibbles(group, nr, quad, column).codes_at(format.grid(), offset)
 }
 
-/// The codes of one quad as unsigned bytes: 128 more than they are; of plain nibbles 16 times what is 8 more.
-pub(super) fn flipped(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
-    match format.coding() {
-        Some(Coding::Nibbles) if is_nibbles(format) => high_nibbles(group, nr, quad, column),
-        Some(Coding::Nibbles) => from_grid(format, group, nr, quad, column, FLIPPED),
-        Some(Coding::Planes) => {
-            from_planes(format, quad, &|word| group.words(word * nr + column).load_ints(), FLIPPED)
-        }
-        Some(Coding::Patterns) => patterns(format, group, nr, quad, column, FLIPPED),
-        _ => group.words(quad * nr + column).load_ints() ^ 0x8080_8080,
-    }
-}
-
-/// Offset from a signed byte to the unsigned one with the other top bit.
-const FLIPPED: u8 = 0x80;
-
 /// The signed codes of one quad of a format of planes, four bytes a lane, from the words of its group. With
 /// `flipped`, 0x80, the top bit of each is the other one.
 pub(crate) fn from_planes<'k>(
@@ -192,7 +193,6 @@ pub(crate) fn from_planes<'k>(
     word_of: &dyn Fn(usize) -> I<'k>,
     flipped: u8,
 ) -> I<'k> {
-    const EACH: usize = 0x0101_0101;
     const TOP: usize = 0x80 * EACH;
     let spec = format.spec();
     let part = |plane: Plane| {

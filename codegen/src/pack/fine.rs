@@ -6,6 +6,16 @@ use moec_ir::types::{Codes, FINE_GROUP, FINE_STORED, Fine, Format, LARGEST};
 /// Most runs of a group.
 const RUNS: usize = FINE_GROUP / 16;
 
+/// The nearest code of a grid in ascending order, or whole number in its range.
+fn nearest_code(codes: &Codes, x: f32) -> i8 {
+    if codes.grid.is_empty() {
+        return x.round_ties_even().clamp(f32::from(codes.lowest), f32::from(codes.highest)) as i8;
+    }
+    let distance = |code: &i8| (f32::from(*code) - x).abs();
+    let nearest = codes.grid.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+    nearest.copied().unwrap_or(codes.lowest)
+}
+
 /// A group as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FineGroup {
@@ -59,19 +69,19 @@ impl FineGroup {
             let bits = f16::from_f32(runs.iter().map(of).fold(0.0, f32::max) / top);
             (bits.to_bits(), bits.to_f32())
         };
-        let top = if fine.minima { 63.0 } else { 127.0 };
+        let top = f32::from(format.fine_most());
         let ((unit_bits, unit), (least_bits, least)) = (unit(|run| run.0, top), unit(|run| run.1, top));
         found.units = [unit_bits, least_bits];
         let whole = |x: f32, unit: f32| if unit > 0.0 { (x / unit).round_ties_even().min(top) } else { 0.0 };
         let rows = found.codes.chunks_mut(fine.run).zip(x.chunks(fine.run));
-        for (run, (codes, x)) in rows.enumerate() {
+        for (run, (to, x)) in rows.enumerate() {
             let (scale, minimum) = (whole(runs[run].0, unit), whole(runs[run].1, least));
             (found.scales[run], found.minima[run]) = (scale as i8, minimum as u8);
             let (step, minimum) = (unit * scale, least * minimum);
             let offset = if fine.minima { lowest } else { 0.0 };
-            for (code, x) in codes.iter_mut().zip(x) {
+            for (code, x) in to.iter_mut().zip(x) {
                 let near = if step > 0.0 { (x + minimum) / step } else { 0.0 };
-                *code = (near.round_ties_even() + offset).clamp(lowest, highest) as i8;
+                *code = nearest_code(&codes, near + offset);
             }
         }
         found

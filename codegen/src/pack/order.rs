@@ -122,16 +122,19 @@ impl PackedRow {
 
     /// Writes group `i` of a row of this many blocks.
     fn put_fine(&self, i: usize, blocks: usize, group: &FineGroup, bytes: &mut [u8]) {
-        let runs = self.format.runs();
+        let (runs, minima) = (self.format.runs(), self.format.fine().is_some_and(|fine| fine.minima));
         let known = i * self.shared..((i + 1) * self.shared).min(blocks);
         for ((g, b), codes) in known.zip(0..).zip(group.codes.as_chunks().0) {
             self.put_codes(g, codes, bytes);
             let at = self.fine + g * self.group;
             if let Some(cell) = bytes.get_mut(at..at + FINE_BYTES) {
                 let scale = |run: usize| group.scales[run].cast_unsigned();
-                let fine =
-                    if runs > 1 { [scale(2 * b), scale(2 * b + 1)] } else { [scale(b), group.minima[b]] };
-                cell.copy_from_slice(&fine);
+                let byte = |run: usize| scale(run) | group.minima[run] << 4;
+                cell.copy_from_slice(&match runs {
+                    1 => [scale(b), group.minima[b]],
+                    _ if minima => [byte(2 * b), byte(2 * b + 1)],
+                    _ => [scale(2 * b), scale(2 * b + 1)],
+                });
             }
         }
         let scales = self.format.scale_bytes() / HALF;
@@ -147,14 +150,18 @@ impl PackedRow {
     /// Group `i` of a row of this many blocks, with scales of two levels; zeros past its end.
     fn fine_group(&self, i: usize, blocks: usize, bytes: &[u8]) -> Option<FineGroup> {
         let (mut found, runs) = (FineGroup::ZERO, self.format.runs());
+        let minima = self.format.fine().is_some_and(|fine| fine.minima);
         let known = i * self.shared..((i + 1) * self.shared).min(blocks);
         for ((g, b), codes) in known.zip(0..).zip(found.codes.as_chunks_mut().0) {
             *codes = self.codes(g, bytes)?;
             let &[low, high] = bytes.get(self.fine + g * self.group..)?.first_chunk::<FINE_BYTES>()?;
-            if runs > 1 {
-                found.scales[2 * b..2 * b + 2].copy_from_slice(&[low, high].map(u8::cast_signed));
-            } else {
+            if runs == 1 {
                 (found.scales[b], found.minima[b]) = (low.cast_signed(), high);
+                continue;
+            }
+            for (run, byte) in (2 * b..).zip([low, high]) {
+                let (scale, minimum) = if minima { (byte & 15, byte >> 4) } else { (byte, 0) };
+                (found.scales[run], found.minima[run]) = (scale.cast_signed(), minimum);
             }
         }
         let scales = self.format.scale_bytes() / HALF;

@@ -215,7 +215,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
 }
 
 /// Formats with their compute types.
-pub(crate) const PRODUCTS: [(Format, ComputeType); 42] = [
+pub(crate) const PRODUCTS: [(Format, ComputeType); 46] = [
     (Format::F32, ComputeType::F32),
     (Format::Bf16, ComputeType::F32),
     (Format::F16, ComputeType::F32),
@@ -258,6 +258,10 @@ pub(crate) const PRODUCTS: [(Format, ComputeType); 42] = [
     (Format::Q6k, ComputeType::I8),
     (Format::Q3k, ComputeType::F32),
     (Format::Q3k, ComputeType::I8),
+    (Format::Q2k, ComputeType::Bf16),
+    (Format::Q2k, ComputeType::I8),
+    (Format::Iq4xs, ComputeType::F32),
+    (Format::Iq4xs, ComputeType::I8),
 ];
 
 /// Every second case of a list that runs through all products for each shape, as on a checkerboard: each

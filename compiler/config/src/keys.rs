@@ -130,7 +130,7 @@ pub const KEYS: &[Key] = &[
         help: &[
             "Storage of the routed experts. \"q8h\", \"q4h\" and \"mxfp4\" hold what checkpoints store as Q8_0, Q4_0 and MXFP4,",
             "with unchanged codes and scales; weights in other formats are rounded. \"stored\" rounds nothing: each matrix keeps what",
-            "the checkpoint has, Q3_K to Q6_K among it, and is f32 where no format holds that.",
+            "the checkpoint has, Q2_K to Q6_K among it, and is f32 where no format holds that.",
         ],
         set: |c, v| storage(v, format, WeightClass::Experts, &mut c.weights.stored, &mut c.weights.experts),
     },

@@ -5,6 +5,7 @@
 //! it, as the number of minus signs is even.
 
 use super::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+use super::k_quants::SuperBlock;
 use super::{SMALL, SUPER, blocks, half, nibble, nibbles, word};
 use half::f16 as Half;
 
@@ -22,14 +23,26 @@ pub fn iq4_nl(stored: &[u8], from: usize, out: &mut [f32]) {
 /// A number of 16 bits, eight pairs of high bits of scales, their eight low nibbles, 128 bytes: `d · (scale
 /// − 32) · number`, by groups of 32, each laid out as a block of [`iq4_nl`].
 pub fn iq4_xs(stored: &[u8], from: usize, out: &mut [f32]) {
-    blocks(stored, from, out, |block: &[u8; 136], out: &mut [f32; SUPER]| {
-        let (d, high) = (half(block, 0), word(block, 2));
-        for (g, out) in out.as_chunks_mut::<SMALL>().0.iter_mut().enumerate() {
-            let scale = nibble(&block[4..], g) | ((high >> (2 * g) & 3) as u8) << 4;
-            let d = d * (f32::from(scale) - 32.0);
-            nibbles(&block[8 + 16 * g..], out, |_, code| d * f32::from(IQ4[usize::from(code)]));
-        }
-    });
+    blocks(stored, from, out, |block, out| super_block_of_iq4_xs(block).decode(out));
+}
+
+/// A super-block of IQ4_XS; its codes are the numbers.
+pub fn super_block_of_iq4_xs(block: &[u8; 136]) -> SuperBlock {
+    let high = word(block, 2);
+    let scale = |g: usize| nibble(&block[4..], g) | ((high >> (2 * g) & 3) as u8) << 4;
+    let mut found = SuperBlock {
+        d: word(block, 0),
+        dmin: 0,
+        group: SMALL,
+        scales: std::array::from_fn(|g| if g < SUPER / SMALL { scale(g).cast_signed() - 32 } else { 0 }),
+        minima: [0; SUPER / 16],
+        codes: [0; SUPER],
+    };
+    for (i, code) in found.codes.iter_mut().enumerate() {
+        let byte = block[8 + i / SMALL * 16 + i % 16];
+        *code = IQ4[usize::from(byte >> (i % SMALL / 16 * 4) & 15)];
+    }
+    found
 }
 
 /// Eight numbers that are decoded together: a scale, signs, and the points that their magnitudes are.

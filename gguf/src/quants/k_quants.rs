@@ -1,6 +1,6 @@
 //! Super-blocks of the k-quants.
 
-use super::{SMALL, SUPER, blocks, half, pair, word};
+use super::{SMALL, SUPER, blocks, pair, word};
 use half::f16;
 
 /// A super-block of groups with scales and, in some types, minima: number `i` of group `g` is `d · scale[g] ·
@@ -22,7 +22,7 @@ pub struct SuperBlock {
 }
 
 impl SuperBlock {
-    fn decode(&self, out: &mut [f32; SUPER]) {
+    pub(super) fn decode(&self, out: &mut [f32; SUPER]) {
         let [d, dmin] = [self.d, self.dmin].map(|bits| f16::from_bits(bits).to_f32());
         for (g, (out, codes)) in out.chunks_mut(self.group).zip(self.codes.chunks(self.group)).enumerate() {
             let (scale, minimum) = (d * f32::from(self.scales[g]), dmin * f32::from(self.minima[g]));
@@ -36,15 +36,20 @@ impl SuperBlock {
 /// 16 bytes with a scale (low) and a minimum (high), 64 bytes of codes of 2 bits, two numbers of 16 bits:
 /// `d · scale · code − dmin · min`, by groups of 16.
 pub fn q2_k(stored: &[u8], from: usize, out: &mut [f32]) {
-    blocks(stored, from, out, |block: &[u8; 84], out: &mut [f32; SUPER]| {
-        let (scales, codes) = block.split_at(16);
-        let (d, dmin) = (half(block, 80), half(block, 82));
-        for (i, x) in out.iter_mut().enumerate() {
-            let scale = scales[i / 16];
-            let (d, m) = (d * f32::from(scale & 15), dmin * f32::from(scale >> 4));
-            *x = d * f32::from(pair(codes, i)) - m;
-        }
-    });
+    blocks(stored, from, out, |block, out| super_block_of_q2_k(block).decode(out));
+}
+
+/// A super-block of Q2_K.
+pub fn super_block_of_q2_k(block: &[u8; 84]) -> SuperBlock {
+    let (scales, codes) = block.split_at(16);
+    SuperBlock {
+        d: word(block, 80),
+        dmin: word(block, 82),
+        group: 16,
+        scales: std::array::from_fn(|g| (scales[g] & 15).cast_signed()),
+        minima: std::array::from_fn(|g| scales[g] >> 4),
+        codes: std::array::from_fn(|i| pair(codes, i).cast_signed()),
+    }
 }
 
 /// 32 bytes of third bits, 64 of codes of 2 bits, 12 with scales of 6 bits, a number of 16 bits: `d · (scale

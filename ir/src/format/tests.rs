@@ -93,6 +93,8 @@ fn format_sizes_and_errors_match_their_definitions() {
     assert_eq!(sizes(Format::Q5k), (48, None, 5.625, 7));
     assert_eq!(sizes(Format::Q6k), (54, None, 6.5625, 7));
     assert_eq!(sizes(Format::Q3k), (30, None, 3.5625, 7));
+    assert_eq!(sizes(Format::Q2k), (24, None, 2.625, 7));
+    assert_eq!(sizes(Format::Iq4xs), (38, None, 4.5625, 7));
     assert_eq!(sizes(Format::Q4o), (41, None, 4.25, 0));
     assert_eq!(sizes(Format::Q4c), (36, None, 4.0, 0));
     assert_eq!([Format::Q4o, Format::Q4c].map(|f| f.outliers(65)), [2, 0]);

@@ -4,8 +4,10 @@
 use crate::encodings::coded::{Block, DecodeCodes, DecodeFine, e2m1, half_power, take};
 use crate::encodings::{Conversion, Encoding, ExactFormat, plain};
 use half::f16;
+use moec_gguf::quants::i_quants::super_block_of_iq4_xs;
 use moec_gguf::quants::k_quants::{
-    SuperBlock, super_block_of_q3_k, super_block_of_q4_k, super_block_of_q5_k, super_block_of_q6_k,
+    SuperBlock, super_block_of_q2_k, super_block_of_q3_k, super_block_of_q4_k, super_block_of_q5_k,
+    super_block_of_q6_k,
 };
 use moec_gguf::types::Type;
 use moec_ir::Format;
@@ -42,6 +44,12 @@ const Q6_K: Encoding =
     fine("Q6_K", Format::Q6k, |stored, from, out| take_super_blocks(stored, from, out, super_block_of_q6_k));
 const Q3_K: Encoding =
     fine("Q3_K", Format::Q3k, |stored, from, out| take_super_blocks(stored, from, out, super_block_of_q3_k));
+const Q2_K: Encoding = fine("Q2_K", Format::Q2k, |stored, from, out| {
+    take_super_blocks(stored, from, out, |block| with_lowest(super_block_of_q2_k(block), 2))
+});
+const IQ4_XS: Encoding = fine("IQ4_XS", Format::Iq4xs, |stored, from, out| {
+    take_super_blocks(stored, from, out, super_block_of_iq4_xs)
+});
 
 /// The super-block with codes from `-lowest` on, as the format has them, in place of those from 0 on.
 fn with_lowest(mut block: SuperBlock, lowest: i8) -> SuperBlock {
@@ -131,7 +139,7 @@ pub(super) const ENCODINGS: [&Encoding; 26] = [
     &of("Q4_1"),
     &of("Q5_0"),
     &of("Q5_1"),
-    &of("Q2_K"),
+    &Q2_K,
     &Q3_K,
     &Q4_K,
     &Q5_K,
@@ -144,7 +152,7 @@ pub(super) const ENCODINGS: [&Encoding; 26] = [
     &of("IQ3_XXS"),
     &of("IQ3_S"),
     &of("IQ4_NL"),
-    &of("IQ4_XS"),
+    &IQ4_XS,
     &of("TQ1_0"),
     &of("TQ2_0"),
     &MXFP4,
@@ -190,7 +198,7 @@ mod tests {
 
     #[test]
     fn super_blocks_equal_decoded_numbers() {
-        for row in [&Q3_K, &Q4_K, &Q5_K, &Q6_K] {
+        for row in [&Q2_K, &Q3_K, &Q4_K, &Q5_K, &Q6_K, &IQ4_XS] {
             let native = row.native_format.unwrap();
             let Conversion::Fine(take) = native.conversion else { panic!("{}", row.title) };
             let codes = native.format.spec().codes.unwrap();
@@ -199,7 +207,12 @@ mod tests {
                 let mut stored: Vec<u8> =
                     (0..2 * row.bytes).map(|i| ((i * 41 + seed * 97) ^ ((i * i) >> 4)) as u8).collect();
                 let last = row.bytes - 2;
-                let at = if codes.fine.unwrap().minima { [0, 2] } else { [last, last] };
+                let at = match native.format {
+                    Format::Q4k | Format::Q5k => [0, 2],
+                    Format::Q2k => [80, 82],
+                    Format::Iq4xs => [0, 0],
+                    _ => [last, last],
+                };
                 for (i, at) in at.into_iter().enumerate() {
                     let scale = f16::from_bits((seed * 131 + i * 77) as u16 & 0xbbff);
                     stored[at..at + 2].copy_from_slice(&scale.to_le_bytes());
