@@ -276,6 +276,19 @@ fn shapes_of_published_models_are_predicted_from_their_configuration() {
     }
 }
 
+/// Kernels of a model that no cache holds are timed, if the target is this machine.
+#[test]
+fn speeds_on_this_machine_come_from_its_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), Like::Olmoe.config().unwrap().to_string()).unwrap();
+    for (target, timed) in [("native", true), ("sapphire-rapids", false)] {
+        let options = ["--memory", "2TiB", "--target", target];
+        let why = ok(&mut predict(dir.path(), &dir.path().join("model.toml"), &options)).stderr;
+        let why = String::from_utf8(why).unwrap();
+        assert_eq!(why.contains("kernels on this machine, for the speeds"), timed, "{why}");
+    }
+}
+
 #[test]
 fn configuration_that_is_not_supported_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -355,7 +355,7 @@ fn paragraph(d: &KernelDecision, at: &Use, threads: Option<usize>) -> String {
         let name = if i == 0 { "measured" } else { "" };
         let chosen = if m.schedule == d.schedule { "  ← chosen" } else { "" };
         let what = if i == 0 {
-            format!("  (part of the matrix, {} threads)", threads.unwrap_or(1))
+            format!("  ({} threads, by a part of the matrix)", threads.unwrap_or(1))
         } else {
             String::new()
         };

@@ -16,6 +16,17 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+/// The error of a kernel that was not timed.
+pub(crate) fn failed(e: TuneError) -> Error {
+    match e {
+        TuneError::Stopped => {
+            interrupt::check().err().unwrap_or_else(|| Error::bug("a tuning stopped by itself"))
+        }
+        TuneError::Threads(e) => Error::from(e),
+        e => Error::bug("a kernel cannot be timed").because(e),
+    }
+}
+
 /// Cached times of a kernel.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -108,7 +119,7 @@ impl<'a> Tuner<'a> {
         let threads = moec_runtime::platform::cpu::threads(None).map_err(Error::from)?;
         let info = target.info();
         let machine = format!(
-            "moec {}, LLVM {}\n{} {}\n{}\n{threads} threads",
+            "moec {}, LLVM {}\n{} {}\n{}\n{threads} threads, whole matrices",
             env!("CARGO_PKG_VERSION"),
             moec_cpu::llvm_version(),
             info.triple,
@@ -149,27 +160,22 @@ impl<'a> Tuner<'a> {
         n: usize,
         candidates: &[Schedule],
         model: Schedule,
-        share: Duration,
+        time: Duration,
     ) -> Result<Vec<(Schedule, f64)>> {
-        let failed = |e: TuneError| match e {
-            TuneError::Stopped => {
-                interrupt::check().err().unwrap_or_else(|| Error::bug("a tuning stopped by itself"))
-            }
-            TuneError::Threads(e) => Error::from(e),
-            e => Error::bug("a kernel cannot be timed").because(e),
-        };
         let mut watch = match self.watch.take() {
             Some(watch) => watch,
             None => Stopwatch::new(self.target, self.threads).map_err(failed)?,
         };
+        let share = watch.share(self.target, spec, n);
         let mut run = |schedules: &[Schedule], time| {
-            watch.time(self.target, spec, n, schedules, time, &interrupt::requested).map_err(failed)
+            let times = watch.time(self.target, spec, n, schedules, time, &interrupt::requested);
+            times.map(|times| times.into_iter().map(|t| t / share).collect::<Vec<_>>()).map_err(failed)
         };
-        let times = run(candidates, share.mul_f64(0.75))?;
+        let times = run(candidates, time.mul_f64(0.75))?;
         let mut all: Vec<(Schedule, f64)> = candidates.iter().copied().zip(times).collect();
         // Changes that each help alone may help together.
         if let Some(joint) = self.joint(spec, &all, model)
-            && let [of_model, of_joint] = run(&[model, joint], share.mul_f64(0.25))?[..]
+            && let [of_model, of_joint] = run(&[model, joint], time.mul_f64(0.25))?[..]
             && let Some(&(_, base)) = all.iter().find(|(s, _)| *s == model)
         {
             all.push((joint, base * of_joint / of_model));

@@ -211,9 +211,17 @@ pub struct KernelDecision {
     pub by: ScheduleSource,
     /// Prediction of the cost model.
     pub predicted: Predicted,
-    /// Measured times of a part of the matrix, for every schedule that was tried.
+    /// Times on all threads, for every schedule that was tried: by those of a part of the matrix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
+}
+
+impl KernelDecision {
+    /// Seconds of a call on all threads, if they were measured.
+    pub fn seconds(&self) -> Option<f64> {
+        let own = self.measured.iter().find(|m| m.schedule == self.schedule);
+        own.map(|m| m.ms / 1e3)
+    }
 }
 
 /// Load of a call.

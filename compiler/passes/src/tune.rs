@@ -22,7 +22,8 @@ pub trait KernelTimer: std::fmt::Debug {
     fn threads(&self) -> usize;
 
     /// Seconds of a kernel, called with `n` valid rows, in every promising schedule, that of the model
-    /// included; empty if no time is left. `left` kernels share the remaining time.
+    /// included; empty if no time is left. They are those of the whole matrix, on all threads. `left` kernels
+    /// share the remaining time.
     ///
     /// # Errors
     /// Fails if threads do not start, or on an interrupt. A bug of the compiler: a kernel that cannot be

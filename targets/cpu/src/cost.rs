@@ -357,7 +357,7 @@ impl CpuTarget {
             (Knob::Rows, rows),
             (Knob::Unroll, &[(8, 1)]),
             (Knob::Block, &[(64, 65), (256, 129)]),
-            (Knob::Ahead, &[(0, 1), (1536, 1), (4096, 1)]),
+            (Knob::Ahead, &[(0, 1), (2560, 1), (12288, 1)]),
         ];
         let mut all = vec![usual];
         for (knob, values) in values.into_iter().filter(|(knob, _)| knob.applies_to(spec, &self.isa)) {

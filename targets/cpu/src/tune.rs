@@ -102,12 +102,12 @@ impl Operand {
 
 /// Requests huge pages for memory that is allocated and not yet written. A hint.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn in_huge_pages(lines: &mut Vec<Line>) {
+pub(crate) fn in_huge_pages<T>(memory: &mut Vec<T>) {
     const HUGE: usize = 2 << 20;
-    let (first, bytes) = (lines.as_mut_ptr().addr(), lines.capacity() * 64);
+    let (first, bytes) = (memory.as_mut_ptr().addr(), memory.capacity() * size_of::<T>());
     let from = first.next_multiple_of(HUGE);
     if from + HUGE <= first + bytes {
-        let at = lines.as_mut_ptr().wrapping_byte_add(from - first);
+        let at = memory.as_mut_ptr().wrapping_byte_add(from - first);
         // SAFETY: a hint about pages inside the allocation; their content is not touched.
         unsafe { libc::madvise(at.cast(), first + bytes - from, libc::MADV_HUGEPAGE) };
     }
@@ -115,7 +115,7 @@ fn in_huge_pages(lines: &mut Vec<Line>) {
 
 /// Does nothing on this system.
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-fn in_huge_pages(_lines: &mut Vec<Line>) {}
+pub(crate) fn in_huge_pages<T>(_memory: &mut Vec<T>) {}
 
 impl fmt::Debug for Stopwatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -205,6 +205,12 @@ impl Stopwatch {
     pub fn probed(&self, target: &CpuTarget, spec: &KernelSpec, n: usize) -> Option<Estimate> {
         let probe = target.probe(spec, n, self.pool.threads())?;
         target.estimate(&probe.spec, probe.rows)
+    }
+
+    /// Part of a kernel's work that [`Stopwatch::time`] does; 1 where there is no matrix.
+    pub fn share(&self, target: &CpuTarget, spec: &KernelSpec, n: usize) -> f64 {
+        let part = self.probed(target, spec, n).zip(target.estimate(spec, n));
+        part.map_or(1.0, |(part, whole)| part.operations / whole.operations)
     }
 
     /// Seconds of one call.
@@ -380,7 +386,7 @@ fn dispatch(layout: DispatchLayout, rows: usize) -> Vec<i32> {
     table
 }
 
-fn median(times: &mut [f64]) -> f64 {
+pub(crate) fn median(times: &mut [f64]) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     let n = times.len();
     match n {

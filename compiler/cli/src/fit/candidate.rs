@@ -1,8 +1,8 @@
 //! Candidates: formats, context and place of the experts, with predictions of size, memory and speed.
 //!
 //! A prediction is the plan of a build without its weights. Sizes are the plan's. Tokens per second are those of
-//! `moec report`: a model, not a measurement. Experts that memory does not hold are read from disk first; a run hides
-//! some of these reads by arithmetic, the model none.
+//! `moec report`: a model, with measured times of matrix kernels where the target is this machine. Experts that memory does
+//! not hold are read from disk first; a run hides some of these reads by arithmetic, the model none.
 
 use crate::report::speed::{Machine, expected};
 use moec_base::progress::Progress;
@@ -13,6 +13,7 @@ use moec_device::{Device, NATIVE, UnitKind};
 use moec_import::{Checkpoint, ModelSpec};
 use moec_ir::Format;
 use moec_ir::plan::{Paging, Plan};
+use moec_measure::kernel_times::KernelTimes;
 use moec_passes::gpu_expert_cache;
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::Profile;
@@ -113,6 +114,8 @@ pub(crate) struct Model<'a> {
     pub(crate) target: &'a str,
     /// The model's profile and its file.
     pub(crate) profile: Option<(&'a Path, &'a Profile)>,
+    /// Times of kernels, where the target is this machine.
+    pub(crate) times: Option<KernelTimes>,
 }
 
 /// Predicts every candidate: contexts as given, experts in memory before experts on disk, formats of more bits
@@ -129,8 +132,8 @@ pub(crate) fn all(
     let has_gpu = model.device.unit_of(UnitKind::Gpu).is_some();
     let shares = GPU_SHARES.iter().filter(|_| has_gpu).copied().map(Some);
     let shares: Vec<Option<u8>> = shares.chain([None]).collect();
-    let bar =
-        progress.items("Planning", (contexts.len() * budgets.len() * FORMATS.len()) as u64, "candidates");
+    let stage = if model.times.is_some() { "Timing" } else { "Planning" };
+    let bar = progress.items(stage, (contexts.len() * budgets.len() * FORMATS.len()) as u64, "candidates");
     let (mut found, mut refused) = (Vec::new(), None);
     for &context in contexts {
         for &budget in budgets {
@@ -178,6 +181,10 @@ impl Model<'_> {
             inputs.units.is_some() || choice.budget.is_some() || !inputs.list.accelerators.is_empty();
         inputs.profile = self.profile.map(|(_, profile)| profile).filter(|_| decides);
         let mut compilation = Compilation::new(inputs);
+        // Kernels are timed with weights from memory.
+        let last = target.figures().last_cache.unwrap_or(0);
+        let times = self.times.as_ref().filter(|_| self.facts.bundle_bytes(&config.weights) > last);
+        compilation.timer = times.map(|times| times.timer(&target));
         compilation.run(Stops::default(), &Progress::new(true, false), &mut |_| {})?;
         let compiled = compilation.finish()?;
         let plan = &compiled.plan;

@@ -20,7 +20,9 @@ use moec_base::error::io_error;
 use moec_base::progress::Progress;
 use moec_base::{Error, Result, disk, human};
 use moec_config::Facts;
+use moec_device::NATIVE;
 use moec_import::{ImportOptions, hub};
+use moec_measure::kernel_times::KernelTimes;
 use moec_profile::{Origin, Profile};
 use moec_runtime::platform::{available, regular};
 use moec_runtime::weights;
@@ -30,7 +32,8 @@ use std::path::{Path, PathBuf};
 
 /// Build a bundle that fits a machine: choose formats by predictions, build, measure
 ///
-/// Predicts size, memory and speed of several formats of weights and KV cache, from the model's shapes alone.
+/// Predicts size, memory and speed of several formats of weights and KV cache, from the model's shapes alone. Where
+/// the target is this machine (`native`), it times their kernels for some seconds.
 /// Takes the first that keeps all limits, in the order of the table: formats with more bits come first. Then
 /// builds it and measures it. If a measurement breaks a limit, the next one is built.
 ///
@@ -142,12 +145,16 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         device: &device,
         target: &args.target,
         profile: args.profile.as_deref().zip(profile.as_ref()),
+        times: (device.name == NATIVE).then(KernelTimes::new).transpose()?,
     };
     let budgets = [None, Some(limits.memory)];
     let budgets = if args.disk { &budgets[..] } else { &budgets[..1] };
     let contexts: Vec<Option<u32>> =
         if args.context.is_empty() { vec![None] } else { args.context.iter().copied().map(Some).collect() };
     let mut candidates = candidate::all(&model, &contexts, budgets, progress)?;
+    if let Some(times) = model.times.as_ref().filter(|times| times.count() > 0) {
+        progress.stage("Timed", &format!("{} kernels on this machine, for the speeds", times.count()));
+    }
     for c in &mut candidates {
         c.loss = losses.own(c.formats);
     }

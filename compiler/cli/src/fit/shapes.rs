@@ -51,6 +51,7 @@ pub(crate) fn page() -> Result<String> {
             device: &device,
             target: TARGET,
             profile: None,
+            times: None,
         };
         for gib in MEMORIES {
             let limits = Limits { memory: gib << 30, rate: 0.0, loss: None, measures: false };

@@ -5,6 +5,7 @@
 //!
 //! * A matrix step takes the longer of its arithmetic, at the peaks of all threads, and of its reading, at the bandwidth of the
 //!   memory: the costs that schedules are chosen by ([`moec_cpu::Estimate`]). Work items that do not divide evenly among threads lengthen it.
+//!   On this machine it takes as long as its kernel was measured to take with weights from memory, if it was (`moec build --tune`, `moec fit`).
 //! * Attention, and any other step that reads a state, takes the longer of its arithmetic in f32 and of
 //!   reading the state of a sequence of [`Machine::tokens`] tokens has in the state.
 //! * Every other step takes the time to move its buffers through the cache and to read its weights. No
@@ -63,6 +64,8 @@ pub(crate) struct Machine {
     read: [f64; 2],
     /// Seconds of a barrier.
     barrier: f64,
+    /// Whether times of kernels that were measured are of this machine.
+    timed: bool,
     /// Sources of these.
     pub(crate) assumptions: Vec<Assumption>,
 }
@@ -174,7 +177,9 @@ impl Machine {
         let most = plan.model.max_context as usize;
         let prompt = 512.min(most / 2).max(1);
         let tokens = (prompt + 64.min(most.saturating_sub(prompt)) / 2).min(most.max(1));
-        Self { threads, tokens, figures: figures.clone(), read, barrier, assumptions }
+        // Kernels are timed with weights from memory.
+        let timed = here.is_some() && !cached;
+        Self { threads, tokens, figures: figures.clone(), read, barrier, timed, assumptions }
     }
 
     /// Factor by which a step takes longer than its work items would if they were divided evenly among the threads.
@@ -270,9 +275,11 @@ impl<'a> Call<'a> {
             };
             if let Some(d) = decision {
                 let (arithmetic, reading) = self.matrix(step, rows, d);
-                parts.matrices += arithmetic.max(reading);
+                let measured = d.seconds().filter(|_| self.machine.timed);
+                let seconds = measured.unwrap_or(arithmetic.max(reading));
+                parts.matrices += seconds;
                 if reading > arithmetic {
-                    parts.reading += reading;
+                    parts.reading += seconds;
                 }
             } else if let Some(seconds) = self.state(step, rows) {
                 parts.states += seconds;

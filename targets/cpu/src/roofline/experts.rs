@@ -17,7 +17,7 @@ const HIDDEN: usize = 2048;
 const INTER: usize = 1024;
 /// Experts of a layer, each of which gets the same rows. The result is an expert's share of a batch, so its
 /// kernels are those of a batch, even at one row.
-const EXPERTS: usize = 64;
+pub(super) const EXPERTS: usize = 64;
 /// Numbers of an expert's three matrices.
 const WEIGHTS: usize = 3 * HIDDEN * INTER;
 /// Rows of an expert that are measured.
@@ -45,7 +45,7 @@ pub fn measure_experts(
     let mut table = Vec::with_capacity(ROWS.len());
     for (at, rows) in ROWS.into_iter().enumerate() {
         let tokens = EXPERTS * rows as usize;
-        let kernels = kernels(target, tokens)?;
+        let kernels = kernels(target, tokens, Format::Bf16)?;
         let mut seconds = 0.0;
         for (done, spec) in kernels.iter().enumerate() {
             let left = (ROWS.len() - at) * kernels.len() - done;
@@ -67,12 +67,15 @@ pub fn measure_experts(
     Ok(table)
 }
 
-/// The matrix kernels of `expert_ffn` for a batch of `tokens`, each of which chooses one expert: gate and up,
+/// The matrix kernels of `expert_ffn` with weights in this format for a batch of `tokens`, each of which chooses one expert: gate and up,
 /// then down. They are those that the passes `layout` and `fuse` of a build produce.
-fn kernels(target: &CpuTarget, tokens: usize) -> Result<Vec<KernelSpec>, Unsupported> {
+pub(super) fn kernels(
+    target: &CpuTarget,
+    tokens: usize,
+    format: Format,
+) -> Result<Vec<KernelSpec>, Unsupported> {
     let layout = DispatchLayout { rows: tokens, k: 1, experts: EXPERTS };
     let (x, table) = (Type::f32([tokens, HIDDEN]), Type::i32([layout.words()]));
-    let format = Format::Bf16;
     let node = NodeView {
         op: &Op::ExpertFfn { glu: Glu::Gated(Activation::Silu), bias: false, fixed: false },
         inputs: vec![
@@ -117,7 +120,7 @@ mod tests {
     fn roofline_uses_the_expert_kernels_of_a_batch() {
         for (name, compute) in [("sapphire-rapids", ComputeType::Bf16), ("x86-64-v3", ComputeType::F32)] {
             let target = target(name);
-            let kernels = kernels(&target, EXPERTS).expect("experts have kernels");
+            let kernels = kernels(&target, EXPERTS, Format::Bf16).expect("experts have kernels");
             let kinds: Vec<_> = kernels.iter().map(KernelSpec::kind).collect();
             assert_eq!(kinds, ["expert_gate_up", "expert_down"], "{name}");
             assert!(kernels.iter().all(|k| k.compute() == Some(compute)), "{name}: {kernels:?}");

@@ -9,6 +9,7 @@
 mod aarch64;
 mod experts;
 mod gpu;
+mod shares;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -19,9 +20,12 @@ use x86::{LOOPS, READS};
 
 pub use experts::measure_experts;
 pub use gpu::{GpuRates, measure_gpu};
+pub use shares::{Share, decode_share};
 
+use crate::tune::in_huge_pages;
 use moec_runtime::platform::cpu;
 use moec_runtime::sync::pool::{Binding, Pool};
+use std::ops::Range;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -153,10 +157,22 @@ pub fn reading_gb_per_s(threads: usize, span: Duration) -> f64 {
     })
 }
 
-/// A buffer for each thread. Every page gets a frame of its own: the operating system shares pages that were never
-/// written.
+/// Seconds in which all threads read a part of their buffers once, by the fastest loop.
+fn fastest_read(memory: &[Vec<u8>], turn: usize) -> f64 {
+    let spans = |read| spans(memory.len(), turn..turn + 1, &|i, round| part(read, &memory[i], round));
+    reads().flat_map(spans).fold(f64::INFINITY, f64::min)
+}
+
+/// A buffer for each thread, in huge pages as weights are. Every page gets a frame of its own: the operating system
+/// shares pages that were never written.
 fn buffers(threads: usize) -> Vec<Vec<u8>> {
-    (0..threads).map(|_| vec![1; BUFFER]).collect()
+    let buffer = |_| {
+        let mut memory = Vec::with_capacity(BUFFER);
+        in_huge_pages(&mut memory);
+        memory.resize(BUFFER, 1);
+        memory
+    };
+    (0..threads).map(buffer).collect()
 }
 
 /// The reading loops that this CPU has.
@@ -187,31 +203,35 @@ fn turns_per_second(threads: usize, turns: &(dyn Fn(u64) + Sync)) -> f64 {
     n.max(1) as f64 / fastest(threads, &|_, _| turns(n.max(1)))
 }
 
-/// Seconds that threads take from their common start to the end of the last, in the fastest round. `work`
-/// gets the thread's index and the round's.
+/// Seconds that threads take from their common start to the end of the last, in the fastest of [`ROUNDS`].
 fn fastest(threads: usize, work: &(dyn Fn(usize, usize) + Sync)) -> f64 {
+    spans(threads, 0..ROUNDS, work).into_iter().fold(f64::INFINITY, f64::min)
+}
+
+/// Seconds of each round. `work` gets the thread's index and the round's.
+fn spans(threads: usize, rounds: Range<usize>, work: &(dyn Fn(usize, usize) + Sync)) -> Vec<f64> {
     let start_line = Barrier::new(threads);
-    let rounds = |i: usize| -> Vec<(Instant, Instant)> {
+    let times = |i: usize| -> Vec<(Instant, Instant)> {
         let round = |round| {
             start_line.wait();
             let start = Instant::now();
             work(i, round);
             (start, Instant::now())
         };
-        (0..ROUNDS).map(round).collect()
+        rounds.clone().map(round).collect()
     };
-    let times: Vec<_> = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|i| scope.spawn(move || rounds(i))).collect();
-        let mut all = vec![rounds(0)];
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|i| scope.spawn(move || times(i))).collect();
+        let mut all = vec![times(0)];
         all.extend(others.into_iter().filter_map(|t| t.join().ok()));
         all
     });
     let span = |round: usize| {
-        let start = times.iter().map(|t| t[round].0).min();
-        let end = times.iter().map(|t| t[round].1).max();
+        let start = all.iter().map(|t| t[round].0).min();
+        let end = all.iter().map(|t| t[round].1).max();
         end.zip(start).map_or(f64::INFINITY, |(end, start)| (end - start).as_secs_f64())
     };
-    (0..ROUNDS).map(span).fold(f64::INFINITY, f64::min)
+    (0..rounds.len()).map(span).collect()
 }
 
 /// Microseconds from one meeting of all threads of a pool to the next.
