@@ -5,6 +5,7 @@
 use crate::hosts::{LAUNCHERS, run};
 use crate::support::{Setup, built, clean, fails, ferris, json_of, moec, ok};
 use moec_base::progress::Progress;
+use moec_bundle::read::Bundle;
 use moec_config::HostPlacement;
 use moec_costs::hosts::shape::Experts;
 use moec_costs::hosts::{Routing, Shape};
@@ -242,6 +243,37 @@ fn clusters_are_simulated() {
     {
         assert!(text.contains(words), "{text}");
     }
+}
+
+/// Each host has the budget of the bundle: what one has no room for it reads from disk, and two hold all of it.
+#[test]
+fn clusters_with_experts_on_disk_are_simulated() {
+    let folder = tempfile::tempdir().unwrap();
+    let budgeted =
+        |bytes: u64| bundle(folder.path(), "native", &format!("[memory]\nbudget = \"{bytes}\"\nthreads = 1"));
+    let roomy = budgeted(1 << 30);
+    let paging = Bundle::open(&roomy).unwrap().plan.paging.unwrap();
+    let experts: u64 = paging.layers.iter().map(|layer| u64::from(layer.experts)).sum();
+    let frames = u64::from(paging.staging) + experts * 5 / 8;
+    let tight = budgeted(paging.resident + paging.process + frames * paging.frame_bytes);
+    let rates = |bundle: &Path| {
+        let mut simulate = moec();
+        simulate.arg("simulate").arg(bundle).args([
+            "--hosts",
+            "2",
+            "--network",
+            "10000 Gb/s, 0.001 us",
+            "--json",
+        ]);
+        let report = json_of(&mut simulate);
+        let all = report["rows"][0]["divisions"].as_array().unwrap().clone();
+        ["alone", "owners"].map(|name| {
+            let own = all.iter().find(|d| d["division"] == name).unwrap_or_else(|| panic!("{report}"));
+            own["decode_tokens_per_s"].as_f64().unwrap()
+        })
+    };
+    let ([alone, _], [reads, holds]) = (rates(&roomy), rates(&tight));
+    assert!(reads < alone && holds > reads, "{reads} of {alone} tokens/s on one host, {holds} on two");
 }
 
 /// All hosts measure themselves, and the first the network: the file is a target.

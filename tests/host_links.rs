@@ -14,6 +14,9 @@ use wait_timeout::ChildExt as _;
 
 /// Time that a job has to end: its own limit, and that of Open MPI's launcher and daemon, on a machine with other tests.
 const PATIENCE: Duration = Duration::from_secs(40);
+/// Setting of a host with which a connection ends 6 s after bytes that are not confirmed. Keep-alive is for connections
+/// that wait for nothing.
+const RETRIES: (&str, &str) = ("/proc/sys/net/ipv4/tcp_retries2", "4");
 /// Options with which a daemon of Open MPI soon finds that its launcher is gone.
 const KEEP_ALIVE: [&str; 9] = [
     "--mca",
@@ -54,6 +57,8 @@ impl Cable {
             ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", end]);
             ip(&["-n", name, "link", "set", "lo", "up"]);
             ip(&["-n", name, "link", "set", end, "up"]);
+            let (setting, value) = RETRIES;
+            ip(&["netns", "exec", name, "sh", "-c", &format!("echo {value} > {setting}")]);
         }
         cable
     }

@@ -172,6 +172,7 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{slug}.toml").unlink(missing_ok=True)
         words = [self.moec, "profile-device", "--hosts", "--no-matmul", "--threads", 1, "--name", slug, "--quiet", folder]
+        words += ["--disk", self.cache] if self.args.memory else []
         ran = subprocess.run(launched(words, [DELAY]), capture_output=True, text=True, env=os.environ | ROOT | {DELAY: str(delay)}, stdin=subprocess.DEVNULL)
         if ran.returncode:
             raise Failed(f"profile-device: {next((l for l in ran.stderr.splitlines() if l.startswith('error:')), 'failed')}")

@@ -56,8 +56,8 @@ pub struct Args {
     pub npu: Option<String>,
     /// Measure the hosts of this job and the network between them, started by a launcher of MPI: all measure
     /// themselves at the same time, then the first its connection with each: latency by size of messages, and
-    /// bandwidth in both directions
-    #[arg(long, conflicts_with_all = ["gpu", "npu", "disk"])]
+    /// bandwidth in both directions. With `--disk`, each measures its own, and the file has the slowest
+    #[arg(long, conflicts_with_all = ["gpu", "npu"])]
     pub hosts: bool,
     /// Do not measure the time of an expert by its number of rows (`matmul`), which takes longest; costs are
     /// then estimated from peak rates and bandwidth

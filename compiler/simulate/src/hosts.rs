@@ -1,5 +1,6 @@
 //! A bundle's model on numbers of hosts that are not there: each is like the first host of the device, and connected
-//! with the first by the same network ([`mod@moec_costs::hosts`]).
+//! with the first by the same network ([`mod@moec_costs::hosts`]). Where a bundle's experts stay on disk, each has the
+//! bundle's budget of memory and a disk like the device's.
 
 use super::bundle::Request;
 use moec_base::error::{Error, Result};
@@ -48,7 +49,7 @@ pub struct Row {
 /// Simulates a bundle on these numbers of hosts. Without a network, it is that of the device's first two hosts.
 ///
 /// # Errors
-/// A bundle whose experts are on disk or whose graphs are static; a device of one host, without a network.
+/// A bundle whose graphs are static; a device of one host, without a network.
 pub fn hosts(
     bundle: &Bundle,
     request: &Request<'_>,
@@ -57,14 +58,13 @@ pub fn hosts(
     batch: Option<u32>,
 ) -> Result<Simulated> {
     let plan = &bundle.plan;
-    let refused =
-        [(plan.paging.is_some(), "with experts on disk"), (!plan.graphs.is_empty(), "with static graphs")];
-    if let Some((_, what)) = refused.iter().find(|(is, _)| *is) {
-        return Err(Error::limit(format!("bundles {what} cannot be simulated on several hosts"))
-            .hint("build with all weights in memory, for a target with only CPUs"));
+    if !plan.graphs.is_empty() {
+        return Err(Error::limit("bundles with static graphs cannot be simulated on several hosts")
+            .hint("build for a target with only CPUs"));
     }
     let device = request.device;
-    let own = Hosts::of(&moec_targets::target_of(device, &device.name)?);
+    let target = moec_targets::target_of(device, &device.name)?;
+    let own = Hosts::of(&target);
     let network = network.or(own.others().next()).ok_or_else(|| {
         Error::usage(format!("`{}` has one host, and no network", device.name))
             .hint("`--network \"10 Gb/s, 100 us\"` gives a rate and a round trip")
@@ -80,6 +80,10 @@ pub fn hosts(
     let chunk = rows_of(EntryKind::is_prefill);
     let on = |n: usize| {
         let hosts = Hosts::alike(own.first(), n, network);
+        let hosts = match &plan.paging {
+            Some(paging) => hosts.with_budget(paging.budget.saturating_sub(paging.process), &target),
+            None => hosts,
+        };
         let (cut_attention, slices) = (None, Some(EVERY));
         let scene =
             Scene { shape: &shape, hosts: &hosts, routing: &routing, batch, chunk, cut_attention, slices };

@@ -3,8 +3,8 @@
 use super::rounded;
 use moec_backend::{Links, Peer, Trip};
 use moec_base::{Error, Result};
-use moec_cpu::roofline;
-use moec_device::{Device, DeviceUnit, Figure, Host, Link, Memory};
+use moec_cpu::{DISK, roofline};
+use moec_device::{Bandwidth, Device, DeviceUnit, Figure, Host, Link, Memory};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -81,6 +81,7 @@ fn join(mut device: Device, peers: &[Peer]) -> Result<Device> {
             .hint("all hosts run the same kernels: measure hosts with one kind of CPU"));
         }
         device.features.retain(|feature| other.features.contains(feature));
+        keep_slower_disk(&mut device.memories, &other.memories);
         let (unit, own) =
             other.units.into_iter().next().zip(other.memories.into_iter().next()).ok_or_else(unnamed)?;
         let name = format!("{memory}{i}");
@@ -104,6 +105,18 @@ fn join(mut device: Device, peers: &[Peer]) -> Result<Device> {
     }
     device.description = format!("{} hosts, the first: {}", device.hosts.len() + 1, device.description);
     Ok(device)
+}
+
+/// Keeps the slower of two disks, if both were measured: costs take those of all hosts to be alike.
+fn keep_slower_disk(own: &mut [Memory], theirs: &[Memory]) {
+    let rate = |memory: &Memory| memory.bandwidth.last().map_or(0.0, Bandwidth::rate);
+    let is_disk = |memory: &Memory| memory.name == DISK;
+    let own = own.iter_mut().find(|memory| is_disk(memory));
+    if let Some((own, theirs)) = own.zip(theirs.iter().find(|memory| is_disk(memory)))
+        && rate(theirs) < rate(own)
+    {
+        *own = theirs.clone();
+    }
 }
 
 /// A link with these measurements.
@@ -142,7 +155,7 @@ pub(super) fn report(peers: &[Peer]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_device::{Bandwidth, LegalOps};
+    use moec_device::LegalOps;
 
     fn device() -> Device {
         Device {
@@ -192,6 +205,23 @@ mod tests {
         };
         assert_eq!(rates("dram", "dram2"), (1.25, Some(25.0)));
         assert_eq!(rates("dram1", "dram"), (2.5, Some(25.0)));
+    }
+
+    #[test]
+    fn disk_of_several_hosts_is_the_slowest() {
+        let with_disk = |gb_per_s: f64| {
+            let mut device = device();
+            let mut disk = Memory { name: DISK.to_owned(), ..device.memories[0].clone() };
+            disk.bandwidth[0].gb_per_s = gb_per_s;
+            device.memories.push(disk);
+            device
+        };
+        let joined = join(with_disk(2.5), &[peer(&with_disk(3.5)), peer(&with_disk(1.5)), peer(&device())]);
+        let joined = joined.unwrap();
+        let disks: Vec<_> = joined.memories.iter().filter(|memory| memory.name == DISK).collect();
+        assert_eq!(disks.len(), 1);
+        assert_eq!(disks[0].bandwidth[0].gb_per_s, 1.5);
+        assert_eq!(joined.memories.iter().filter(|memory| memory.host.is_some()).count(), 3);
     }
 
     #[test]

@@ -79,8 +79,9 @@ pub(crate) fn digest(parts: &[&[u8]]) -> u64 {
 /// Compiles the library. Several processes may do so at once: each writes a file of its own, which then gets the
 /// name.
 fn compile(compiler: &str, library: &Path) -> Result<()> {
-    let own = library.with_extension(std::process::id().to_string());
-    let source = own.with_extension("c");
+    let process = std::process::id();
+    let (own, source) =
+        (library.with_extension(format!("{process}.so")), library.with_extension(format!("{process}.c")));
     fs::write(&source, SOURCE).map_err(|e| Error::io("write", &source, e))?;
     let out = Command::new(compiler).args(["-O2", "-shared", "-fPIC", "-o"]).arg(&own).arg(&source).output();
     // The file is of no use any more.
