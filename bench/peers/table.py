@@ -183,16 +183,15 @@ def hybrids(results, peers):
 
 def widths(results, peers):
     """moec in every number of bits per weight, and peers in formats of about as many."""
-    rows, c = [r for r in results["rows"] if r["section"] == "widths"], results["conditions"]
+    rows, c, said = [r for r in results["rows"] if r["section"] == "widths"], results["conditions"], measured(results)
     good = [r for r in rows if "failed" not in r]
     tasks = ordered(r["task"] for r in good)
     out = [
-        f"Written by `cargo xtask bench-peers --widths`, {c['date']}. {machine_of(results)}", "",
-        f"{c['threads']} threads, {c['gen']} tokens decoded, medians of {c['repetitions']}; in brackets the share of the limit, of a peer how many times as fast moec was in the same turns.",
+        f"Written by `cargo xtask bench-peers --widths`. {c['threads']} threads, {c['gen']} tokens decoded, medians of {c['repetitions']}; in brackets the share of the limit, of a peer how many times as fast moec was in the same turns.",
     ]
     for model in ordered(r["model"] for r in rows):
         head = [model, "bits per weight", "MiB of a token", *tasks]
-        out += ["", cells(*head), rule(len(head))]
+        out += ["", f"**{model}.** {said[model]}", "", cells(*head), rule(len(head))]
         of_model = [r for r in rows if r["model"] == model]
         for fmt, engine in ordered((r["format"], r["engine"]) for r in of_model):
             found = [find(good, model=model, format=fmt, engine=engine, task=t) for t in tasks]
@@ -206,10 +205,17 @@ def widths(results, peers):
     return "\n".join(out) + "\n"
 
 
+def measured(results):
+    """When and on what machine each model was measured."""
+    said = f"{results['conditions']['date']}. {machine_of(results)}"
+    return results.get("measured") or {r["model"]: said for r in results["rows"]}
+
+
 def keep_others(before, results):
     """Adds the rows and versions that an earlier run has of models that this one has not measured."""
-    measured = {r["model"] for r in results["rows"]}
-    results["rows"] = [r for r in before["rows"] if r["model"] not in measured] + results["rows"]
+    new = measured(results)
+    results["measured"] = {model: said for model, said in measured(before).items() if model not in new} | new
+    results["rows"] = [r for r in before["rows"] if r["model"] not in new] + results["rows"]
     results["versions"] = before["versions"] | results["versions"]
 
 

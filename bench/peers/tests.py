@@ -223,12 +223,15 @@ class Tables(unittest.TestCase):
         failed = {"section": "widths", "model": "m, 16 layers", "engine": "ik", "format": "q3", "failed": "no such type"}
         results = self.results([row, peer, failed], {})
         earlier = self.results([row | {"model": "n, 4 layers", "rate": 70.0}, row | {"rate": 60.0}], {})
+        earlier["conditions"]["date"] = "an earlier day"
         main.table.keep_others(earlier, results)
         text = main.table.widths(results, PEERS)
         for line in ("| m, 16 layers | bits per weight |", "| 3 bits | 3.5 | 5 | **80** (80 %) |", "| llama.cpp, Q3_K | 3.4375 |  | 40 (moec 2.00×) |",
                      "| ik_llama.cpp, Q3_K: no such type | 3.4375 |  | – |", "| n, 4 layers | bits per weight |", "| 3 bits | 3.5 | 5 | **70** (70 %) |"):
             self.assertIn(line, text)
         self.assertNotIn("**60**", text)
+        self.assertIn("**n, 4 layers.** an earlier day. Machine: ", text)
+        self.assertNotIn("**m, 16 layers.** an earlier day", text)
 
 
 if __name__ == "__main__":
