@@ -149,6 +149,8 @@ fn jobs_end_when_their_connection_is_cut() {
         cable.set("down");
         let ended = job.wait_timeout(PATIENCE).unwrap();
         let (printed, errors) = (fs::read_to_string(&out).unwrap(), fs::read_to_string(&errors).unwrap());
+        // Open MPI's daemon on a host without a connection says so there, too.
+        let printed = printed.split("----").next().unwrap();
         let what = format!("cut after {after:?}: {errors}");
         let status = ended.unwrap_or_else(|| panic!("the job does not end, {what}"));
         assert!(right.starts_with(printed.trim_end().as_bytes()), "{what}\n{printed}");

@@ -1,5 +1,5 @@
 //! Share of the memory's rate that kernels reach in decoding, by format:
-//! `cargo run --release --package moec-cpu --example decode_shares -- [THREADS]`.
+//! `cargo run --release -p moec-cpu --example decode_shares -- [THREADS]`.
 
 #![allow(clippy::print_stdout, reason = "the table")]
 
