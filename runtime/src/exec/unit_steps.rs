@@ -247,7 +247,7 @@ impl<'p> UnitSteps<'p> {
 mod tests {
     use super::*;
 
-    /// Kernels read weights in small pages up to a fifth slower.
+    /// Kernels read weights in small pages more slowly.
     #[test]
     fn memory_of_a_host_is_requested_in_huge_pages() {
         let mut memory = HostMemory::default();

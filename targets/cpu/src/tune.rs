@@ -207,7 +207,7 @@ impl Stopwatch {
         target.estimate(&probe.spec, probe.rows)
     }
 
-    /// Part of a kernel's work that [`Stopwatch::time`] does; 1 where there is no matrix.
+    /// Share of a kernel's operations that [`Stopwatch::time`] measures; 1 without a matrix.
     pub fn share(&self, target: &CpuTarget, spec: &KernelSpec, n: usize) -> f64 {
         let part = self.probed(target, spec, n).zip(target.estimate(spec, n));
         part.map_or(1.0, |(part, whole)| part.operations / whole.operations)
