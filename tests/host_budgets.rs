@@ -104,6 +104,13 @@ fn hosts_page_their_experts_and_give_the_bits_of_one() {
         assert!(worst <= golden.tolerance(), "{family}, {division}: a logit is off by {worst}");
         let bundle = tight(family, division, folder.path());
         let second = paging(&bundle)[1].clone();
+        let said = &json_of(moec().arg("run").arg(&bundle).args(["info", "--json"]))["other_memories"][0];
+        assert_eq!(said["paging"]["budget_bytes"], second.budget, "{said}");
+        assert!(said["bytes"].as_u64().unwrap() < second.resident + second.process, "{said}");
+        let said = ok(moec().arg("run").arg(&bundle).arg("info")).stdout;
+        let experts: u32 = second.layers.iter().map(|l| l.experts).sum();
+        let held = format!("{} of {experts} experts in memory", second.frames);
+        assert!(String::from_utf8(said).unwrap().lines().any(|l| l.starts_with("memory") && l.contains(&held)));
         for threads in ["1", "2"] {
             let what = format!("{family}, {division}, {threads} threads");
             let (logits, own) = answers(&bundle, &golden.ids, threads, None);

@@ -265,6 +265,13 @@ fn reports_count_messages_to_hosts() {
         text.lines().any(|line| line.starts_with("hosts: ") && line.contains(" round trips; ")),
         "{text}"
     );
+    // The first host reads whole files of its own into memory, and needs no others.
+    let args = ["bench", "--prompt", "8", "--gen", "4", "--threads", "1", "--json"];
+    let report: Value = serde_json::from_slice(&ok(launched(&bundle, of).args(args)).stdout).unwrap();
+    let files = fs::metadata(bundle.join("weights/dense.bin")).unwrap().len();
+    let held = report["weights"]["bytes"].as_u64().unwrap();
+    let most = files + fs::metadata(bundle.join("weights/experts.bin")).unwrap().len() + (16 << 20);
+    assert!(report["weights"]["own"] == true && held >= files && held < most, "{report}");
     // One process has no messages.
     let alone = ok(run(&bundle, None).args(["bench", "--prompt", "8", "--gen", "4", "--json"]));
     assert!(serde_json::from_slice::<Value>(&alone.stdout).unwrap().get("hosts").is_none());

@@ -292,14 +292,14 @@ class Bench:
         found = json.loads(self.args.out.read_text())
         c = found["conditions"]
         self.args.layers, self.args.memory, self.args.context = c["layers"], c["memory"], context(c["long"], c["prompt"], c["gen"])
-        source = self.models.checkpoint("olmoe", c["layers"], self.args.context)
+        source = self.models.checkpoint("olmoe", c["layers"], self.args.context, routed=bool(c["memory"]))
         with Network() as network:
             devices = {name: self.device(name, network) for name in dict.fromkeys(choice["network"] for choice in found["choices"])}
         return found | {"choices": self.choices(source, dict.fromkeys(choice["format"] for choice in found["choices"]), devices)}
 
     def run(self):
         args, start = self.args, time.perf_counter()
-        source = self.models.checkpoint("olmoe", args.layers, args.context)
+        source = self.models.checkpoint("olmoe", args.layers, args.context, routed=bool(args.memory))
         with Network() as network:
             devices = {name: self.device(name, network) for name in args.networks}
             rows = [row for fmt in args.formats for row in self.format(source, fmt, network)]

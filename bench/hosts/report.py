@@ -136,16 +136,17 @@ def markdown(results):
     parts = [
         "",
         f"Written by `cargo xtask bench-hosts`. {c['machine']}. {c['layers']} layers of OLMoE-1B-7B's shapes, random weights"
-        f"{', ' + c['memory'] + ' of memory on each host' if c['memory'] else ''}; each host is a network "
+        f"{', routed as `golden/traces` counts, ' + c['memory'] + ' of memory on each host' if c['memory'] else ''}; each host is a network "
         f"namespace of this machine with one core and one thread, connected by Open MPI over TCP. Tokens per second, of all sequences together; in "
         f"brackets: times one host with one core. Decoding after {c['prompt']} tokens, {c['gen']} tokens; a prompt of {c['long']}. *Bytes* and *round "
         "trips*: per token of one sequence. *Waiting*: share of the time in which the first host's CPU waited. *Start*: until the first answer. "
         "*Tokens*: whether they are those of one process that computes the same slices, layers or experts. Delays are added to each round trip by "
         f"moec (`MOEC_TEST_HOST_DELAY_US`), rates are limited by the kernel (`tbf`). Medians of {c['repeat']}, by turns.",
         "",
-        "The hosts share one memory and its caches, and the kernel's work for the network takes their cores: two hosts cannot be faster here than "
-        "one host with two cores. *llama.cpp, RPC* has the last half of the layers and the head on the "
-        "second host (f16 cache; its loader sends the weights at each start).",
+        "The hosts share one memory and its caches, and the kernel's work for the network takes their cores: "
+        + ("two hosts gain what they need not read from the disk." if c["memory"] else "two hosts cannot be faster here than one host with two cores.")
+        + (" *llama.cpp, RPC* has the last half of the layers and the head on the second host (f16 cache; its loader sends the weights at each "
+           "start)." if any(row["name"] == "rpc" for row in results["rows"]) else ""),
     ]
     for fmt in dict.fromkeys(row["format"] for row in results["rows"]):
         parts += ["", f"**{fmt}**", "", *table([row for row in results["rows"] if row["format"] == fmt])]

@@ -296,13 +296,21 @@ impl BundleFiles {
         self.0.iter().map(Option::as_ref)
     }
 
-    /// All of them.
+    /// All of them; one that is missing must not be read.
     ///
     /// # Errors
     /// [`Error::MissingFile`].
-    pub(crate) fn all(&self, program: &Program) -> Result<Vec<&BundleFile>> {
-        let files = program.files.iter().zip(self.iter());
-        files.map(|(info, file)| file.ok_or_else(|| Error::MissingFile(info.path.clone().into()))).collect()
+    pub(crate) fn reading(
+        &self,
+        program: &Program,
+        is_read: &dyn Fn(u32) -> bool,
+    ) -> Result<Vec<Option<&BundleFile>>> {
+        let files = (0..).zip(&program.files).zip(self.iter());
+        let found = |((i, info), file): ((u32, &FileRef), Option<_>)| match file {
+            None if is_read(i) => Err(Error::MissingFile(info.path.clone().into())),
+            file => Ok(file),
+        };
+        files.map(found).collect()
     }
 
     /// File at an index of the plan.

@@ -192,6 +192,8 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         check_context(prompt, n, max)?;
         let what = Task { prompt, n, batch };
         let times = [once(engine, what)?];
+        // No later request runs beside the loading of weights.
+        engine.settle()?;
         let mut value = Report::new(engine, what, &times).json();
         if let Some(did) = engine.paging() {
             // Sums since the engine was opened: a program that measures twice takes the difference.

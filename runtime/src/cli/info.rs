@@ -15,7 +15,7 @@ use crate::serving::text;
 use crate::weights::owned::MovingStore;
 use crate::weights::{self, Choice, Weights};
 use moec_ir::Format;
-use moec_ir::plan::UnitRef;
+use moec_ir::plan::{Paging, UnitRef};
 use serde_json::json;
 
 pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result<(), Failure> {
@@ -81,6 +81,8 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
             })),
             // The decision of a run without `--weights` that begins now; `bench` reports the actual one.
             "weights": { "own": held.own, "why": held.why, "shared": !held.own, "huge_pages": huge_pages },
+            // Memories beside the CPU's: of accelerators, NUMA nodes and other hosts.
+            "other_memories": others(p).map(|other| other.value()).collect::<Vec<_>>(),
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
                 json!({ "kind": kind, "out_rows": out_rows, "steps": steps })
             }).collect::<Vec<_>>(),
@@ -149,34 +151,14 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         lines.push(("manifest", format!("SHA-256 {manifest}")));
     }
     if let Some(paging) = &p.paging {
-        let experts: u32 = paging.layers.iter().map(|l| l.experts).sum();
-        let pinned = match paging.pinned.len() as u64 {
-            0 => String::new(),
-            n => format!(", {n} of them pinned ({})", size(paging.frame_bytes.saturating_mul(n))),
-        };
+        lines.push(("budget", budget(paging)));
         let reader = paging::reader(p, context.bundle).unwrap_or_else(|e| e.to_string());
-        lines.push((
-            "budget",
-            format!(
-                "{} for {} threads; {}{}, the others on disk ({})",
-                size(paging.budget),
-                paging.threads,
-                match paging.neurons {
-                    0 => format!("{} of {experts} experts in memory", paging.frames),
-                    n => {
-                        let gates = if paging.gates_on_disk() { "" } else { "gates and " };
-                        format!("{gates}{} neurons in memory", u64::from(paging.frames) * u64::from(n))
-                    }
-                },
-                pinned,
-                paging.policy
-            ),
-        ));
         lines.push(("disk", reader));
         let locked = paging::locked(p, context.bundle);
         lines.push(("locked", locked.map_or_else(|e| e.to_string(), |locked| locked.to_string())));
         lines.extend(cores.map(|cores| ("cores", cores)));
     }
+    lines.extend(others(p).map(|other| ("memory", other.to_string())));
     if let Some(b) = m.big_little {
         let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
         lines.insert(2, ("big-little", what));
@@ -226,6 +208,62 @@ impl std::fmt::Display for Capacities {
     }
 }
 
+/// What a budget holds, in words.
+fn budget(paging: &Paging) -> String {
+    let experts: u32 = paging.layers.iter().map(|l| l.experts).sum();
+    let pinned = match paging.pinned.len() as u64 {
+        0 => String::new(),
+        n => format!(", {n} of them pinned ({})", size(paging.frame_bytes.saturating_mul(n))),
+    };
+    let held = match paging.neurons {
+        0 => format!("{} of {experts} experts in memory", paging.frames),
+        n => {
+            let gates = if paging.gates_on_disk() { "" } else { "gates and " };
+            format!("{gates}{} neurons in memory", u64::from(paging.frames) * u64::from(n))
+        }
+    };
+    let threads = paging.threads;
+    let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+    format!("{} for {threads}; {held}{pinned}, the others on disk ({})", size(paging.budget), paging.policy)
+}
+
+/// A memory beside the CPU's: of an accelerator, a NUMA node or another host.
+struct Other<'a> {
+    name: &'a str,
+    /// Units that work in it.
+    units: Vec<&'a str>,
+    /// Bytes that a run holds there at most, without experts that stay on a disk.
+    bytes: u64,
+    paging: Option<&'a Paging>,
+}
+
+/// The memories beside the CPU's in which something runs.
+fn others(p: &Program) -> impl Iterator<Item = Other<'_>> {
+    let others = (0..).zip(&p.memories).skip(1).map(|(memory, decl)| Other {
+        name: &decl.name,
+        units: p.accelerators().filter(|(_, u)| u.memory == memory).map(|(_, u)| u.name.as_str()).collect(),
+        bytes: p.peak(memory, 0).unwrap_or(u64::MAX),
+        paging: p.paging_of(memory),
+    });
+    others.filter(|other| !other.units.is_empty())
+}
+
+impl Other<'_> {
+    fn value(&self) -> serde_json::Value {
+        let paging = self.paging.map(|p| {
+            json!({ "budget_bytes": p.budget, "frame_bytes": p.frame_bytes, "frames": p.frames, "policy": p.policy })
+        });
+        json!({ "name": self.name, "units": self.units, "bytes": self.bytes, "paging": paging })
+    }
+}
+
+impl std::fmt::Display for Other<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}` of `{}`: {}", self.name, self.units.join("`, `"), size(self.bytes))?;
+        self.paging.map_or(Ok(()), |paging| write!(f, " beside experts; {}", budget(paging)))
+    }
+}
+
 /// Number and size of snapshots of recurrent states, for people.
 fn snapshots(p: &Program) -> Option<String> {
     let (all, one) = p.snapshot_bytes();
@@ -258,6 +296,9 @@ fn held(context: &Context<'_>) -> Result<Choice> {
     let program = context.program;
     if program.paging.is_some() {
         return Ok(Choice::under_budget());
+    }
+    if let Some(why) = weights::must_be_mapped(program) {
+        return Ok(Choice { own: false, why: why.to_owned() });
     }
     let needed = weights::needed(program, cpu::threads(None)?);
     // A bundle is also described if its weights are missing.

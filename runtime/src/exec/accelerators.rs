@@ -124,7 +124,7 @@ pub(crate) fn open<'p>(
                 place_segment(program, resident, &mut place)
             } else {
                 let store = store.as_ref().ok_or_else(|| {
-                    Error::plan("weights of a memory accelerators the CPU's, and no bundle to read them from")
+                    Error::plan("weights of a memory beside the CPU's, and no bundle to read them from")
                 })?;
                 copy_segment(program, resident, store, unit.as_ref(), &mut place)
             };

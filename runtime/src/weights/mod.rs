@@ -7,7 +7,7 @@ pub mod store;
 use crate::bundle::program::Program;
 use crate::error::{Error, Limit, Result, mib};
 use crate::platform::memory::{HUGE_PAGE, Region, size};
-use moec_ir::plan::{Plan, StateBuf, StateKind};
+use moec_ir::plan::{Plan, Segment, StateBuf, StateKind};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -102,6 +102,18 @@ pub fn needed(program: &Plan, threads: usize) -> u64 {
     let scratch = program.scratch_bytes.saturating_mul(threads as u64);
     let kv = sum(&mut program.states.iter().map(StateBuf::bytes));
     sum(&mut [weights, program.arena_bytes(), scratch, kv].into_iter())
+}
+
+/// Why the weights of a program with several memories are mapped, however much memory is free; `None` where memory of
+/// our own may hold them. It holds whole files, and accelerators are given weights from mapped ones.
+pub(crate) fn must_be_mapped(program: &Plan) -> Option<&'static str> {
+    if program.memories.iter().all(|m| m.residents.is_empty()) {
+        return None;
+    }
+    let (brought, on_cpu, files) = (program.segments_to_bring(), program.segments_of(0), program.files_here());
+    let elsewhere = |(i, s): (u32, &Segment)| files.contains(&s.file) && !on_cpu.contains(&i);
+    let some = !brought.is_empty() || (0..).zip(&program.segments).any(elsewhere);
+    some.then_some("other memories hold a part of them")
 }
 
 /// Refuses a run that may need more memory than `free` for activations, scratch, and the states of the

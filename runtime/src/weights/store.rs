@@ -173,6 +173,17 @@ impl MappedStore {
         Self::of(program, &BundleFiles::open(program, bundle)?, check, &|_| true)
     }
 
+    /// As [`MappedStore::open`], for open files, and only with segments of files that are read here
+    /// ([`Plan::files_here`](moec_ir::plan::Plan::files_here)).
+    ///
+    /// # Errors
+    /// As [`MappedStore::open`].
+    pub(crate) fn of_files_here(program: &Program, files: &BundleFiles, check: CheckLevel) -> Result<Self> {
+        let here = program.files_here();
+        let is_here = |i: u32| program.segments.get(i as usize).is_some_and(|s| here.contains(&s.file));
+        Self::of(program, files, check, &is_here)
+    }
+
     /// As [`MappedStore::open`], for open files, and only with the segments whose indices `is_needed` accepts.
     ///
     /// # Errors

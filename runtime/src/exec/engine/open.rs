@@ -292,14 +292,13 @@ fn weights_of<'p>(
     options: Options,
     node: Option<&Node>,
 ) -> Result<(Box<dyn Store + 'p>, String)> {
-    // Other nodes' weights are in other files. Pages of mapped files may be on any node.
-    let elsewhere = node.is_none() && program.memories.iter().any(|m| !m.residents.is_empty());
-    if elsewhere && options.weights != Weights::Ram {
-        // Memory of our own holds whole files, but some of these weights are elsewhere.
+    // Pages of mapped files may be on any node.
+    let mapped = node.is_none().then(|| weights::must_be_mapped(program)).flatten();
+    if let Some(why) = mapped.filter(|_| options.weights != Weights::Ram) {
         let (on_cpu, transferred) = (program.segments_of(0), program.segments_to_bring());
         let is_needed = |i: u32| on_cpu.contains(&i) || transferred.contains(&i);
         let store = MappedStore::of(program, files, options.check, &is_needed)?;
-        return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
+        return Ok((Box::new(store), why.to_owned()));
     }
     let needed = weights::needed(program, cpu::threads(options.threads)?);
     // With `ram` by name the engine waits for it. So it does if all files are hashed, which takes longer than
@@ -309,9 +308,7 @@ fn weights_of<'p>(
     let free = [available(), node.and_then(Node::free)].into_iter().flatten().min();
     let choice = weights::choose(options.weights, options.lazy, needed, cached, free)?;
     let store: Box<dyn Store + 'p> = if !choice.own {
-        let here = program.files_here();
-        let is_here = |i: u32| program.segments.get(i as usize).is_some_and(|s| here.contains(&s.file));
-        Box::new(MappedStore::of(program, files, options.check, &is_here)?)
+        Box::new(MappedStore::of_files_here(program, files, options.check)?)
     } else if cached.is_some() {
         Box::new(MovingStore::of(program, files, options.check, &LoadOptions::from_env()?)?)
     } else {

@@ -94,11 +94,11 @@ impl OwnedStore {
         options: &LoadOptions,
     ) -> Result<Self> {
         let pieces = Arc::new(Pieces::new(program)?);
-        let opened = opened.all(program)?;
-        let files = || (0_u32..).zip(&program.files).zip(&opened).map(|((i, info), &file)| (i, info, file));
         let read = |file: u32| !pieces.of_file(file).is_empty();
+        let opened = opened.reading(program, &read)?;
+        let files = || (0_u32..).zip(&program.files).zip(&opened).map(|((i, info), &file)| (i, info, file));
         for (_, info, file) in files().filter(|&(i, info, _)| !read(i) && check.hashes(info.bytes)) {
-            file.check(info)?;
+            file.map_or(Ok(()), |file| file.check(info))?;
         }
         let whole: Vec<bool> = files().map(|(i, info, _)| read(i) && check.hashes(info.bytes)).collect();
         let is_whole = |file: u32| whole.get(file as usize).copied().unwrap_or(false);
@@ -133,13 +133,16 @@ impl OwnedStore {
         let progress = Arc::new(LoadProgress::new(pieces.all.len(), order, needs, unverified));
         let mut buffers: Vec<_> = pieces.all.iter().map(|_| memory.take(PIECE)).collect();
         buffers.sort_by_key(|b| b.as_ref().map(disk::Buffer::index));
-        let cache = |(i, _, BundleFile { path, file }): (u32, &FileRef, &BundleFile)| {
-            let failed = |source| Error::io("open", path.clone(), source);
-            read(i).then(|| PageCache::of(file, path).map_err(failed)).transpose()
+        let cache = |(i, _, of): (u32, &FileRef, Option<&BundleFile>)| {
+            let cache = |BundleFile { path, file }: &BundleFile| {
+                PageCache::of(file, path).map_err(|source| Error::io("open", path.clone(), source))
+            };
+            of.filter(|_| read(i)).map(cache).transpose()
         };
         let caches = files().map(cache).collect::<Result<_>>()?;
         let reading = Reading::new(Arc::clone(&progress), disk, Arc::clone(&pieces), buffers, caches);
-        let hashing = files().filter(|&(i, ..)| is_whole(i)).map(|(file, info, of)| Whole {
+        let hashed = files().filter_map(|(i, info, of)| Some((i, info, of.filter(|_| is_whole(i))?)));
+        let hashing = hashed.map(|(file, info, of)| Whole {
             path: of.path.clone(),
             sha256: info.sha256,
             file,
@@ -158,14 +161,12 @@ fn too_many() -> Error {
 /// Table of extents, with every piece twice: past the page cache, and through it.
 fn table<'a>(
     pieces: &Pieces,
-    files: impl Iterator<Item = (u32, &'a FileRef, &'a BundleFile)>,
+    files: impl Iterator<Item = (u32, &'a FileRef, Option<&'a BundleFile>)>,
 ) -> Result<ExtentTable> {
     let (mut entries, mut extents) = (Vec::new(), Vec::new());
     for (i, info, file) in files {
         let range = pieces.of_file(i);
-        if range.is_empty() {
-            continue;
-        }
+        let Some(file) = file.filter(|_| !range.is_empty()) else { continue };
         let first = u32::try_from(entries.len()).map_err(|_| too_many())?;
         let (path, identity) = (&file.path, file.identity()?);
         entries.extend([false, true].map(|cached| FileEntry {

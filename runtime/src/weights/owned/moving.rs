@@ -53,7 +53,7 @@ impl<'p> MovingStore<'p> {
         check: CheckLevel,
         options: &LoadOptions,
     ) -> Result<Self> {
-        let from = Some(MappedStore::of(program, files, check, &|_| true)?);
+        let from = Some(MappedStore::of_files_here(program, files, check)?);
         let (files, options) = (files.clone(), *options);
         Ok(Self {
             program,
@@ -75,9 +75,10 @@ impl<'p> MovingStore<'p> {
     /// A plan whose files cannot be cut into pieces.
     pub(crate) fn cached(program: &Program, files: &BundleFiles) -> Result<Option<u64>> {
         let pieces = Pieces::new(program)?;
-        let files = (0_u32..).zip(&program.files).zip(files.all(program)?);
-        let mut read = files.filter(|((i, _), _)| !pieces.of_file(*i).is_empty());
-        Ok(read.try_fold(0_u64, |sum, ((_, info), of)| {
+        let is_read = |i: u32| !pieces.of_file(i).is_empty();
+        let files = (0_u32..).zip(&program.files).zip(files.reading(program, &is_read)?);
+        let mut read = files.filter_map(|((i, info), of)| Some((info, of.filter(|_| is_read(i))?)));
+        Ok(read.try_fold(0_u64, |sum, (info, of)| {
             let cache = PageCache::of(&of.file, &of.path).ok()?;
             cache.holds_most(info.bytes).then(|| sum.saturating_add(info.bytes))
         }))

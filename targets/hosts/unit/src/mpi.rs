@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 const MOST: usize = 1 << 30;
 /// Share of the time so far that the pause between two questions takes.
 const PAUSES: u32 = 16;
-/// Longest pause while nothing arrives.
+/// Shortest and longest pause while nothing arrives: a question takes some microseconds of a core.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// A transfer proceeds only while MPI is asked: time without a pause, and the longest pause after that.
 const TRANSFER_SPIN: Duration = Duration::from_micros(200);
@@ -155,10 +156,7 @@ impl Mpi {
             match begin.elapsed() {
                 waited if waited >= wait => return Ok(None),
                 waited if waited < spin => std::hint::spin_loop(),
-                waited => {
-                    wake_in_time();
-                    std::thread::sleep((waited / PAUSES).min(longest));
-                }
+                waited => pause((waited / PAUSES).clamp(SHORTEST_PAUSE, longest)),
             }
         }
     }
@@ -231,13 +229,14 @@ impl Wire for Mpi {
     }
 }
 
-/// Has the system end the pauses of this thread on time. Linux adds 50 µs otherwise.
-fn wake_in_time() {
+/// Sleeps for a time, and ends on time: Linux adds 50 µs otherwise.
+pub(crate) fn pause(time: Duration) {
     #[cfg(target_os = "linux")]
     // SAFETY: takes a number of nanoseconds, and touches no memory.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
+    std::thread::sleep(time);
 }
 
 fn index(number: c_int) -> usize {

@@ -2,6 +2,7 @@
 
 use crate::limits::{passed, timeout};
 use crate::message::{Command, Message, answered, reads_of};
+use crate::mpi::pause;
 use crate::serve::{name_of, units_of_hosts};
 use crate::wire::{Tag, Wire};
 use moec_ir::plan::Builtin;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Longest wait before the signs of a host are looked for.
 const LOOK: Duration = Duration::from_millis(100);
+/// Answers whose times the next one is expected by.
+const TIMES: usize = 4;
 
 /// A place of the host's memory that is read, and where its bytes belong.
 #[derive(Debug)]
@@ -32,6 +35,29 @@ struct Pending {
     reads: Vec<PendingRead>,
     /// Bytes and round trips so far.
     traffic: HostTraffic,
+    /// When commands were last sent.
+    sent: Option<Instant>,
+    /// Times of the last answers, from the sending of commands on, in turn.
+    times: [Duration; TIMES],
+    answers: usize,
+}
+
+impl Pending {
+    /// Time until the next answer is to be looked for: a part of the least of the last times. Each look takes some
+    /// microseconds of a core on which a thread may compute its own part meanwhile.
+    fn quiet(&self) -> Duration {
+        let least = self.times.iter().min().copied().unwrap_or_default();
+        let waited = self.sent.map_or(Duration::MAX, |sent| sent.elapsed());
+        (least * 3 / 4).min(LOOK).saturating_sub(waited)
+    }
+
+    /// An answer has arrived.
+    fn answered(&mut self) {
+        if let Some(sent) = self.sent {
+            self.times[self.answers % TIMES] = sent.elapsed();
+            self.answers += 1;
+        }
+    }
 }
 
 /// The CPU of another host. Its memory has addresses here, but no bytes: what is copied there goes into a
@@ -91,6 +117,7 @@ impl Remote {
             return Ok(0);
         }
         self.wire.send(self.rank, Tag::Commands, pending.message.bytes(), self.timeout)?;
+        pending.sent = Some(Instant::now());
         pending.traffic.sent += pending.message.bytes().len() as u64;
         let expected = pending.message.answer();
         pending.message.clear();
@@ -105,7 +132,9 @@ impl Remote {
         if reads.is_empty() {
             return Ok(());
         }
+        pause(pending.quiet());
         let answer = await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout)?;
+        pending.answered();
         pending.traffic.received += answer.len() as u64;
         pending.traffic.round_trips += 1;
         let mut data = answered(&answer).map_err(|why| self.failed(why))?;
@@ -323,6 +352,24 @@ mod tests {
     fn waits(works: bool) -> Result<Vec<u8>> {
         let wire = Slow { looks: AtomicU32::new(0), works, sign: AtomicBool::new(false) };
         await_answer(&wire, 1, "host 1 (`two`)", LOOK * 2)
+    }
+
+    #[test]
+    fn no_answer_is_looked_for_before_a_part_of_the_least_of_the_last_times() {
+        let mut pending = Pending::default();
+        assert_eq!(pending.quiet(), Duration::ZERO);
+        let long_ago = Instant::now().checked_sub(LOOK).unwrap();
+        for answers in 0..2 * TIMES {
+            pending.sent = Some(Instant::now());
+            assert_eq!(pending.quiet() > Duration::ZERO, answers >= TIMES);
+            assert!(pending.quiet() < LOOK);
+            pending.sent = Some(long_ago);
+            assert_eq!(pending.quiet(), Duration::ZERO);
+            pending.answered();
+        }
+        pending.sent = Some(Instant::now());
+        pending.answered();
+        assert!(pending.quiet() < LOOK / 2);
     }
 
     #[test]
