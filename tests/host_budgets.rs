@@ -110,7 +110,9 @@ fn hosts_page_their_experts_and_give_the_bits_of_one() {
         let said = ok(moec().arg("run").arg(&bundle).arg("info")).stdout;
         let experts: u32 = second.layers.iter().map(|l| l.experts).sum();
         let held = format!("{} of {experts} experts in memory", second.frames);
-        assert!(String::from_utf8(said).unwrap().lines().any(|l| l.starts_with("memory") && l.contains(&held)));
+        assert!(
+            String::from_utf8(said).unwrap().lines().any(|l| l.starts_with("memory") && l.contains(&held))
+        );
         for threads in ["1", "2"] {
             let what = format!("{family}, {division}, {threads} threads");
             let (logits, own) = answers(&bundle, &golden.ids, threads, None);

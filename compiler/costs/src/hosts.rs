@@ -86,8 +86,8 @@ pub struct Scene<'a> {
     pub slices: Option<&'a [u32]>,
 }
 
-/// Largest share of attention's time for which costs cut it by heads. Such a program can save no prompt, copy no
-/// sequence and draft nothing: a small gain is not worth that.
+/// Largest share of a time for which costs take what is faster and has a price: attention that is cut by heads, with which a
+/// program can save no prompt, copy no sequence and draft nothing; a division that sends more.
 const WORTH: f64 = 0.9;
 
 /// Slices of every layer's experts.
@@ -360,12 +360,14 @@ impl Scene<'_> {
     }
 }
 
-/// The division that decodes one sequence fastest among those that fit; among equally fast ones the first. Where
-/// none fits, the one whose fullest host needs least.
+/// The first division, in the order of [`HostPlacement::ALL`], of those that fit and decode one sequence at [`WORTH`] of
+/// the fastest's rate or more: predictions are off by as much, and the first ones send least or are even whatever the
+/// router chooses. Where none fits, the one whose fullest host needs least.
 pub fn cheapest(costs: &[Cost]) -> Option<&Cost> {
-    let fitting = costs.iter().filter(|c| c.fits);
-    let fastest = fitting.reduce(|best, next| if next.decode > best.decode { next } else { best });
-    fastest.or_else(|| costs.iter().min_by_key(|c| c.memory.iter().max().copied()))
+    let fitting = || costs.iter().filter(|c| c.fits);
+    let most = fitting().map(|c| c.decode).fold(0.0, f64::max);
+    let near = fitting().find(|c| c.decode >= WORTH * most);
+    near.or_else(|| costs.iter().min_by_key(|c| c.memory.iter().max().copied()))
 }
 
 #[cfg(test)]
@@ -477,6 +479,28 @@ mod tests {
         // Rows of a batch share weights, but not their messages.
         let all = costs(&hosts(2, "100 Gb/s, 10 us"), &shape);
         assert!(all[1].batch > 1.5 * all[1].decode && all[1].batch < 4.0 * all[1].decode);
+    }
+
+    #[test]
+    fn near_costs_are_told_apart_by_their_order() {
+        let of = |placement, decode| Cost {
+            placement,
+            decode,
+            batch: decode,
+            prefill: decode,
+            link_bytes: 0.0,
+            memory: vec![0],
+            fits: true,
+        };
+        let chosen = |rates: [f64; 4]| {
+            let costs: Vec<_> =
+                HostPlacement::ALL.into_iter().zip(rates).map(|(p, rate)| of(p, rate)).collect();
+            cheapest(&costs).map(|c| c.placement)
+        };
+        assert_eq!(chosen([10.0, 10.9, 10.0, 10.0]), Some(HostPlacement::Alone));
+        assert_eq!(chosen([10.0, 11.5, 10.0, 12.0]), Some(HostPlacement::Slices));
+        assert_eq!(chosen([10.0, 10.5, 12.0, 12.0]), Some(HostPlacement::Stages));
+        assert_eq!(chosen([1.0, 1.0, 1.0, 12.0]), Some(HostPlacement::Owners));
     }
 
     /// 1 MB of chosen experts in the first layer saves less than a message takes, 8 MB in the second more.

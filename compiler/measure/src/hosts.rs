@@ -82,9 +82,11 @@ pub fn choose(c: &Inputs<'_>) -> Result<Option<(Division, Vec<Decision>)>> {
     }
     let (chosen, why) = match (requested, cheapest(&costs)) {
         (Some(requested), _) => (requested, "requested in `model.toml`".to_owned()),
-        (None, Some(cost)) if cost.fits => {
-            (cost.placement, "fastest in decoding one sequence, of those that fit".to_owned())
-        }
+        (None, Some(cost)) if cost.fits => (
+            cost.placement,
+            "fastest in decoding one sequence, or the first within a tenth of it, of those that fit"
+                .to_owned(),
+        ),
         (None, Some(cost)) => {
             (cost.placement, "none fits into the hosts' memories; least on one host".to_owned())
         }

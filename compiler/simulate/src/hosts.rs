@@ -38,7 +38,7 @@ pub struct Row {
     pub hosts: usize,
     /// Every division.
     pub costs: Vec<Cost>,
-    /// Index of the one that decodes fastest of those that fit.
+    /// Index of the one that a build takes ([`cheapest`]).
     pub wins: usize,
     /// Microseconds per layer of experts that slices save in reading, and that their messages take; means.
     pub slices: [f64; 2],

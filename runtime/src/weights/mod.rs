@@ -110,7 +110,8 @@ pub(crate) fn must_be_mapped(program: &Plan) -> Option<&'static str> {
     if program.memories.iter().all(|m| m.residents.is_empty()) {
         return None;
     }
-    let (brought, on_cpu, files) = (program.segments_to_bring(), program.segments_of(0), program.files_here());
+    let (brought, on_cpu, files) =
+        (program.segments_to_bring(), program.segments_of(0), program.files_here());
     let elsewhere = |(i, s): (u32, &Segment)| files.contains(&s.file) && !on_cpu.contains(&i);
     let some = !brought.is_empty() || (0..).zip(&program.segments).any(elsewhere);
     some.then_some("other memories hold a part of them")
