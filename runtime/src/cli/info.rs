@@ -208,7 +208,7 @@ impl std::fmt::Display for Capacities {
     }
 }
 
-/// What a budget holds, in words.
+/// Contents of a budget, in words.
 fn budget(paging: &Paging) -> String {
     let experts: u32 = paging.layers.iter().map(|l| l.experts).sum();
     let pinned = match paging.pinned.len() as u64 {

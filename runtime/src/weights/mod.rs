@@ -104,8 +104,8 @@ pub fn needed(program: &Plan, threads: usize) -> u64 {
     sum(&mut [weights, program.arena_bytes(), scratch, kv].into_iter())
 }
 
-/// Why the weights of a program with several memories are mapped, however much memory is free; `None` where memory of
-/// our own may hold them. It holds whole files, and accelerators are given weights from mapped ones.
+/// Reason for which the weights of a program with several memories are mapped, however much memory is free; `None`
+/// where memory of our own may hold them. It holds whole files, and accelerators are given weights from mapped ones.
 pub(crate) fn must_be_mapped(program: &Plan) -> Option<&'static str> {
     if program.memories.iter().all(|m| m.residents.is_empty()) {
         return None;

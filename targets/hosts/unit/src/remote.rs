@@ -35,7 +35,7 @@ struct Pending {
     reads: Vec<PendingRead>,
     /// Bytes and round trips so far.
     traffic: HostTraffic,
-    /// When commands were last sent.
+    /// Time of the last sending of commands.
     sent: Option<Instant>,
     /// Times of the last answers, from the sending of commands on, in turn.
     times: [Duration; TIMES],
