@@ -296,7 +296,7 @@ impl BundleFiles {
         self.0.iter().map(Option::as_ref)
     }
 
-    /// All of them; one that is missing must not be read.
+    /// All of them, with `None` for a missing one that is not read.
     ///
     /// # Errors
     /// [`Error::MissingFile`].

@@ -105,7 +105,7 @@ pub fn needed(program: &Plan, threads: usize) -> u64 {
 }
 
 /// Reason for which the weights of a program with several memories are mapped, however much memory is free; `None`
-/// where memory of our own may hold them. It holds whole files, and accelerators are given weights from mapped ones.
+/// where memory of our own may hold them. Such memory holds whole files, and accelerators are given mapped weights.
 pub(crate) fn must_be_mapped(program: &Plan) -> Option<&'static str> {
     if program.memories.iter().all(|m| m.residents.is_empty()) {
         return None;

@@ -45,16 +45,16 @@ struct Pending {
 impl Pending {
     /// Time until the next answer is to be looked for: a part of the least of the last times. Each look takes some
     /// microseconds of a core on which a thread may compute its own part meanwhile.
-    fn quiet(&self) -> Duration {
+    fn quiet(&self, now: Instant) -> Duration {
         let least = self.times.iter().min().copied().unwrap_or_default();
-        let waited = self.sent.map_or(Duration::MAX, |sent| sent.elapsed());
+        let waited = self.sent.map_or(Duration::MAX, |sent| now - sent);
         (least * 3 / 4).min(LOOK).saturating_sub(waited)
     }
 
     /// An answer has arrived.
-    fn answered(&mut self) {
+    fn answered(&mut self, now: Instant) {
         if let Some(sent) = self.sent {
-            self.times[self.answers % TIMES] = sent.elapsed();
+            self.times[self.answers % TIMES] = now - sent;
             self.answers += 1;
         }
     }
@@ -132,9 +132,9 @@ impl Remote {
         if reads.is_empty() {
             return Ok(());
         }
-        pause(pending.quiet());
+        pause(pending.quiet(Instant::now()));
         let answer = await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout)?;
-        pending.answered();
+        pending.answered(Instant::now());
         pending.traffic.received += answer.len() as u64;
         pending.traffic.round_trips += 1;
         let mut data = answered(&answer).map_err(|why| self.failed(why))?;
@@ -356,20 +356,21 @@ mod tests {
 
     #[test]
     fn no_answer_is_looked_for_before_a_part_of_the_least_of_the_last_times() {
-        let mut pending = Pending::default();
-        assert_eq!(pending.quiet(), Duration::ZERO);
-        let long_ago = Instant::now().checked_sub(LOOK).unwrap();
-        for answers in 0..2 * TIMES {
-            pending.sent = Some(Instant::now());
-            assert_eq!(pending.quiet() > Duration::ZERO, answers >= TIMES);
-            assert!(pending.quiet() < LOOK);
-            pending.sent = Some(long_ago);
-            assert_eq!(pending.quiet(), Duration::ZERO);
-            pending.answered();
+        let (mut pending, sent) = (Pending::default(), Instant::now());
+        assert_eq!(pending.quiet(sent), Duration::ZERO);
+        pending.sent = Some(sent);
+        for ms in [8, 8, 20, 12] {
+            assert_eq!(pending.quiet(sent), Duration::ZERO);
+            pending.answered(sent + Duration::from_millis(ms));
         }
-        pending.sent = Some(Instant::now());
-        pending.answered();
-        assert!(pending.quiet() < LOOK / 2);
+        let quiet = |pending: &Pending, ms| pending.quiet(sent + Duration::from_millis(ms));
+        assert_eq!([0, 5, 6, 7].map(|ms| quiet(&pending, ms).as_millis()), [6, 1, 0, 0]);
+        // The oldest ones are forgotten.
+        pending.answered(sent + LOOK * 4);
+        pending.answered(sent + LOOK * 4);
+        assert_eq!(quiet(&pending, 0).as_millis(), 9);
+        (0..TIMES).for_each(|_| pending.answered(sent + LOOK * 4));
+        assert_eq!(quiet(&pending, 0), LOOK);
     }
 
     #[test]
