@@ -360,7 +360,7 @@ impl Scene<'_> {
     }
 }
 
-/// The first division, in the order of [`HostPlacement::ALL`], of those that fit and decode one sequence at [`WORTH`] of
+/// The first division, in the order of [`HostPlacement::ALL`], of those that fit and decode one sequence at nine tenths of
 /// the fastest's rate or more: predictions are off by as much, and the first ones send least or are even whatever the
 /// router chooses. Where none fits, the one whose fullest host needs least.
 pub fn cheapest(costs: &[Cost]) -> Option<&Cost> {
