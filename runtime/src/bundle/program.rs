@@ -7,6 +7,9 @@ use moec_ir::verify;
 use std::collections::HashMap;
 use std::ops::Deref;
 
+/// Backend of units of other hosts.
+pub const HOST_BACKEND: &str = "host";
+
 /// A model compiled for a target, ready to run: a Plan that [`verify::plan`] accepts, and its kernels.
 ///
 /// The Plan is only lent, so it cannot be changed. The verifier cannot check that kernels keep to the extents

@@ -4,7 +4,7 @@ pub mod owned;
 pub(crate) mod preload;
 pub mod store;
 
-use crate::bundle::program::Program;
+use crate::bundle::program::{HOST_BACKEND, Program};
 use crate::error::{Error, Limit, Result, mib};
 use crate::platform::memory::{HUGE_PAGE, Region, size};
 use moec_ir::plan::{Plan, Segment, StateBuf, StateKind};
@@ -105,15 +105,16 @@ pub fn needed(program: &Plan, threads: usize) -> u64 {
 }
 
 /// Reason for which the weights of a program with several memories are mapped, however much memory is free; `None`
-/// where memory of our own may hold them. Such memory holds whole files, and accelerators are given mapped weights.
-pub(crate) fn must_be_mapped(program: &Plan) -> Option<&'static str> {
+/// where memory of our own may hold them: whole files, at addresses that change when they move. Units of other hosts
+/// know none of these; accelerators may.
+pub(crate) fn must_be_mapped(program: &Program) -> Option<&'static str> {
     if program.memories.iter().all(|m| m.residents.is_empty()) {
         return None;
     }
-    let (brought, on_cpu, files) =
-        (program.segments_to_bring(), program.segments_of(0), program.files_here());
-    let elsewhere = |(i, s): (u32, &Segment)| files.contains(&s.file) && !on_cpu.contains(&i);
-    let some = !brought.is_empty() || (0..).zip(&program.segments).any(elsewhere);
+    let (here, files) = (program.segments_of(0), program.files_here());
+    let elsewhere = |(i, s): (u32, &Segment)| files.contains(&s.file) && !here.contains(&i);
+    let accelerates = program.accelerators().any(|(_, unit)| unit.backend != HOST_BACKEND);
+    let some = accelerates || (0..).zip(&program.segments).any(elsewhere);
     some.then_some("other memories hold a part of them")
 }
 

@@ -34,8 +34,7 @@ pub(crate) fn name_of(program: &Program) -> String {
     )
 }
 
-/// Backend of units of other hosts.
-pub const BACKEND: &str = "host";
+pub use moec_runtime::bundle::program::HOST_BACKEND as BACKEND;
 
 /// Units of other hosts than the first, in the order of the hosts' ranks from 1.
 pub fn units_of_hosts(program: &Program) -> impl Iterator<Item = u32> + '_ {
