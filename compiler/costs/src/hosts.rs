@@ -363,7 +363,7 @@ impl Scene<'_> {
 /// The first division, in the order of [`HostPlacement::ALL`], of those that fit and decode one sequence at nine tenths of
 /// the fastest's rate or more: predictions are off by as much, and the first ones send least or are even whatever the
 /// router chooses. Where none fits, the one whose fullest host needs least.
-pub fn cheapest(costs: &[Cost]) -> Option<&Cost> {
+pub fn preferred(costs: &[Cost]) -> Option<&Cost> {
     let fitting = || costs.iter().filter(|c| c.fits);
     let most = fitting().map(|c| c.decode).fold(0.0, f64::max);
     let near = fitting().find(|c| c.decode >= WORTH * most);
@@ -453,7 +453,7 @@ mod tests {
     #[test]
     fn fast_links_pay_for_slices_and_small_memories_for_room() {
         let shape = shape();
-        let chosen = |hosts: &Hosts| cheapest(&costs(hosts, &shape)).map(|c| c.placement);
+        let chosen = |hosts: &Hosts| preferred(&costs(hosts, &shape)).map(|c| c.placement);
         assert_eq!(chosen(&hosts(2, "100 Gb/s, 10 us")), Some(HostPlacement::Slices));
         let slow = hosts(2, "1 Gb/s, 1 ms");
         assert_eq!(chosen(&slow), Some(HostPlacement::Alone));
@@ -495,7 +495,7 @@ mod tests {
         let chosen = |rates: [f64; 4]| {
             let costs: Vec<_> =
                 HostPlacement::ALL.into_iter().zip(rates).map(|(p, rate)| of(p, rate)).collect();
-            cheapest(&costs).map(|c| c.placement)
+            preferred(&costs).map(|c| c.placement)
         };
         assert_eq!(chosen([10.0, 10.9, 10.0, 10.0]), Some(HostPlacement::Alone));
         assert_eq!(chosen([10.0, 11.5, 10.0, 12.0]), Some(HostPlacement::Slices));

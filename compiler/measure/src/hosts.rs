@@ -5,7 +5,7 @@ use moec_base::error::{Fault, Result};
 use moec_base::progress::Progress;
 use moec_config::HostPlacement;
 use moec_costs::hosts::shape::{Experts, Layer};
-use moec_costs::hosts::{Cost, EVERY, Hosts, Routing, Scene, Shape, cheapest};
+use moec_costs::hosts::{Cost, EVERY, Hosts, Routing, Scene, Shape, preferred};
 use moec_passes::decisions::Decision;
 use moec_pipeline::{Compilation, Inputs, Stops};
 use std::collections::BTreeSet;
@@ -74,13 +74,13 @@ pub fn choose(c: &Inputs<'_>) -> Result<Option<(Division, Vec<Decision>)>> {
     // With a budget each host has a slice of every expert on its disk.
     if requested.is_none() && c.config.memory.budget.is_none() {
         let by_layer = Scene { slices: None, ..scene };
-        let (cost, fastest) = (by_layer.cost(HostPlacement::Slices), cheapest(&costs));
-        if cost.fits && fastest.is_some_and(|fastest| cost.decode > fastest.decode) {
+        let (cost, whole) = (by_layer.cost(HostPlacement::Slices), preferred(&costs));
+        if cost.fits && whole.is_some_and(|whole| cost.decode > whole.decode) {
             costs.iter_mut().filter(|of| of.placement == cost.placement).for_each(|of| of.clone_from(&cost));
             scene = by_layer;
         }
     }
-    let (chosen, why) = match (requested, cheapest(&costs)) {
+    let (chosen, why) = match (requested, preferred(&costs)) {
         (Some(requested), _) => (requested, "requested in `model.toml`".to_owned()),
         (None, Some(cost)) if cost.fits => (
             cost.placement,

@@ -6,7 +6,7 @@ use super::bundle::Request;
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_costs::hosts::network::Constant;
-use moec_costs::hosts::{Cost, EVERY, Host, Hosts, Network, Routing, Scene, Shape, cheapest};
+use moec_costs::hosts::{Cost, EVERY, Host, Hosts, Network, Routing, Scene, Shape, preferred};
 use moec_ir::{EntryKind, Format};
 
 /// Most hosts of one model.
@@ -38,7 +38,7 @@ pub struct Row {
     pub hosts: usize,
     /// Every division.
     pub costs: Vec<Cost>,
-    /// Index of the one that a build takes ([`cheapest`]).
+    /// Index of the one that a build takes ([`preferred`]).
     pub wins: usize,
     /// Microseconds per layer of experts that slices save in reading, and that their messages take; means.
     pub slices: [f64; 2],
@@ -92,7 +92,7 @@ pub fn hosts(
     // All numbers of hosts, since what wins may change several times.
     let mut best: Option<(usize, Cost)> = None;
     for n in 1..=usize::from(MOST) {
-        let Some(cost) = cheapest(&on(n).0).cloned() else { continue };
+        let Some(cost) = preferred(&on(n).0).cloned() else { continue };
         let better = |(_, known): &(usize, Cost)| (cost.fits, cost.decode) > (known.fits, known.decode);
         if best.as_ref().is_none_or(better) {
             best = Some((n, cost));
@@ -101,7 +101,7 @@ pub fn hosts(
     let best = best.ok_or_else(|| Error::bug("no division of a model"))?;
     let row = |&n: &usize| {
         let (costs, slices) = on(n);
-        let wins = cheapest(&costs).and_then(|cost| costs.iter().position(|c| c == cost)).unwrap_or(0);
+        let wins = preferred(&costs).and_then(|cost| costs.iter().position(|c| c == cost)).unwrap_or(0);
         Row { hosts: n, costs, wins, slices, replicas: (n / best.0).max(1) }
     };
     let rows = numbers.iter().map(row).collect();

@@ -2,7 +2,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "sizes of messages")]
 
 use moec_backend::links::{Links, Peer, Trip};
-use moec_hosts_unit::message::{Command, Commands, Message, answer, answered};
+use moec_hosts_unit::message::{Answer, Command, Commands, Message, answered};
 use moec_hosts_unit::mpi::Mpi;
 use moec_hosts_unit::{
     Delayed, Tag, Wire, await_answer, await_commands, giving_signs, leave, machine, receive_whole,
@@ -45,14 +45,14 @@ impl Links for Job {
     }
 
     fn receive(&self, from: usize) -> Result<Vec<u8>> {
-        let timeout = timeout()?;
-        receive_whole(|| await_answer(self.0.as_ref(), from, &format!("host {from}"), timeout))
+        let (wire, host, timeout) = (self.0.as_ref(), format!("host {from}"), timeout()?);
+        receive_whole(|part| await_answer(wire, from, &host, timeout, part))
     }
 
     fn broadcast(&self, message: &[u8]) -> Result<Vec<u8>> {
         let wire: &Mpi = &self.0;
         if !self.is_first() {
-            return receive_whole(|| await_commands(wire));
+            return receive_whole(|part| await_commands(wire, part));
         }
         let timeout = timeout()?;
         (1..wire.hosts()).try_for_each(|to| send_whole(wire, to, Tag::Commands, message, timeout))?;
@@ -122,29 +122,32 @@ fn trips(wire: &dyn Wire, host: usize, to: bool) -> Result<Vec<Trip>> {
 /// Sends a message, and waits for its answer.
 fn ask(wire: &dyn Wire, host: usize, message: &Message) -> Result<Vec<u8>> {
     wire.send(host, Tag::Commands, message.bytes(), ANSWERING)?;
-    let got = wire.receive(host, Tag::Answer, ANSWERING)?;
-    let got = got.ok_or_else(|| {
+    let mut got = Vec::new();
+    if !wire.receive(host, Tag::Answer, ANSWERING, &mut got)? {
         let minutes = ANSWERING.as_secs() / 60;
-        Error::machine(format!("host {host} gives no answer for {minutes} minutes"))
-    })?;
+        return Err(Error::machine(format!("host {host} gives no answer for {minutes} minutes")));
+    }
     answered(&got).map(<[u8]>::to_vec).map_err(|why| Error::machine(format!("host {host}: {why}")))
 }
 
 /// Answers the first host until it leaves.
 fn echo(wire: &dyn Wire, says: &str) -> Result<()> {
-    loop {
-        let message = await_commands(wire)?;
-        let mut data = Vec::new();
+    let (mut message, mut answer) = (Vec::new(), Answer::default());
+    let mut goes_on = true;
+    while goes_on {
+        await_commands(wire, &mut message)?;
+        answer.clear();
         for command in Commands::of(&message) {
             match command? {
-                Command::Greet { .. } => data.extend(says.as_bytes()),
-                Command::Read { bytes, .. } => data.resize(bytes as usize, 0),
-                Command::Leave => return wire.send(0, Tag::Answer, &answer(&Ok(Vec::new())), ANSWERING),
+                Command::Greet { .. } => answer.add(says.as_bytes()),
+                Command::Read { bytes, .. } => answer.add(&vec![0; bytes as usize]),
+                Command::Leave => goes_on = false,
                 _ => {}
             }
         }
-        wire.send(0, Tag::Answer, &answer(&Ok(data)), ANSWERING)?;
+        wire.send(0, Tag::Answer, answer.bytes(), ANSWERING)?;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -174,8 +177,9 @@ mod tests {
             self.to.send(bytes.to_vec()).map_err(|e| Error::machine(e.to_string()))
         }
 
-        fn receive(&self, _from: usize, _tag: Tag, wait: Duration) -> Result<Option<Vec<u8>>> {
-            Ok(self.from.lock().unwrap().recv_timeout(wait).ok())
+        fn receive(&self, _from: usize, _tag: Tag, wait: Duration, message: &mut Vec<u8>) -> Result<bool> {
+            let came = self.from.lock().unwrap().recv_timeout(wait).map(|found| *message = found);
+            Ok(came.is_ok())
         }
 
         fn end_job(&self, why: &Error) -> ! {

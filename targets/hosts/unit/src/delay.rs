@@ -48,8 +48,8 @@ impl Wire for Delayed<'_> {
         self.wire.send(to, tag, bytes, wait)
     }
 
-    fn receive(&self, from: usize, tag: Tag, wait: Duration) -> Result<Option<Vec<u8>>> {
-        self.wire.receive(from, tag, wait)
+    fn receive(&self, from: usize, tag: Tag, wait: Duration, message: &mut Vec<u8>) -> Result<bool> {
+        self.wire.receive(from, tag, wait, message)
     }
 
     fn end_job(&self, why: &Error) -> ! {

@@ -204,12 +204,41 @@ impl<'a> Iterator for Commands<'a> {
 }
 
 /// An answer in the form of a message.
-pub fn answer(result: &Result<Vec<u8>>) -> Vec<u8> {
-    let (status, data) = match result {
-        Ok(data) => (0_u64, data.clone()),
-        Err(e) => (1, e.to_string().into_bytes()),
-    };
-    [status.to_le_bytes().as_slice(), &data].concat()
+#[derive(Debug)]
+pub struct Answer(Vec<u8>);
+
+impl Default for Answer {
+    fn default() -> Self {
+        Self(vec![0; WORD])
+    }
+}
+
+impl Answer {
+    /// Takes all data out.
+    pub fn clear(&mut self) {
+        self.begin(0);
+    }
+
+    /// Adds data.
+    pub fn add(&mut self, data: &[u8]) {
+        self.0.extend_from_slice(data);
+    }
+
+    /// Says an error in place of the data.
+    pub fn refuse(&mut self, e: &Error) {
+        self.begin(1);
+        self.add(e.to_string().as_bytes());
+    }
+
+    /// The message.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn begin(&mut self, status: u64) {
+        self.0.clear();
+        self.add(&status.to_le_bytes());
+    }
 }
 
 /// The data of an answer to [`Command::Disk`].
@@ -266,9 +295,15 @@ mod tests {
 
     #[test]
     fn answers_are_data_or_errors() {
-        assert_eq!(answered(&answer(&Ok(vec![1, 2]))), Ok(&[1, 2][..]));
-        let refused = answer(&Err(Error::Bundle("no".to_owned())));
-        assert!(answered(&refused).unwrap_err().contains("no"));
+        let mut answer = Answer::default();
+        assert_eq!(answered(answer.bytes()), Ok(&[][..]));
+        answer.add(&[1]);
+        answer.add(&[2]);
+        assert_eq!(answered(answer.bytes()), Ok(&[1, 2][..]));
+        answer.refuse(&Error::Bundle("no".to_owned()));
+        assert!(answered(answer.bytes()).unwrap_err().contains("no"));
+        answer.clear();
+        assert_eq!(answered(answer.bytes()), Ok(&[][..]));
         assert!(answered(&[0; 3]).is_err());
         let reads = HostReads { bytes: 1, reads: 2, hits: 3, misses: 4 };
         assert_eq!(reads_of(&reads_data(reads)), Some(reads));

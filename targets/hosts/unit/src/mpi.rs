@@ -198,7 +198,7 @@ impl Wire for Mpi {
         Ok(())
     }
 
-    fn receive(&self, from: usize, tag: Tag, wait: Duration) -> Result<Option<Vec<u8>>> {
+    fn receive(&self, from: usize, tag: Tag, wait: Duration, message: &mut Vec<u8>) -> Result<bool> {
         let (from, tag) = (from as c_int, tag.number());
         let found = Self::poll(wait, Duration::ZERO, LONGEST_PAUSE, || {
             let mut bytes = -1;
@@ -206,8 +206,8 @@ impl Wire for Mpi {
             done("ask", unsafe { (self.api().probe)(from, tag, &raw mut bytes) })?;
             Ok(usize::try_from(bytes).ok())
         })?;
-        let Some(bytes) = found else { return Ok(None) };
-        let mut message = vec![0_u8; bytes];
+        let Some(bytes) = found else { return Ok(false) };
+        message.resize(bytes, 0);
         let mut request = std::ptr::null_mut();
         // SAFETY: the function of `shim.c`; the message has so many bytes, and stays until the request has ended,
         // or the job is aborted.
@@ -217,7 +217,7 @@ impl Wire for Mpi {
         if !self.finish(request, self.timeout)? {
             self.end_job(&passed(format!("a message of host {from} does not arrive whole")));
         }
-        Ok(Some(message))
+        Ok(true)
     }
 
     fn end_job(&self, why: &Error) -> ! {

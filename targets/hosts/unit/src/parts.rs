@@ -20,17 +20,19 @@ pub fn send_whole(wire: &dyn Wire, to: usize, tag: Tag, message: &[u8], wait: Du
 ///
 /// # Errors
 /// Those of `next`, and parts of another length than announced.
-pub fn receive_whole(mut next: impl FnMut() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+pub fn receive_whole(mut next: impl FnMut(&mut Vec<u8>) -> Result<()>) -> Result<Vec<u8>> {
+    let mut part = Vec::new();
     let damaged = || Error::Bundle("a message of another version, or damaged".to_owned());
-    let announced: [u8; 8] = next()?.try_into().map_err(|_| damaged())?;
+    next(&mut part)?;
+    let announced = part.as_slice().try_into().map_err(|_| damaged())?;
     let bytes = usize::try_from(u64::from_le_bytes(announced)).map_err(|_| damaged())?;
     let mut message = Vec::new();
     while message.len() < bytes {
-        let part = next()?;
+        next(&mut part)?;
         if part.is_empty() || part.len() > bytes - message.len() {
             return Err(damaged());
         }
-        message.extend(part);
+        message.extend_from_slice(&part);
     }
     Ok(message)
 }
@@ -58,8 +60,8 @@ mod tests {
             Ok(())
         }
 
-        fn receive(&self, _from: usize, _tag: Tag, _wait: Duration) -> Result<Option<Vec<u8>>> {
-            Ok(None)
+        fn receive(&self, _from: usize, _tag: Tag, _wait: Duration, _message: &mut Vec<u8>) -> Result<bool> {
+            Ok(false)
         }
 
         fn end_job(&self, why: &Error) -> ! {
@@ -77,7 +79,10 @@ mod tests {
             assert!(parts.iter().all(|part| part.len() <= PART));
             let receive = |parts: Vec<Vec<u8>>| {
                 let mut parts = parts.into_iter();
-                receive_whole(|| Ok(parts.next().unwrap_or_default()))
+                receive_whole(|part| {
+                    *part = parts.next().unwrap_or_default();
+                    Ok(())
+                })
             };
             assert!(receive(parts.clone()).unwrap() == message);
             assert!(bytes == 0 || receive(parts[..parts.len() - 1].to_vec()).is_err());

@@ -35,28 +35,45 @@ struct Pending {
     reads: Vec<PendingRead>,
     /// Bytes and round trips so far.
     traffic: HostTraffic,
+    /// The answers to commands, in room that is used again.
+    answer: Vec<u8>,
+    times: AnswerTimes,
+}
+
+/// Steps of a call: its entry point and its rows.
+type Call = (usize, usize);
+
+/// Times of answers, by which the next one of as much work is expected.
+#[derive(Debug, Default)]
+struct AnswerTimes {
+    /// Call of the steps that were sent, or will be, since the last answer; `None`: there are none.
+    next: Option<Call>,
     /// Time of the last sending of commands.
     sent: Option<Instant>,
-    /// Times of the last answers, from the sending of commands on, in turn.
-    times: [Duration; TIMES],
+    /// Call of the last answers.
+    of: Option<Call>,
+    /// Their times from the sending of commands on, in turn.
+    last: [Duration; TIMES],
     answers: usize,
 }
 
-impl Pending {
+impl AnswerTimes {
     /// Time until the next answer is to be looked for: a part of the least of the last times. Each look takes some
     /// microseconds of a core on which a thread may compute its own part meanwhile.
     fn quiet(&self, now: Instant) -> Duration {
-        let least = self.times.iter().min().copied().unwrap_or_default();
+        let least = self.last.iter().min().copied().filter(|_| self.next == self.of).unwrap_or_default();
         let waited = self.sent.map_or(Duration::MAX, |sent| now - sent);
         (least * 3 / 4).min(LOOK).saturating_sub(waited)
     }
 
     /// An answer has arrived.
     fn answered(&mut self, now: Instant) {
-        if let Some(sent) = self.sent {
-            self.times[self.answers % TIMES] = now - sent;
-            self.answers += 1;
+        let (Some(call), Some(sent)) = (self.next.take(), self.sent) else { return };
+        if self.of != Some(call) {
+            (self.of, self.last) = (Some(call), Default::default());
         }
+        self.last[self.answers % TIMES] = now - sent;
+        self.answers += 1;
     }
 }
 
@@ -117,7 +134,7 @@ impl Remote {
             return Ok(0);
         }
         self.wire.send(self.rank, Tag::Commands, pending.message.bytes(), self.timeout)?;
-        pending.sent = Some(Instant::now());
+        pending.times.sent = Some(Instant::now());
         pending.traffic.sent += pending.message.bytes().len() as u64;
         let expected = pending.message.answer();
         pending.message.clear();
@@ -127,17 +144,18 @@ impl Remote {
     /// Sends the commands so far, and puts what was asked for where it belongs.
     fn flush(&self) -> Result<()> {
         let mut pending = self.pending();
-        let expected = self.send(&mut pending)?;
+        let pending = &mut *pending;
+        let expected = self.send(pending)?;
         let reads = std::mem::take(&mut pending.reads);
         if reads.is_empty() {
             return Ok(());
         }
-        pause(pending.quiet(Instant::now()));
-        let answer = await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout)?;
-        pending.answered(Instant::now());
-        pending.traffic.received += answer.len() as u64;
+        pause(pending.times.quiet(Instant::now()));
+        self.await_answer(&mut pending.answer)?;
+        pending.times.answered(Instant::now());
+        pending.traffic.received += pending.answer.len() as u64;
         pending.traffic.round_trips += 1;
-        let mut data = answered(&answer).map_err(|why| self.failed(why))?;
+        let mut data = answered(&pending.answer).map_err(|why| self.failed(why))?;
         if data.len() as u64 != expected {
             return Err(self.failed("an answer of another length"));
         }
@@ -150,13 +168,19 @@ impl Remote {
         Ok(())
     }
 
+    /// Waits for an answer.
+    fn await_answer(&self, answer: &mut Vec<u8>) -> Result<()> {
+        await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout, answer)
+    }
+
     /// Asks the host what it has read from its disk.
     fn ask_reads(&self) -> Result<HostReads> {
         self.flush()?;
         let mut message = Message::default();
         message.add(Command::Disk);
         self.wire.send(self.rank, Tag::Commands, message.bytes(), self.timeout)?;
-        let answer = await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout)?;
+        let mut answer = Vec::new();
+        self.await_answer(&mut answer)?;
         let data = answered(&answer).map_err(|why| self.failed(why))?;
         reads_of(data).ok_or_else(|| self.failed("an answer of another length"))
     }
@@ -166,19 +190,23 @@ impl Remote {
 ///
 /// # Errors
 /// No sign of it for too long; a host that cannot be reached.
-pub fn await_answer(wire: &dyn Wire, rank: usize, host: &str, timeout: Duration) -> Result<Vec<u8>> {
+pub fn await_answer(
+    wire: &dyn Wire,
+    rank: usize,
+    host: &str,
+    timeout: Duration,
+    answer: &mut Vec<u8>,
+) -> Result<()> {
     let mut sign = Instant::now();
-    loop {
-        if let Some(answer) = wire.receive(rank, Tag::Answer, LOOK)? {
-            return Ok(answer);
-        }
-        while wire.receive(rank, Tag::Alive, Duration::ZERO)?.is_some() {
+    while !wire.receive(rank, Tag::Answer, LOOK, answer)? {
+        while wire.receive(rank, Tag::Alive, Duration::ZERO, &mut Vec::new())? {
             sign = Instant::now();
         }
         if sign.elapsed() > timeout {
             return Err(passed(format!("{host} has given no sign for {} s", timeout.as_secs())));
         }
     }
+    Ok(())
 }
 
 impl ComputeUnit for Remote {
@@ -209,8 +237,8 @@ impl ComputeUnit for Remote {
         pending.message.clear();
         drop(pending);
         // A host that does not answer now would not answer at the end either.
-        let answer = await_answer(self.wire.as_ref(), self.rank, &self.name, self.timeout);
-        let answer = answer.unwrap_or_else(|e| self.wire.end_job(&e));
+        let mut answer = Vec::new();
+        self.await_answer(&mut answer).unwrap_or_else(|e| self.wire.end_job(&e));
         let machine = answered(&answer).map_err(|why| self.failed(why))?;
         self.name = format!("host {} (`{}`)", self.rank, String::from_utf8_lossy(machine));
         Ok(())
@@ -267,8 +295,10 @@ impl ComputeUnit for Remote {
 
     unsafe fn submit(&self, launch: &Launch<'_>, _thread: PoolThread) {
         let execute = || {
-            self.pending().message.add(Command::Execute {
-                entry: self.entry.load(Ordering::Relaxed) as u32,
+            let (entry, mut pending) = (self.entry.load(Ordering::Relaxed), self.pending());
+            pending.times.next.get_or_insert((entry, launch.n));
+            pending.message.add(Command::Execute {
+                entry: entry as u32,
                 step: launch.step as u32,
                 rows: launch.n as u64,
                 seq_len: launch.seq_len as u64,
@@ -332,16 +362,15 @@ mod tests {
             Ok(())
         }
 
-        fn receive(&self, _from: usize, tag: Tag, wait: Duration) -> Result<Option<Vec<u8>>> {
+        fn receive(&self, _from: usize, tag: Tag, wait: Duration, _message: &mut Vec<u8>) -> Result<bool> {
             std::thread::sleep(wait);
-            let says = match tag {
+            Ok(match tag {
                 Tag::Answer => {
                     self.sign.store(self.works, Ordering::Relaxed);
                     self.looks.fetch_add(1, Ordering::Relaxed) > 5
                 }
                 _ => self.sign.swap(false, Ordering::Relaxed),
-            };
-            Ok(says.then(Vec::new))
+            })
         }
 
         fn end_job(&self, why: &Error) -> ! {
@@ -349,33 +378,48 @@ mod tests {
         }
     }
 
-    fn waits(works: bool) -> Result<Vec<u8>> {
+    fn waits(works: bool) -> Result<()> {
         let wire = Slow { looks: AtomicU32::new(0), works, sign: AtomicBool::new(false) };
-        await_answer(&wire, 1, "host 1 (`two`)", LOOK * 2)
+        await_answer(&wire, 1, "host 1 (`two`)", LOOK * 2, &mut Vec::new())
     }
 
     #[test]
     fn no_answer_is_looked_for_before_a_part_of_the_least_of_the_last_times() {
-        let (mut pending, sent) = (Pending::default(), Instant::now());
-        assert_eq!(pending.quiet(sent), Duration::ZERO);
-        pending.sent = Some(sent);
+        let sent = Instant::now();
+        let mut times = AnswerTimes { sent: Some(sent), ..AnswerTimes::default() };
+        let answered = |times: &mut AnswerTimes, call, after| {
+            times.next = call;
+            times.answered(sent + after);
+        };
+        let quiet = |times: &mut AnswerTimes, call, ms| {
+            times.next = call;
+            times.quiet(sent + Duration::from_millis(ms)).as_millis()
+        };
+        let (decoding, prompt) = (Some((0, 1)), Some((1, 512)));
         for ms in [8, 8, 20, 12] {
-            assert_eq!(pending.quiet(sent), Duration::ZERO);
-            pending.answered(sent + Duration::from_millis(ms));
+            assert_eq!(quiet(&mut times, decoding, 0), 0);
+            answered(&mut times, decoding, Duration::from_millis(ms));
         }
-        let quiet = |pending: &Pending, ms| pending.quiet(sent + Duration::from_millis(ms));
-        assert_eq!([0, 5, 6, 7].map(|ms| quiet(&pending, ms).as_millis()), [6, 1, 0, 0]);
+        assert_eq!([0, 5, 6, 7].map(|ms| quiet(&mut times, decoding, ms)), [6, 1, 0, 0]);
         // The oldest ones are forgotten.
-        pending.answered(sent + LOOK * 4);
-        pending.answered(sent + LOOK * 4);
-        assert_eq!(quiet(&pending, 0).as_millis(), 9);
-        (0..TIMES).for_each(|_| pending.answered(sent + LOOK * 4));
-        assert_eq!(quiet(&pending, 0), LOOK);
+        answered(&mut times, decoding, LOOK * 4);
+        answered(&mut times, decoding, LOOK * 4);
+        assert_eq!(quiet(&mut times, decoding, 0), 9);
+        (0..TIMES).for_each(|_| answered(&mut times, decoding, LOOK * 4));
+        assert_eq!(quiet(&mut times, decoding, 0), LOOK.as_millis());
+        // Other work takes other times; answers without work say nothing of it.
+        answered(&mut times, None, Duration::ZERO);
+        assert_eq!(
+            [prompt, Some((0, 2)), None, decoding].map(|call| quiet(&mut times, call, 0)),
+            [0, 0, 0, 100]
+        );
+        answered(&mut times, prompt, LOOK);
+        assert_eq!([prompt, decoding].map(|call| quiet(&mut times, call, 0)), [0, 0]);
     }
 
     #[test]
     fn slow_host_is_waited_for_while_it_gives_signs() {
-        assert!(waits(true).unwrap().is_empty());
+        waits(true).unwrap();
         let error = waits(false).unwrap_err();
         assert!(error.to_string().contains("host 1 "), "{error}");
         assert!(error.hint().unwrap().contains(TIMEOUT_VARIABLE), "{error}");

@@ -2,7 +2,7 @@
 
 use crate::compile::digest;
 use crate::limits::{report, timeout};
-use crate::message::{Command, Commands, Message, answer, reads_data};
+use crate::message::{Answer, Command, Commands, Message, reads_data};
 use crate::mpi::Mpi;
 use crate::remote::await_answer;
 use crate::wire::{Tag, Wire};
@@ -52,10 +52,10 @@ pub fn leave(mpi: &Mpi) -> Result<()> {
         (1..mpi.hosts()).try_for_each(|to| mpi.send(to, Tag::Commands, message.bytes(), timeout))?;
         // MPI's own end would wait for a host that has stopped.
         for from in 1..mpi.hosts() {
-            let answer = await_answer(mpi, from, &format!("host {from}"), timeout);
+            let answer = await_answer(mpi, from, &format!("host {from}"), timeout, &mut Vec::new());
             answer.unwrap_or_else(|e| mpi.end_job(&e));
             // Some MPIs warn of messages that nothing received.
-            while mpi.receive(from, Tag::Alive, Duration::ZERO)?.is_some() {}
+            while mpi.receive(from, Tag::Alive, Duration::ZERO, &mut Vec::new())? {}
         }
     }
     mpi.end()
@@ -86,10 +86,11 @@ pub fn serve(wire: &dyn Wire, program: &Program, part: Part<'_>) -> Result<()> {
         }
         None => Err(Error::machine("this process has no part of the program")),
     };
+    let (mut message, mut answer) = (Vec::new(), Answer::default());
     loop {
-        let message = await_commands(wire)?;
-        let mut sign = Instant::now();
-        let (mut data, mut answers) = (Vec::new(), false);
+        await_commands(wire, &mut message)?;
+        let (mut sign, mut answers) = (Instant::now(), false);
+        answer.clear();
         let mut obey = || -> Result<bool> {
             for command in Commands::of(&message) {
                 match command? {
@@ -101,7 +102,7 @@ pub fn serve(wire: &dyn Wire, program: &Program, part: Part<'_>) -> Result<()> {
                             return Err(Error::Bundle(format!("it runs {own}, and the first host {theirs}")));
                         }
                         ready(&mut steps)?;
-                        data.extend(machine().into_bytes());
+                        answer.add(machine().as_bytes());
                     }
                     Command::Leave => return Ok(false),
                     Command::Write { offset, data } => ready(&mut steps)?.write(offset, data)?,
@@ -116,39 +117,42 @@ pub fn serve(wire: &dyn Wire, program: &Program, part: Part<'_>) -> Result<()> {
                     }
                     Command::Disk => {
                         answers = true;
-                        data.extend(reads_data(ready(&mut steps)?.reads().unwrap_or_default()));
+                        answer.add(&reads_data(ready(&mut steps)?.reads().unwrap_or_default()));
                     }
                     Command::Read { offset, bytes } => {
                         answers = true;
-                        data.extend(ready(&mut steps)?.read(offset, bytes)?);
+                        answer.add(ready(&mut steps)?.read(offset, bytes)?);
                     }
                 }
             }
             Ok(true)
         };
-        let obeyed = obey();
-        match obeyed {
-            Ok(false) => return wire.send(0, Tag::Answer, &answer(&Ok(data)), ANSWERING),
-            Ok(true) if answers => wire.send(0, Tag::Answer, &answer(&Ok(data)), ANSWERING)?,
-            Ok(true) => {}
+        let goes_on = match obey() {
+            Ok(true) if !answers => continue,
+            Ok(goes_on) => goes_on,
             // The first host learns of it by the answer, and ends the job.
-            Err(e) => wire.send(0, Tag::Answer, &answer(&Err(e)), ANSWERING)?,
+            Err(e) => {
+                answer.refuse(&e);
+                true
+            }
+        };
+        wire.send(0, Tag::Answer, answer.bytes(), ANSWERING)?;
+        if !goes_on {
+            return Ok(());
         }
     }
 }
 
-/// The next message of the first host, however long it takes.
+/// Receives the next message of the first host, however long it takes.
 ///
 /// # Errors
 /// A first host that cannot be reached; a launcher that has ended.
-pub fn await_commands(wire: &dyn Wire) -> Result<Vec<u8>> {
+pub fn await_commands(wire: &dyn Wire, message: &mut Vec<u8>) -> Result<()> {
     check_launcher()?;
-    loop {
-        if let Some(message) = wire.receive(0, Tag::Commands, LOOK)? {
-            return Ok(message);
-        }
+    while !wire.receive(0, Tag::Commands, LOOK, message)? {
         check_launcher()?;
     }
+    Ok(())
 }
 
 /// Checks that the process that started this one runs since the first call. The launcher ends this process if the first
@@ -231,8 +235,8 @@ mod tests {
             Ok(())
         }
 
-        fn receive(&self, _from: usize, _tag: Tag, _wait: Duration) -> Result<Option<Vec<u8>>> {
-            Ok(None)
+        fn receive(&self, _from: usize, _tag: Tag, _wait: Duration, _message: &mut Vec<u8>) -> Result<bool> {
+            Ok(false)
         }
 
         fn end_job(&self, why: &Error) -> ! {

@@ -37,11 +37,12 @@ pub trait Wire: Debug + Send + Sync {
     /// A host that cannot be reached.
     fn send(&self, to: usize, tag: Tag, bytes: &[u8], wait: Duration) -> Result<()>;
 
-    /// The next message of a kind, waiting at most so long; `None` if none came.
+    /// Receives the next message of a kind in place of `message`, waiting at most so long; false if none came. A
+    /// message is given again and again: pages that are new cost more time than the copy.
     ///
     /// # Errors
     /// A host that cannot be reached.
-    fn receive(&self, from: usize, tag: Tag, wait: Duration) -> Result<Option<Vec<u8>>>;
+    fn receive(&self, from: usize, tag: Tag, wait: Duration, message: &mut Vec<u8>) -> Result<bool>;
 
     /// Ends the processes of all hosts, and says why.
     fn end_job(&self, why: &Error) -> !;
