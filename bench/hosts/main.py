@@ -208,8 +208,11 @@ class Bench:
 
     def engines(self, source, fmt):
         """All ways to run a format; a placement that this moec does not build is a failed one."""
+        failed = []
+        # Before the bundles, since a conversion takes the room of two files.
+        rpc = self.rpc(source, fmt, failed) if self.args.rpc else []
         one = self.bundle(source, fmt, None)
-        engines, failed = [Engine("one", "one, one core", one), Engine("two-cores", "one, two cores", one, cores=2)], []
+        engines = [Engine("one", "one, one core", one), Engine("two-cores", "one, two cores", one, cores=2)]
         for placement in self.args.placements:
             title = f"two, {placement}"
             try:
@@ -218,14 +221,20 @@ class Bench:
                 failed.append({"name": placement, "title": title, "network": "-", "failed": str(e)})
                 continue
             engines += [Engine(placement, title, bundle, network=network) for network in self.args.networks]
-        if self.args.rpc:
-            # A delay is moec's own.
-            networks = [name for name in self.args.networks if not NETWORKS[name][1]]
-            try:
-                engines += [Rpc(self, source, fmt, network) for network in networks]
-            except (Failed, subprocess.SubprocessError) as e:
-                failed.append({"name": Rpc.name, "title": RPC, "network": "-", "failed": str(e)})
-        return engines, failed
+        return engines + rpc, failed
+
+    def rpc(self, source, fmt, failed):
+        """llama.cpp on the networks that are not moec's own, as a delay is."""
+        networks = [name for name in self.args.networks if not NETWORKS[name][1]]
+        try:
+            engines = [Rpc(self, source, fmt, network) for network in networks]
+        except (Failed, subprocess.SubprocessError) as e:
+            failed.append({"name": Rpc.name, "title": RPC, "network": "-", "failed": str(e)})
+            return []
+        if fmt == self.args.formats[-1] != "bf16":
+            # No other format is converted from it.
+            self.models.gguf(source, "bf16").unlink()
+        return engines
 
     def turn(self, engine, network):
         """All requests of one engine, in a process of its own."""

@@ -659,7 +659,7 @@ pub const KEYS: &[Key] = &[
             "Division of the model between the hosts, or NUMA nodes, of a target with several. `slices`: each host has a slice of",
             "every expert. `stages`: each has consecutive layers with their states. `owners`: each has whole experts of every",
             "layer. With `alone` the first host has everything. `auto` takes the one that decodes fastest by costs, of those that",
-            "fit; of those within a tenth of it, the first of `alone`, `slices`, `stages` and `owners`.",
+            "fit; of those within a tenth of it, the one that decodes several sequences fastest.",
         ],
         set: |c, v| {
             let text = v.text()?;

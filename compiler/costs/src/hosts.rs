@@ -87,7 +87,7 @@ pub struct Scene<'a> {
 }
 
 /// Largest share of a time for which costs take what is faster and has a price: attention that is cut by heads, with which a
-/// program can save no prompt, copy no sequence and draft nothing; a division that sends more.
+/// program can save no prompt, copy no sequence and draft nothing. Smaller differences of predictions say nothing.
 const WORTH: f64 = 0.9;
 
 /// Slices of every layer's experts.
@@ -360,13 +360,14 @@ impl Scene<'_> {
     }
 }
 
-/// The first division, in the order of [`HostPlacement::ALL`], of those that fit and decode one sequence at nine tenths of
-/// the fastest's rate or more: predictions are off by as much, and the first ones send least or are even whatever the
-/// router chooses. Where none fits, the one whose fullest host needs least.
+/// The division that decodes most tokens of all sequences together, of those that fit and decode one sequence at nine
+/// tenths of the fastest's rate or more: predictions are off by as much. Of equal ones the first. Where none fits, the one
+/// whose fullest host needs least.
 pub fn preferred(costs: &[Cost]) -> Option<&Cost> {
     let fitting = || costs.iter().filter(|c| c.fits);
     let most = fitting().map(|c| c.decode).fold(0.0, f64::max);
-    let near = fitting().find(|c| c.decode >= WORTH * most);
+    let near = fitting().filter(|c| c.decode >= WORTH * most);
+    let near = near.reduce(|best, c| if c.batch > best.batch { c } else { best });
     near.or_else(|| costs.iter().min_by_key(|c| c.memory.iter().max().copied()))
 }
 
@@ -482,25 +483,26 @@ mod tests {
     }
 
     #[test]
-    fn near_costs_are_told_apart_by_their_order() {
-        let of = |placement, decode| Cost {
+    fn near_costs_of_one_sequence_are_told_apart_by_those_of_several() {
+        let of = |placement, [decode, batch]: [f64; 2]| Cost {
             placement,
             decode,
-            batch: decode,
+            batch,
             prefill: decode,
             link_bytes: 0.0,
             memory: vec![0],
             fits: true,
         };
-        let chosen = |rates: [f64; 4]| {
+        let chosen = |rates: [[f64; 2]; 4]| {
             let costs: Vec<_> =
                 HostPlacement::ALL.into_iter().zip(rates).map(|(p, rate)| of(p, rate)).collect();
             preferred(&costs).map(|c| c.placement)
         };
-        assert_eq!(chosen([10.0, 10.9, 10.0, 10.0]), Some(HostPlacement::Alone));
-        assert_eq!(chosen([10.0, 11.5, 10.0, 12.0]), Some(HostPlacement::Slices));
-        assert_eq!(chosen([10.0, 10.5, 12.0, 12.0]), Some(HostPlacement::Stages));
-        assert_eq!(chosen([1.0, 1.0, 1.0, 12.0]), Some(HostPlacement::Owners));
+        let [few, near, most] = [[10.0, 60.0], [11.5, 40.0], [12.0, 30.0]];
+        assert_eq!(chosen([few, near, few, most]), Some(HostPlacement::Slices));
+        assert_eq!(chosen([few, few, most, most]), Some(HostPlacement::Stages));
+        assert_eq!(chosen([near, near, few, most]), Some(HostPlacement::Alone));
+        assert_eq!(chosen([few, few, few, most]), Some(HostPlacement::Owners));
     }
 
     /// 1 MB of chosen experts in the first layer saves less than a message takes, 8 MB in the second more.

@@ -84,7 +84,7 @@ pub fn choose(c: &Inputs<'_>) -> Result<Option<(Division, Vec<Decision>)>> {
         (Some(requested), _) => (requested, "requested in `model.toml`".to_owned()),
         (None, Some(cost)) if cost.fits => (
             cost.placement,
-            "fastest in decoding one sequence, or the first within a tenth of it, of those that fit"
+            "of those that fit and decode one sequence within a tenth of the fastest, the fastest with several"
                 .to_owned(),
         ),
         (None, Some(cost)) => {
