@@ -231,9 +231,9 @@ class Bench:
         except (Failed, subprocess.SubprocessError) as e:
             failed.append({"name": Rpc.name, "title": RPC, "network": "-", "failed": str(e)})
             return []
-        if fmt == self.args.formats[-1] != "bf16":
+        if fmt != "bf16" and fmt == self.args.formats[-1]:
             # No other format is converted from it.
-            self.models.gguf(source, "bf16").unlink()
+            self.models.gguf_path(source, "bf16").unlink(missing_ok=True)
         return engines
 
     def turn(self, engine, network):

@@ -115,8 +115,11 @@ class Models:
         for path in [folder, *self.cache.glob(f"gguf/{folder.name}-*"), *self.cache.glob(f"openvino/{folder.name}")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
+    def gguf_path(self, folder, fmt):
+        return self.cache / "gguf" / f"{folder.name}-{fmt}.gguf"
+
     def gguf(self, folder, fmt, exact_ends=False):
-        path = self.cache / "gguf" / f"{folder.name}-{fmt}.gguf"
+        path = self.gguf_path(folder, fmt)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             if fmt != "bf16":

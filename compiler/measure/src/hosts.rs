@@ -29,10 +29,9 @@ pub struct Division {
     pub cut_attention: BTreeSet<u32>,
 }
 
-/// Chooses the division that decodes one sequence fastest, of those that the model allows and the hosts' memories
-/// hold. `None` for a target of one host. A division that `model.toml` requests is compared with the others, too.
-/// Where experts are cut into slices, it also chooses the layers whose attention is cut by heads, and those whose
-/// experts stay whole.
+/// Chooses the [`preferred`] division of those that the model allows. `None` for a target of one host. A division that
+/// `model.toml` requests is compared with the others, too. Where experts are cut into slices, it also chooses the layers
+/// whose attention is cut by heads, and those whose experts stay whole.
 ///
 /// # Errors
 /// Fails as the passes until `assign_units` do, unless another division has no such fault.
@@ -74,8 +73,8 @@ pub fn choose(c: &Inputs<'_>) -> Result<Option<(Division, Vec<Decision>)>> {
     // With a budget each host has a slice of every expert on its disk.
     if requested.is_none() && c.config.memory.budget.is_none() {
         let by_layer = Scene { slices: None, ..scene };
-        let (cost, whole) = (by_layer.cost(HostPlacement::Slices), preferred(&costs));
-        if cost.fits && whole.is_some_and(|whole| cost.decode > whole.decode) {
+        let (cost, known) = (by_layer.cost(HostPlacement::Slices), preferred(&costs));
+        if cost.fits && known.is_some_and(|known| cost.decode > known.decode) {
             costs.iter_mut().filter(|of| of.placement == cost.placement).for_each(|of| of.clone_from(&cost));
             scene = by_layer;
         }

@@ -29,7 +29,7 @@ pub use delay::{DELAY_VARIABLE, Delayed};
 pub use limits::{TIMEOUT_VARIABLE, timeout};
 pub use parts::{receive_whole, send_whole};
 pub use remote::{Remote, await_answer};
-pub use serve::{BACKEND, Part, await_commands, giving_signs, leave, machine, serve, units_of_hosts};
+pub use serve::{Part, await_commands, giving_signs, leave, machine, serve, units_of_hosts};
 pub use wire::{Tag, Wire};
 
 /// Variables that launchers set for every process: Open MPI, MPICH and Slurm.

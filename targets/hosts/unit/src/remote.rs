@@ -35,7 +35,7 @@ struct Pending {
     reads: Vec<PendingRead>,
     /// Bytes and round trips so far.
     traffic: HostTraffic,
-    /// The answers to commands, in room that is used again.
+    /// The last answer; its room is used again.
     answer: Vec<u8>,
     times: AnswerTimes,
 }

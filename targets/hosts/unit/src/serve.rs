@@ -6,7 +6,7 @@ use crate::message::{Answer, Command, Commands, Message, reads_data};
 use crate::mpi::Mpi;
 use crate::remote::await_answer;
 use crate::wire::{Tag, Wire};
-use moec_runtime::bundle::program::Program;
+use moec_runtime::bundle::program::{HOST_BACKEND, Program};
 use moec_runtime::exec::unit_steps::UnitSteps;
 use moec_runtime::{CheckLevel, Error, Result};
 use std::path::Path;
@@ -34,11 +34,9 @@ pub(crate) fn name_of(program: &Program) -> String {
     )
 }
 
-pub use moec_runtime::bundle::program::HOST_BACKEND as BACKEND;
-
 /// Units of other hosts than the first, in the order of the hosts' ranks from 1.
 pub fn units_of_hosts(program: &Program) -> impl Iterator<Item = u32> + '_ {
-    (0..).zip(&program.units).filter(|(_, unit)| unit.backend == BACKEND).map(|(index, _)| index)
+    (0..).zip(&program.units).filter(|(_, unit)| unit.backend == HOST_BACKEND).map(|(index, _)| index)
 }
 
 /// Lets all other hosts end, and then this process's part of MPI. A host that does not answer ends the job.

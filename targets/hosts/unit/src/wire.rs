@@ -37,8 +37,8 @@ pub trait Wire: Debug + Send + Sync {
     /// A host that cannot be reached.
     fn send(&self, to: usize, tag: Tag, bytes: &[u8], wait: Duration) -> Result<()>;
 
-    /// Receives the next message of a kind in place of `message`, waiting at most so long; false if none came. A
-    /// message is given again and again: pages that are new cost more time than the copy.
+    /// Receives the next message of a kind in place of `message`, waiting at most so long; false if none came. Callers
+    /// use the same vector again: new pages take more time than the copy.
     ///
     /// # Errors
     /// A host that cannot be reached.
