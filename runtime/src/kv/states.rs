@@ -289,6 +289,9 @@ impl<'p> States<'p> {
             return self.rewind(to, tokens, units);
         }
         self.zero(to, units)?;
+        if tokens == 0 {
+            return Ok(());
+        }
         let rows = self.written.get(from as usize).copied();
         for (state, at) in self.plan.states.iter().zip(&self.at).filter(|(s, _)| !s.kind.needs_snapshots()) {
             let offset = at.ptr() as usize - self.region.base().ptr() as usize;
@@ -297,14 +300,12 @@ impl<'p> States<'p> {
                 self.region.copy(offset + from, offset + to, bytes).ok_or_else(short)?;
             }
         }
-        if tokens > 0 {
-            let place = self.pool.find(from, tokens);
-            for state in &self.folded {
-                let source = place.map_or(state.live(from), |place| state.places(from, place).1);
-                state.copy(source, state.live(to), &mut self.region, units).ok_or_else(short)?;
-            }
-            self.pool.share(from, to, tokens);
+        let place = self.pool.find(from, tokens);
+        for state in &self.folded {
+            let source = place.map_or(state.live(from), |place| state.places(from, place).1);
+            state.copy(source, state.live(to), &mut self.region, units).ok_or_else(short)?;
         }
+        self.pool.share(from, to, tokens);
         self.lens[to as usize] = tokens;
         if let Some(rows) = rows {
             self.written[to as usize] = rows;

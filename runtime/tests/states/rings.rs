@@ -41,6 +41,10 @@ fn ring_rewinds_within_its_retained_window() {
         engine.rewind(slot, 22).unwrap();
         check(engine, slot, 22, 60).unwrap();
     }
+    // An empty copy has overwritten nothing.
+    engine.fork(0, 2, 0).unwrap();
+    check(engine, 2, 0, 18).unwrap();
+    check(engine, 2, 2, 18).unwrap();
     engine.rewind(0, 0).unwrap();
     check(engine, 0, 0, 3).unwrap();
     check(engine, 0, 1, 21).unwrap();
