@@ -73,6 +73,21 @@ proptest! {
     }
 }
 
+/// Two groups that share a scale, of which the last has one number.
+#[test]
+fn groups_without_a_scale_are_what_is_stored() {
+    let g =
+        Geometry { layout: Layout::Panels { nr: 16 }, format: Format::Q2s, matrices: 1, rows: 1, cols: 33 };
+    let mut values = vec![0.0; g.cols];
+    values[31..].copy_from_slice(&[22903.6, 354.5]);
+    let packed = pack_slice(&g, &values).unwrap();
+    let mut stored = vec![f32::NAN; g.cols];
+    unpack_rows(&g, &packed, 0, 0..1, &mut stored).unwrap();
+    assert_eq!(stored, [0.0; 33], "the other numbers matter more");
+    round_as_packed(&g, &packed, 0, 0..1, false, &mut values).unwrap();
+    assert_eq!(values, stored);
+}
+
 /// A weight that is read as numbers, and sometimes in the format in which it is packed.
 struct Numbers<'a> {
     g: Geometry,

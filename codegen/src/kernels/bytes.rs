@@ -48,58 +48,60 @@ pub(super) fn multiply<'k>(
     let by_channel = panel.format.is_by_channel();
     let Schedule { block, ahead, .. } = panel.schedule;
     let several = at_once(k.isa.bytes, panel.format);
+    let groups = panel.depth.div_ceil(GROUP);
     k.each(first, end, block, |start| {
         let stop = (start + block).min(end);
         let sums = |i: I<'k>| k.scratch().words((i - start) * nr);
-        k.each(start, stop, 1, |i| k.zero(sums(i), nr));
-        let prefetcher = Prefetcher::new(k, if several > 1 { k.i(1) } else { stop - start }, bytes, ahead);
-        k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
-            let from = panel.weights.bytes(group * bytes);
-            let weights: Vec<[I<'k>; 2]> =
-                (0..QUADS).map(|quad| [0, lanes].map(|c| operand(k, panel.format, from, quad, c))).collect();
-            let scales = (!by_channel).then(|| [0, lanes].map(|c| weight_scales(k, panel, group, from, c)));
-            prefetcher.first(from);
-            let add = |i: I<'k>, x: P<'k>, found: &[[I<'k>; 2]]| {
-                let by = x.bytes(SCALE).load().splat();
-                let corrections = corrections(k, panel.format, x, found.len());
-                for half in 0..2 {
-                    let at = sums(i).words(half * lanes);
-                    let mut sum = at.load_vec(Span::Full);
-                    for (run, found) in found.iter().enumerate() {
-                        let by = scales.map_or(by, |scales| scales[half].of_run(run) * by);
-                        sum = found[half].to_float().fma(by, sum);
-                    }
-                    // Where numbers have minima, times the sum of a row.
-                    for (run, of_row) in corrections.iter().enumerate() {
-                        if let Some(of_sum) = scales.and_then(|scales| scales[half].of_sum(run)) {
-                            sum = (of_sum * PER_CORRECTION).fma(of_row.to_float() * by, sum);
+        let store_sums = |i: I<'k>, found: [F<'k>; 2]| {
+            found.into_iter().enumerate().for_each(|(half, sum)| sums(i).words(half * lanes).store(sum));
+        };
+        let one = || {
+            let row = row(start);
+            let found = k.fold(0, groups, 1, &[k.fv(0.0); 2], |index, sums| {
+                let group = Group::load(k, panel, index);
+                fetch(group.from, bytes, ahead);
+                let x = row.bytes(index * ROW_GROUP);
+                group.add(x, &dots(k, panel.format, &group.weights, x), [sums[0], sums[1]]).to_vec()
+            });
+            store_sums(start, [found[0], found[1]]);
+        };
+        let many = || {
+            k.each(start, stop, 1, |i| k.zero(sums(i), nr));
+            let prefetcher = Prefetcher::new(k, stop - start, bytes, ahead);
+            k.each(0, groups, 1, |index| {
+                let group = Group::load(k, panel, index);
+                let add = |i: I<'k>, x: P<'k>, found: &[[I<'k>; 2]]| {
+                    let before = [0, lanes].map(|c| sums(i).words(c).load_vec(Span::Full));
+                    store_sums(i, group.add(x, found, before));
+                };
+                let x = |i: I<'k>| row(i).bytes(index * ROW_GROUP);
+                let mut single = start;
+                if several > 1 {
+                    // Few rounds: nothing waits for the lines.
+                    fetch(group.from, bytes, ahead);
+                    single = start + (stop - start).div(k.i(several as i64)) * several;
+                    let columns = (k.isa.bytes == ByteDot::Smmla).then(|| columns(k, &group.weights));
+                    k.each(start, single, several, |i| {
+                        let rows: Vec<P<'k>> = (0..several).map(|j| x(i + j)).collect();
+                        let found = match (&columns, rows.as_slice()) {
+                            (Some(columns), &[a, b]) => two_rows(k, columns, [a, b]).to_vec(),
+                            _ if nibbles(k, panel.format) => nibble_rows(k, panel.format, group.from, &rows),
+                            _ => code_rows(k, group.from, &rows),
+                        };
+                        for (j, (x, found)) in rows.into_iter().zip(found).enumerate() {
+                            add(i + j, x, &[found]);
                         }
-                    }
-                    at.store(sum);
+                    });
                 }
-            };
-            let x = |i: I<'k>| row(i).bytes(group * ROW_GROUP);
-            let mut single = start;
-            if several > 1 {
-                single = start + (stop - start).div(k.i(several as i64)) * several;
-                let columns = (k.isa.bytes == ByteDot::Smmla).then(|| columns(k, &weights));
-                k.each(start, single, several, |i| {
-                    let rows: Vec<P<'k>> = (0..several).map(|j| x(i + j)).collect();
-                    let found = match (&columns, rows.as_slice()) {
-                        (Some(columns), &[a, b]) => two_rows(k, columns, [a, b]).to_vec(),
-                        _ if nibbles(k, panel.format) => nibble_rows(k, panel.format, from, &rows),
-                        _ => code_rows(k, from, &rows),
-                    };
-                    for (j, (x, found)) in rows.into_iter().zip(found).enumerate() {
-                        add(i + j, x, &[found]);
+                k.each(single, stop, 1, |i| {
+                    add(i, x(i), &dots(k, panel.format, &group.weights, x(i)));
+                    if several == 1 {
+                        prefetcher.next(group.from, i - start);
                     }
                 });
-            }
-            k.each(single, stop, 1, |i| {
-                add(i, x(i), &dots(k, panel.format, &weights, x(i)));
-                prefetcher.next(from, i - start);
             });
-        });
+        };
+        k.branch((stop - start).lt(k.i(2)), one, many);
         if by_channel {
             let scales = [0, lanes].map(|c| weight_scales(k, panel, k.i(0), panel.weights, c).of_run(0));
             k.each(start, stop, 1, |i| {
@@ -116,6 +118,46 @@ pub(super) fn multiply<'k>(
     });
 }
 
+/// A group of the panel in registers: its codes, and its scales unless columns have them.
+struct Group<'k> {
+    k: &'k Kb<'k>,
+    format: Format,
+    from: P<'k>,
+    weights: Vec<[I<'k>; 2]>,
+    scales: Option<[Scales<'k>; 2]>,
+}
+
+impl<'k> Group<'k> {
+    fn load(k: &'k Kb<'k>, panel: &Panel<'k>, index: I<'k>) -> Self {
+        let format = panel.format;
+        let from = panel.weights.bytes(index * group_bytes(format, k.isa.nr));
+        let halves = [0, k.lanes()];
+        let weights = (0..QUADS).map(|quad| halves.map(|c| operand(k, format, from, quad, c))).collect();
+        let scales =
+            (!format.is_by_channel()).then(|| halves.map(|c| weight_scales(k, panel, index, from, c)));
+        Self { k, format, from, weights, scales }
+    }
+
+    /// Adds to a row's sums what the integer sums of its runs, `found`, stand for.
+    fn add(&self, x: P<'k>, found: &[[I<'k>; 2]], mut sums: [F<'k>; 2]) -> [F<'k>; 2] {
+        let by = x.bytes(SCALE).load().splat();
+        let corrections = corrections(self.k, self.format, x, found.len());
+        for (half, sum) in sums.iter_mut().enumerate() {
+            for (run, found) in found.iter().enumerate() {
+                let by = self.scales.map_or(by, |scales| scales[half].of_run(run) * by);
+                *sum = found[half].to_float().fma(by, *sum);
+            }
+            // Where numbers have minima, times the sum of a row.
+            for (run, of_row) in corrections.iter().enumerate() {
+                if let Some(of_sum) = self.scales.and_then(|scales| scales[half].of_sum(run)) {
+                    *sum = (of_sum * PER_CORRECTION).fma(of_row.to_float() * by, *sum);
+                }
+            }
+        }
+        sums
+    }
+}
+
 /// Prefetches weights that are needed later, some lines after every row that is multiplied by a group.
 /// Prefetched all at once, they would fill the core's queue of outstanding lines, and the rows would wait: on
 /// Zen 4 eight rows took twice as long. For the same reason the group's own lines come before those that it
@@ -125,24 +167,14 @@ struct Prefetcher<'k> {
     /// Bytes of a group.
     bytes: usize,
     ahead: usize,
-    /// Whether there is a single round: it prefetches all lines at once, since nothing waits.
-    alone: I<'k>,
-    /// Lines in a round, else.
+    /// Lines in a round.
     lines: I<'k>,
 }
 
 impl<'k> Prefetcher<'k> {
     fn new(k: &'k Kb<'k>, rounds: I<'k>, bytes: usize, ahead: usize) -> Self {
-        let alone = rounds.lt(k.i(2));
         let lines = (rounds + (bytes.div_ceil(LINE) - 1)).div(rounds.max(k.i(1)));
-        Self { k, bytes, ahead, alone, lines: alone.pick_int(k.i(0), lines) }
-    }
-
-    /// After the loads of a group.
-    fn first(&self, group: P<'k>) {
-        if self.ahead > 0 {
-            self.k.branch(self.alone, || fetch(group, self.bytes, self.ahead), || {});
-        }
+        Self { k, bytes, ahead, lines }
     }
 
     /// After a round.

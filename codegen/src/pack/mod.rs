@@ -395,16 +395,27 @@ pub fn round_as_packed(
                 continue;
             }
         }
-        for (i, x) in values.chunks_mut(GROUP).enumerate() {
-            let scale = lane.group(i, bytes).ok_or(io::ErrorKind::UnexpectedEof)?.scale;
-            let all = order::zero_padded(x);
-            if scale == 0.0 && Group::nearest(g.format, &all, &[1.0; GROUP]) != Group::ZERO {
+        for (i, x) in values.chunks_mut(g.format.group()).enumerate() {
+            let scale = lane.group(i * (g.format.group() / GROUP), bytes);
+            let scale = scale.ok_or(io::ErrorKind::UnexpectedEof)?.scale;
+            let patterns = patterns::Patterns::of(g.format);
+            let mut zero = true;
+            let mut see = |group: Group| zero &= group == Group::ZERO;
+            match &patterns {
+                Some(patterns) if scale == 0.0 => patterns.nearest(x, None, see),
+                None if scale == 0.0 => see(Group::nearest(g.format, &order::zero_padded(x), &[1.0; GROUP])),
+                Some(_) | None => {}
+            }
+            if !zero {
                 continue;
             }
-            // Zeros after the last number would matter for its pattern.
-            let nearest = patterns::Patterns::of(g.format).map(|patterns| patterns.at(x, scale));
-            let stored = nearest.unwrap_or_else(|| Group::with_scale(g.format, &all, scale)).values();
-            x.copy_from_slice(&stored[..x.len()]);
+            for x in x.chunks_mut(GROUP) {
+                // Zeros after the last number would matter for its pattern.
+                let nearest = patterns.map(|patterns| patterns.at(x, scale));
+                let padded = || Group::with_scale(g.format, &order::zero_padded(x), scale);
+                let stored = nearest.unwrap_or_else(padded).values();
+                x.copy_from_slice(&stored[..x.len()]);
+            }
         }
     }
     Ok(())
