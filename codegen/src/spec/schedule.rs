@@ -45,9 +45,9 @@ pub const fn evenly_from(mr: usize) -> usize {
 
 impl Default for Schedule {
     /// Weights of ninety-six cache lines ahead: what memory gives in its latency. One thread of an EPYC (Zen 5), with
-    /// one row, reads 33 GB/s of q8, 35 of q6, 38 of q4 and 37 of q3, and with forty lines ahead 33, 30, 34 and 34;
-    /// plain reads give 43. Where all threads wait for the same memory, the distance makes no difference. Sums fit into
-    /// a first-level cache.
+    /// one row, reads 41 GB/s of q8, 39 of q6, 40 of q4 and 40 of q3, and with forty lines ahead 37, 35, 37 and 35;
+    /// plain reads give 44. Where all threads wait for the same memory, the distance matters less. Sums fit into a
+    /// first-level cache.
     fn default() -> Self {
         Self { rows: 96, unroll: 4, block: 128, ahead: 6144 }
     }
