@@ -399,15 +399,16 @@ pub fn round_as_packed(
             let scale = lane.group(i * (g.format.group() / GROUP), bytes);
             let scale = scale.ok_or(io::ErrorKind::UnexpectedEof)?.scale;
             let patterns = patterns::Patterns::of(g.format);
-            let mut zero = true;
-            let mut see = |group: Group| zero &= group == Group::ZERO;
-            match &patterns {
-                Some(patterns) if scale == 0.0 => patterns.nearest(x, None, see),
-                None if scale == 0.0 => see(Group::nearest(g.format, &order::zero_padded(x), &[1.0; GROUP])),
-                Some(_) | None => {}
-            }
-            if !zero {
-                continue;
+            if scale == 0.0 {
+                let mut zero = true;
+                let mut see = |group: Group| zero &= group == Group::ZERO;
+                match &patterns {
+                    Some(patterns) => patterns.nearest(x, None, see),
+                    None => see(Group::nearest(g.format, &order::zero_padded(x), &[1.0; GROUP])),
+                }
+                if !zero {
+                    continue;
+                }
             }
             for x in x.chunks_mut(GROUP) {
                 // Zeros after the last number would matter for its pattern.
