@@ -544,6 +544,19 @@ proptest! {
 }
 
 #[test]
+fn group_without_a_scale_has_no_codes() {
+    // What matters is zero.
+    let (mut x, mut w) = ([0.0; GROUP], [0.0; GROUP]);
+    x[29] = -0.16450855e-23;
+    w[29] = 1.19235856e-20;
+    w[30] = 642.0508;
+    for format in GROUPED {
+        let found = Group::nearest(format, &x, &w);
+        assert_eq!(Group::with_scale(format, &x, found.scale), found, "{format}");
+    }
+}
+
+#[test]
 fn important_numbers_round_with_less_error() {
     // One large number among small ones determines the scale, unless its weight is low.
     let mut x: [f32; GROUP] = std::array::from_fn(|i| ((i * 7 % 32) as f32 - 15.5) / 16.0);

@@ -122,10 +122,10 @@ impl Group {
             whole[i] = (codes[i] + WHOLE).to_bits() as i8;
         }
         let scale = scale::nearest(format, short * up);
-        if scale == short * up {
+        if scale == short * up && scale != 0.0 {
             return Self { scale, codes: whole };
         }
-        // Below the smallest normal number of f16 a scale has fewer digits.
+        // Below the smallest normal number of f16 a scale has fewer digits, and 0 has no codes.
         Self::with_scale(format, x, scale)
     }
 
