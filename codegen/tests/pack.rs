@@ -547,9 +547,9 @@ proptest! {
 fn group_without_a_scale_has_no_codes() {
     // What matters is zero.
     let (mut x, mut w) = ([0.0; GROUP], [0.0; GROUP]);
-    x[29] = -0.16450855e-23;
-    w[29] = 1.19235856e-20;
-    w[30] = 642.0508;
+    x[29] = -1.645e-24;
+    w[29] = 1.192e-20;
+    w[30] = 642.0;
     for format in GROUPED {
         let found = Group::nearest(format, &x, &w);
         assert_eq!(Group::with_scale(format, &x, found.scale), found, "{format}");
